@@ -1,11 +1,13 @@
 // checkpoint.h: training states on disk. Byte-level description: docs/formats.md.
 //
-// Checkpoint  a folder OUT/step_00000020: one state file per rank, and a manifest. A state file holds pieces of storages in
-//             global coordinates (state, storage, first element, count) in fp32, so any layout can read what any other wrote.
-//             The manifest (text) has the step, the data position, the counters, every file's size and checksum, and a
-//             checksum of itself in its last line.
-// Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then the folder is renamed.
-//             What has no complete manifest does not count. A kill at any instant loses no complete checkpoint.
+// Checkpoint  a folder OUT/step_00000020: one state file per rank, and a manifest. A state file
+//             holds pieces of storages in global coordinates (state, storage, first element, count)
+//             in fp32, so any layout can read what any other wrote. The manifest (text) has the
+//             step, the data position, the counters, every file's size and checksum, and a checksum
+//             of itself in its last line.
+// Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then
+//             the folder is renamed. What has no complete manifest does not count. A kill at any
+//             instant loses no complete checkpoint.
 // Untrusted   whatever is read is checked before use: sizes, ranges, checksums.
 // Foreign     only files that this program writes are removed, by their exact names, and no link is
 //             followed: a checkpoint may be a link to a folder elsewhere, which is read, and left
@@ -20,30 +22,41 @@
 #include <sys/file.h>    // flock
 #include <sys/syscall.h> // renameat2
 
-// ---------------------------------------------------------------------------------------------------------------------
-// State files: header { magic, version, pieces }, then the piece table, then the data in the same order.
+// -------------------------------------------------------------------------------------------------
+// State files: header { magic, version, pieces }, then the piece table, then the data in the same
+// order.
 static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tats_gpt", as it lies in the file
 enum { STATE_VERSION = 1 };
 typedef struct {
     uint64_t magic, version, pieces;
 } StateHeader;
 typedef struct {
-    int64_t state, storage, begin, count; // StateKind, storage number, elements [begin, begin + count) of it
+    // StateKind, storage number, elements [begin, begin + count) of it
+    int64_t state, storage, begin, count;
 } StatePiece;
 
-// The version before the newest (cyclic.h) is there in working precision; files hold fp32. Some of its elements, to and from state_piece.
+// The version before the newest (cyclic.h) is there in working precision; files hold fp32. Some of
+// its elements, to and from state_piece.
 static uint16_t state_halves[STATE_PIECE_FLOATS];
 static inline void previous_to_host(const Store *s, int storage, int64_t at, int64_t n) {
-    const char *previous = store_parameters(s, storage, store_now(s, storage) + 1) + at * (int64_t)dtype_size(s->dtype);
+    const char *previous = store_parameters(s, storage, store_now(s, storage) + 1) +
+                           at * (int64_t)dtype_size(s->dtype);
     const bool half = s->dtype == DTYPE_BF16;
-    ops_to_host(s->stream, half ? (char *)state_halves : state_piece.bytes, previous, (size_t)n * dtype_size(s->dtype));
-    for (int64_t i = 0; half && i < n; i++) { state_piece.floats[i] = bf16_to_float(state_halves[i]); }
+    ops_to_host(s->stream, half ? (char *)state_halves : state_piece.bytes, previous,
+                (size_t)n * dtype_size(s->dtype));
+    for (int64_t i = 0; half && i < n; i++) {
+        state_piece.floats[i] = bf16_to_float(state_halves[i]);
+    }
 }
 static inline void previous_from_host(const Store *s, int storage, int64_t at, int64_t n) {
-    char *previous = store_parameters(s, storage, store_now(s, storage) + 1) + at * (int64_t)dtype_size(s->dtype);
+    char *previous = store_parameters(s, storage, store_now(s, storage) + 1) +
+                     at * (int64_t)dtype_size(s->dtype);
     const bool half = s->dtype == DTYPE_BF16;
-    for (int64_t i = 0; half && i < n; i++) { state_halves[i] = float_to_bf16(state_piece.floats[i]); }
-    ops_from_host(s->stream, previous, half ? (char *)state_halves : state_piece.bytes, (size_t)n * dtype_size(s->dtype));
+    for (int64_t i = 0; half && i < n; i++) {
+        state_halves[i] = float_to_bf16(state_piece.floats[i]);
+    }
+    ops_from_host(s->stream, previous, half ? (char *)state_halves : state_piece.bytes,
+                  (size_t)n * dtype_size(s->dtype));
     ops_wait(s->stream);
 }
 static inline void writer_add_previous(FileWriter *w, const Store *s, int storage) {
@@ -54,36 +67,48 @@ static inline void writer_add_previous(FileWriter *w, const Store *s, int storag
         writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
     }
 }
-// What of a state this rank writes. Of versions before the newest, which several may have, one rank writes each.
+// What of a state this rank writes. Of versions before the newest, which several may have, one rank
+// writes each.
 static inline StatePiece state_piece_written(const Store *s, int kind, int storage) {
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
-        piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.p2p->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
+        piece.count =
+            store_keeps_previous(s, storage) && s->comm->rank == s->policy.p2p->keeper[storage]
+                ? gpt_storage_elements(s->model, storage)
+                : 0;
     } else if (store_holds(s, storage)) {
         piece.count = store_own(s, storage, &piece.begin);
     }
     return piece;
 }
 
-// This rank's share of every state that it holds: the slices of the reduction. Returns 0 or an errno; sets size and checksum.
-static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes, uint64_t *checksum) {
+// This rank's share of every state that it holds: the slices of the reduction. Returns 0 or an
+// errno; sets size and checksum.
+static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes,
+                                   uint64_t *checksum) {
     FileWriter w;
     writer_open(&w, path);
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < STATE_KINDS; kind++) {
-            for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
+            for (int storage = 0;
+                 storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
                 if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-                if (pass == 2 && kind == STATE_PREVIOUS && piece.count) { writer_add_previous(&w, s, storage); }
-                if (pass == 2 && kind != STATE_PREVIOUS) { writer_add_state(&w, s, (StateKind)kind, storage, piece.count); }
+                if (pass == 2 && kind == STATE_PREVIOUS && piece.count) {
+                    writer_add_previous(&w, s, storage);
+                }
+                if (pass == 2 && kind != STATE_PREVIOUS) {
+                    writer_add_state(&w, s, (StateKind)kind, storage, piece.count);
+                }
             }
         }
     }
-    *bytes = w.sum.length, *checksum = checksum_end(&w.sum);
+    *bytes = w.sum.length;
+    *checksum = checksum_end(&w.sum);
     return writer_close(&w);
 }
 
@@ -94,21 +119,27 @@ static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
     return true;
 }
 static inline bool state_piece_fits(const Store *s, const GptModel *from, const StatePiece *p) {
-    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) { return false; }
+    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) {
+        return false;
+    }
     int64_t elements = gpt_storage_elements(from, (int)p->storage);
-    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin &&
+    return p->begin >= 0 && p->count >= 0 && p->begin <= elements &&
+           p->count <= elements - p->begin &&
            (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
 // Does the store want a state that a file has?
-static inline bool state_taken(const Store *s, StateKind kind) { return kind != STATE_RETIRED && (kind != STATE_GRADIENT || store_delays(s)); }
+static inline bool state_taken(const Store *s, StateKind kind) {
+    return kind != STATE_RETIRED && (kind != STATE_GRADIENT || store_delays(s));
+}
 // Which elements of a state of a storage this rank has: *first and how many.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
-// Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
+// Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its
+// copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
     for (int i = 0; state_taken(s, (StateKind)p->state) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
@@ -117,12 +148,14 @@ static inline bool state_wanted(const Store *s, const GptModel *from, const Stat
     }
     return false;
 }
-// n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
-// into the store.
-static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage, int64_t at, int64_t n) {
+// n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece:
+// what is in my slices, of it or its copies, goes into the store.
+static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
+                                    int64_t at, int64_t n) {
     for (int i = 0; state_taken(s, kind) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != storage) { continue; }
-        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first),
+                high = min_i64(at + n, first + own);
         if (low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
@@ -131,10 +164,14 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
         }
     }
 }
-// The data of a piece; what lies in my slices goes into the store. sum NULL: what is not needed is passed over.
-static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p, Checksum *sum) {
+// The data of a piece; what lies in my slices goes into the store. sum NULL: what is not needed is
+// passed over.
+static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p,
+                                    Checksum *sum) {
     const int64_t end = p->begin + p->count;
-    if (!sum && !state_wanted(s, from, p)) { return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR); }
+    if (!sum && !state_wanted(s, from, p)) {
+        return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR);
+    }
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
         n = min_i64(end - at, STATE_PIECE_FLOATS);
         if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
@@ -143,10 +180,12 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
     return true;
 }
 
-// Copies the pieces of a state file, of model `from`, into the store: all of them and with a look at the checksum where this rank is the one to
-// verify the file, else those it needs. filled[state * storages of `from` + storage] counts elements: pieces must follow one another
-// without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
-static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why,
+// Copies the pieces of a state file, of model `from`, into the store: all of them and with a look
+// at the checksum where this rank is the one to verify the file, else those it needs. filled[state
+// * storages of `from` + storage] counts elements: pieces must follow one another without gap or
+// overlap, in the order of the files. False, with the reason: the file must not be used.
+static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify,
+                                   uint64_t bytes, uint64_t checksum, int64_t *filled, char *why,
                                    size_t why_bytes) {
     FILE *f = open_regular(path);
     if (!f) {
@@ -157,9 +196,12 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
     StateHeader header;
     struct stat info;
     uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)from->storages;
-    bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes && read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
+    bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes &&
+                read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
                 header.version == STATE_VERSION && header.pieces <= most;
-    StatePiece *pieces = good ? (StatePiece *)checked_malloc((size_t)header.pieces * sizeof(StatePiece), "piece table") : NULL;
+    StatePiece *pieces = good ? (StatePiece *)checked_malloc(
+                                    (size_t)header.pieces * sizeof(StatePiece), "piece table")
+                              : NULL;
     good = good && read_checked(f, sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
     for (uint64_t i = 0; good && i < header.pieces; i++) {
         const StatePiece *piece = &pieces[i];
@@ -170,16 +212,19 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
         *count += piece->count;
     }
     good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
-    if (!good) { snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path); }
+    if (!good) {
+        snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path);
+    }
     free(pieces);
     fclose(f);
     return good;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Manifest
 enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
-static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60; // of what is counted: a run may go on without overflow
+// of what is counted: a run may go on without overflow
+static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60;
 
 // Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
 typedef struct {
@@ -187,34 +232,43 @@ typedef struct {
     double values[OUTLIER_WINDOW];
 } OutlierWindow;
 
-// How many standard deviations a value lies above the last OUTLIER_WINDOW ones (itself included); NAN until there are so many.
+// How many standard deviations a value lies above the last OUTLIER_WINDOW ones (itself included);
+// NAN until there are so many.
 static inline double outlier_z(OutlierWindow *w, double value) {
     w->values[w->count++ % OUTLIER_WINDOW] = value;
     if (w->count < OUTLIER_WINDOW) { return NAN; }
     double mean = 0, variance = 0;
     for (int i = 0; i < OUTLIER_WINDOW; i++) { mean += w->values[i] / OUTLIER_WINDOW; }
-    for (int i = 0; i < OUTLIER_WINDOW; i++) { variance += (w->values[i] - mean) * (w->values[i] - mean) / OUTLIER_WINDOW; }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        variance += (w->values[i] - mean) * (w->values[i] - mean) / OUTLIER_WINDOW;
+    }
     return variance > 0 ? (value - mean) / sqrt(variance) : 0;
 }
 
 // Where a run stands besides the states: what resuming needs.
 typedef struct {
-    int64_t step;        // updates taken or skipped
-    int64_t position;    // samples consumed
-    int64_t updates;     // of the moments
-    int64_t delinked;    // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
+    int64_t step;     // updates taken or skipped
+    int64_t position; // samples consumed
+    int64_t updates;  // of the moments
+    // blocks that shared their parameters have their own since this step; 0: not yet, or they never
+    // shared
+    int64_t delinked;
     int64_t restarted;   // of their moments' counters, updates before they began (planned.h)
     double pending_norm; // of the gradient that waits for its update (--offload-delay)
     OutlierWindow loss, norm;
-    const MatmulChoices *matmuls;      // algorithms of matrix products; NULL or none: nothing was chosen
-    char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
+    // algorithms of matrix products; NULL or none: nothing was chosen
+    const MatmulChoices *matmuls;
+    // under which settings private steps were taken, "none" where none were (privacy.h); "" before
+    // any checkpoint
+    char privacy[PRIVACY_HISTORY_MAX];
 } Progress;
 
 typedef struct {
     char *text;
     size_t length, capacity;
 } TextBuffer;
-__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format,
+                                                                  ...) {
     va_list args;
     va_start(args, format);
     int n = vsnprintf(NULL, 0, format, args);
@@ -238,7 +292,8 @@ static inline void manifest_add_window(TextBuffer *t, const char *name, const Ou
 // A line of the manifest that begins with `key `, or NULL. Lines end with \n; the text with 0.
 static inline const char *manifest_line(const char *text, const char *key) {
     size_t n = strlen(key);
-    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+    for (const char *line = text; line && *line;
+         line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         if (!strncmp(line, key, n) && line[n] == ' ') { return line + n + 1; }
     }
     return NULL;
@@ -249,7 +304,8 @@ static inline bool manifest_int(const char *text, const char *key, int64_t *valu
     if (line) { *value = strtoll(line, &end, 10); }
     return line && end != line && *end == '\n' && *value >= 0 && *value <= MANIFEST_COUNT_MAX;
 }
-static inline bool manifest_count_or_none(const char *text, const char *key, int64_t *value) { // 0 where there is no such line
+// 0 where there is no such line
+static inline bool manifest_count_or_none(const char *text, const char *key, int64_t *value) {
     *value = 0;
     return !manifest_line(text, key) || manifest_int(text, key, value);
 }
@@ -267,14 +323,16 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
 }
 
 // What a manifest says of a state file: its size and checksum.
-static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes, uint64_t *checksum) {
+static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes,
+                                 uint64_t *checksum) {
     char key[32];
     snprintf(key, sizeof key, "file%" PRId64, file);
     const char *entry = manifest_line(text, key);
     return entry && sscanf(entry, "%" SCNu64 " %16" SCNx64, bytes, checksum) == 2;
 }
 // A text of at least one character; `missing` where there is no such line.
-static inline bool manifest_text(const char *text, const char *key, const char *missing, char *value, size_t bytes) {
+static inline bool manifest_text(const char *text, const char *key, const char *missing,
+                                 char *value, size_t bytes) {
     const char *line = manifest_line(text, key);
     size_t n = line ? strcspn(line, "\n") : strlen(missing);
     if (n == 0 || n >= bytes) { return false; }
@@ -287,9 +345,14 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool ada
     const GptConfig *c = &m->config;
     const GptShare *share = &m->share;
     text_add(t,
-             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
-             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd");
-    if (share_is(*share)) { text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
+             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
+             ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
+             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len,
+             adam ? "adamw" : "sgd");
+    if (share_is(*share)) {
+        text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run),
+                 share->cycle ? "x" : "");
+    }
     text_add(t, "\n");
 }
 
@@ -309,13 +372,15 @@ static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choi
 static inline bool manifest_matmuls(const char *text, const char *library, MatmulChoices *choices) {
     char found[160];
     int64_t count = 0;
-    const bool same = manifest_text(text, "matmul_library", "none", found, sizeof found) && !strcmp(found, library);
+    const bool same = manifest_text(text, "matmul_library", "none", found, sizeof found) &&
+                      !strcmp(found, library);
     if (!same || !manifest_int(text, "matmuls", &count) || count > MATMUL_CHOICES) { return false; }
     for (int i = 0; i < count; i++) {
         char key[32];
         snprintf(key, sizeof key, "matmul%d", i);
         const char *line = manifest_line(text, key);
-        const bool good = line && bytes_from_hex(choices->choice[i].bytes, line, MATMUL_CHOICE_BYTES);
+        const bool good =
+            line && bytes_from_hex(choices->choice[i].bytes, line, MATMUL_CHOICE_BYTES);
         if (!good || line[2 * MATMUL_CHOICE_BYTES] != '\n') { return false; }
     }
     choices->count = (int)count;
@@ -323,9 +388,12 @@ static inline bool manifest_matmuls(const char *text, const char *library, Matmu
 }
 
 // The last line: the checksum of all the text before it.
-static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) { snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum)); }
+static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) {
+    snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum));
+}
 
-// The whole text is checked against the checksum in its last line. Returns NULL, with the reason, when it is not complete.
+// The whole text is checked against the checksum in its last line. Returns NULL, with the reason,
+// when it is not complete.
 static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
     char path[1100];
     snprintf(path, sizeof path, "%s/manifest", folder);
@@ -338,7 +406,9 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
     size_t n = fread(text, 1, MANIFEST_MAX, f);
     fclose(f);
     text[n] = 0;
-    char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n' ? (char *)memrchr(text, '\n', n - 1) : NULL;
+    char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n'
+                     ? (char *)memrchr(text, '\n', n - 1)
+                     : NULL;
     bool good = last;
     if (good) {
         char expected[64];
@@ -355,10 +425,9 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Folders
-// Which blocks share, from the text behind "share=", up to the end of the line: N that follow each other, or Nx: those of one place modulo N. False where it
-// is no such thing.
+// -------------------------------------------------------------------------------------------------
+// Folders Which blocks share, from the text behind "share=", up to the end of the line: N that
+// follow each other, or Nx: those of one place modulo N. False where it is no such thing.
 static inline bool manifest_share(const char *text, int64_t layers, GptShare *share) {
     char *end = NULL;
     const int64_t n = strtoll(text, &end, 10);
@@ -366,20 +435,26 @@ static inline bool manifest_share(const char *text, int64_t layers, GptShare *sh
     if (good) { *share = gpt_share(layers, n, cycle ? n : 0); }
     return good;
 }
-// The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8 characters.
-static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share, char *optimizer) {
+// The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8
+// characters.
+static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,
+                                  char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
     int used = 0;
-    const int found = line ? sscanf(line,
-                                    "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64 ",padded_vocab=%" SCNd64 ",max_seq_len=%" SCNd64
-                                    ",optimizer=%7[a-z]%n",
-                                    &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab, &c->max_seq_len, optimizer, &used)
-                           : 0;
+    const int found =
+        line ? sscanf(line,
+                      "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64
+                      ",padded_vocab=%" SCNd64 ",max_seq_len=%" SCNd64 ",optimizer=%7[a-z]%n",
+                      &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab,
+                      &c->max_seq_len, optimizer, &used)
+             : 0;
     *share = GPT_SHARE_NONE;
     if (found != 7 || c->layers < 1 || c->layers > GPT_LAYERS) { return false; }
-    return line[used] == '\n' || (!strncmp(line + used, shared, strlen(shared)) && manifest_share(line + used + strlen(shared), c->layers, share));
+    return line[used] == '\n' || (!strncmp(line + used, shared, strlen(shared)) &&
+                                  manifest_share(line + used + strlen(shared), c->layers, share));
 }
-static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
+static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step,
+                                     const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
 }
 // The step of a checkpoint's folder, by a name exactly as checkpoint_folder() makes it; -1: it is
@@ -396,7 +471,8 @@ static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
 // The folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp where others are in
 // the way that cannot be removed.
 enum { HALVES = 9 };
-static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step, int turn) {
+static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step,
+                                   int turn) {
     char suffix[16] = ".tmp";
     if (turn > 1) { snprintf(suffix, sizeof suffix, ".%d.tmp", turn); }
     checkpoint_folder(path, bytes, out, step, suffix);
@@ -424,7 +500,8 @@ static inline bool folder_remove_file(int folder, const char *name) {
     struct stat info;
     keep_alive();
     const bool there = !fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW);
-    return checkpoint_file_name(name) && there && S_ISREG(info.st_mode) && !unlinkat(folder, name, 0);
+    return checkpoint_file_name(name) && there && S_ISREG(info.st_mode) &&
+           !unlinkat(folder, name, 0);
 }
 // Removes a checkpoint's folder and the files in it that a checkpoint has; the manifest last, so
 // that what is left of a folder with a manifest is not forgotten. Where something else is in the
@@ -491,7 +568,9 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
 static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count) {
     int64_t *steps = comm->rank == 0 ? checkpoint_list(out, count) : NULL;
     comm_broadcast(comm, count, sizeof *count, 0);
-    if (!steps) { steps = (int64_t *)checked_calloc((size_t)*count + 1, sizeof *steps, "checkpoints"); }
+    if (!steps) {
+        steps = (int64_t *)checked_calloc((size_t)*count + 1, sizeof *steps, "checkpoints");
+    }
     comm_broadcast(comm, steps, (size_t)*count * sizeof *steps, 0);
     return steps;
 }
@@ -520,7 +599,10 @@ static inline void out_folder_lock(const char *out) {
     const mode_t mode = lstat(path, &info) ? S_IFREG : info.st_mode;
     if (!S_ISREG(mode)) { die(EXIT_INPUT, hint, "%s is %s", path, file_kind_name(mode)); }
     const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }
+    if (fd < 0) {
+        die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out,
+            strerror(errno));
+    }
     if (!flock(fd, LOCK_EX | LOCK_NB)) { return; }
     const bool taken = errno == EWOULDBLOCK;
     if (taken) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
@@ -608,8 +690,8 @@ static inline void out_folder_set_aside(const char *out) {
 static inline void out_folder_prepare(const char *out, bool resume) {
     int error = folder_make(out);
     if (error) {
-        die(error == ENOSPC || error == EDQUOT || error == EROFS ? EXIT_RESOURCES : EXIT_INPUT, "--out names a folder that can be made", "cannot make %s: %s",
-            out, strerror(error));
+        die(error == ENOSPC || error == EDQUOT || error == EROFS ? EXIT_RESOURCES : EXIT_INPUT,
+            "--out names a folder that can be made", "cannot make %s: %s", out, strerror(error));
     }
     out_folder_lock(out);
     out_folder_check_stop(out);
@@ -617,7 +699,7 @@ static inline void out_folder_prepare(const char *out, bool resume) {
     if (!resume) { out_folder_set_aside(out); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Saving and loading. All ranks call these; they agree on the outcome.
 
 // One rank's report on its state file.
@@ -625,20 +707,27 @@ typedef struct {
     double failed, bytes, checksum_high, checksum_low;
 } StateReport;
 
-static inline int manifest_write(const char *folder, const Store *s, const Progress *p, const char *flags, const StateReport *reports) {
+static inline int manifest_write(const char *folder, const Store *s, const Progress *p,
+                                 const char *flags, const StateReport *reports) {
     TextBuffer t = {NULL, 0, 0};
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s->model, s->adam);
-    text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
+    text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
+             p->position, p->updates);
     if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
-    if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
-    bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
+    if (p->delinked) {
+        text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted);
+    }
+    // what private steps lost is not for who reads checkpoints
+    bool shown = !*p->privacy || !strcmp(p->privacy, "none");
     const OutlierWindow empty = {0, {0}};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
     manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
-    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->comm->ranks);
+    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags,
+             s->comm->ranks);
     for (int r = 0; r < s->comm->ranks; r++) {
-        text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
+        text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes,
+                 (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
     manifest_add_matmuls(&t, p->matmuls);
     Checksum sum = checksum_begin();
@@ -662,15 +751,18 @@ static inline int folder_publish(const char *temporary, const char *path, const 
     sync_folder(temporary);
     int error = 0;
     if (rename(temporary, path)) {
-        error = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, 2 /* RENAME_EXCHANGE */) ? errno : 0;
+        error = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, 2 /* RENAME_EXCHANGE */)
+                    ? errno
+                    : 0;
         if (!error) { folder_remove(temporary); }
     }
     sync_folder(out);
     return error;
 }
 
-// Keeps the newest `keep` up to the one just saved. Later steps are left alone: they are of a run that went on differently.
-// So are links to folders elsewhere, which do not count, and what has no manifest.
+// Keeps the newest `keep` up to the one just saved. Later steps are left alone: they are of a run
+// that went on differently. So are links to folders elsewhere, which do not count, and what has no
+// manifest.
 static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
@@ -694,12 +786,16 @@ static inline int checkpoint_half_make(const char *out, int64_t step) {
     }
 }
 
-// Saves OUT/step_N. A failure (disk full, folder gone) is a warning: returns false, and training goes on.
-static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep, const char *flags, char *path, size_t path_bytes) {
+// Saves OUT/step_N. A failure (disk full, folder gone) is a warning: returns false, and training
+// goes on.
+static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep,
+                                   const char *flags, char *path, size_t path_bytes) {
     char temporary[1100], file[1200];
     Comm *comm = s->comm;
     store_wait_all(s);
-    for (int storage = 0; storage < s->model->storages; storage++) { store_forget_errors(s, storage); }
+    for (int storage = 0; storage < s->model->storages; storage++) {
+        store_forget_errors(s, storage);
+    }
     checkpoint_folder(path, path_bytes, out, p->step, "");
     int turn = comm->rank == 0 ? checkpoint_half_make(out, p->step) : 0;
     comm_broadcast(comm, &turn, sizeof turn, 0);
@@ -708,8 +804,10 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     snprintf(file, sizeof file, "%s/state_%05d", temporary, comm->rank);
     uint64_t bytes = 0, checksum = 0;
     int error = made ? made : state_file_write(file, s, &bytes, &checksum);
-    StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32), (double)(checksum & 0xffffffffu)};
-    StateReport *reports = (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
+    StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32),
+                        (double)(checksum & 0xffffffffu)};
+    StateReport *reports =
+        (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
     comm_all_gather_small(comm, &mine, reports, sizeof mine);
     for (int r = 0; r < comm->ranks && !error; r++) { error = (int)reports[r].failed; }
     if (comm->rank == 0 && !error) { error = manifest_write(temporary, s, p, flags, reports); }
@@ -717,61 +815,92 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     comm_broadcast(comm, &error, sizeof error, 0);
     if (comm->rank == 0 && error) {
         if (!made) { folder_remove(temporary); }
-        fprintf(stderr, "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n", path, strerror(error), EXIT_RESOURCES);
+        fprintf(
+            stderr,
+            "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n",
+            path, strerror(error), EXIT_RESOURCES);
     }
     if (comm->rank == 0 && !error) { checkpoints_prune(out, p->step, keep); }
     free(reports);
     return !error;
 }
 
-// Fills the store and progress from one checkpoint, of model `from`. That is the store's own where a run resumes; else a new run begins with it, in which as
-// many blocks share or fewer: it has steps of its own, no version before the first one, and no gradient waits. Each rank reads what it needs and verifies its
-// share of the files, so it counts only if all of them call it good; false with the reason when it is not complete, not valid or of another model.
-static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p, char *why, size_t why_bytes) {
+// Fills the store and progress from one checkpoint, of model `from`. That is the store's own where
+// a run resumes; else a new run begins with it, in which as many blocks share or fewer: it has
+// steps of its own, no version before the first one, and no gradient waits. Each rank reads what it
+// needs and verifies its share of the files, so it counts only if all of them call it good; false
+// with the reason when it is not complete, not valid or of another model.
+static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p,
+                                   char *why, size_t why_bytes) {
     const bool resumes = from == s->model;
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
     TextBuffer model = {NULL, 0, 0};
     manifest_add_model(&model, from, s->adam);
     const char *line = manifest_line(text, "model");
-    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages), sizeof(int64_t), "checkpoint");
+    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages),
+                                                           sizeof(int64_t), "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
-    if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder, line ? (int)strcspn(line, "\n") : 1, line ? line : "?"); }
-    bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
-                manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
-                files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
+    if (!same) {
+        snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder,
+                 line ? (int)strcspn(line, "\n") : 1, line ? line : "?");
+    }
+    bool good = same && manifest_int(text, "step", &p->step) &&
+                manifest_int(text, "position", &p->position) &&
+                manifest_int(text, "updates", &p->updates) &&
+                manifest_window(text, "losses", &p->loss) &&
+                manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
+                files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) &&
+                manifest_count_or_none(text, "restarted", &p->restarted) &&
                 manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
-    for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = resumes ? p->step : 0; }
-    if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
+    for (int i = 0; good && s->version && i < s->model->storages; i++) {
+        s->version[i] = resumes ? p->step : 0;
+    }
+    if (same && !good) {
+        snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder);
+    }
     for (int64_t i = 0; good && i < files; i++) {
         char path[1200];
         snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
         uint64_t bytes = 0, checksum = 0;
         good = manifest_file(text, i, &bytes, &checksum);
-        if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
-        good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why, why_bytes);
+        if (!good) {
+            snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i);
+        }
+        good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes,
+                                       checksum, filled, why, why_bytes);
     }
     for (int i = 0; good && i < STATE_KINDS * from->storages; i++) {
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
-        int64_t expected = kind >= STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
+        // none: that run had none
+        int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
+                           : store_has_state(s, kind) ? elements
+                                                      : 0;
         good = filled[i] == expected;
-        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind], storage, filled[i] ? "whole" : "there"); }
+        if (!good) {
+            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind],
+                     storage, filled[i] ? "whole" : "there");
+        }
     }
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
-    s->pending = resumes && pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
-    s->knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
+    s->pending =
+        resumes && pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
+    // wte's: where one is delayed, the first stage is
+    s->knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0;
     free(filled);
-    free(model.text), free(text);
+    free(model.text);
+    free(text);
     return good;
 }
 
 // Which updates the states have seen.
 static inline void store_count_updates(Store *s, const Progress *p) {
     for (int i = 0; i < s->model->storages; i++) {
-        s->updates[i] = p->updates, s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
+        s->updates[i] = p->updates;
+        s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
 // Does a checkpoint's folder lie in OUT?
@@ -779,7 +908,8 @@ static inline bool checkpoint_lies_in(const char *folder, const char *out) {
     char *path = realpath(folder, NULL), *there = realpath(out, NULL);
     const size_t n = there ? strlen(there) : 0;
     const bool lies = path && there && !strncmp(path, there, n) && path + n == strrchr(path, '/');
-    free(path), free(there);
+    free(path);
+    free(there);
     return lies;
 }
 // The model of a checkpoint's folder; false where there is no such folder. All ranks call it.
@@ -790,8 +920,14 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
     char *text = manifest_read(folder, why, sizeof why);
     const bool good = text && manifest_model(text, config, share, optimizer);
     const char *line = text ? manifest_line(text, "model") : NULL;
-    if (line && !good) { snprintf(why, sizeof why, "a model that this program does not know: %.*s", (int)strcspn(line, "\n"), line); }
-    if (!good) { die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint", "%s: no checkpoint: %s", folder, why); }
+    if (line && !good) {
+        snprintf(why, sizeof why, "a model that this program does not know: %.*s",
+                 (int)strcspn(line, "\n"), line);
+    }
+    if (!good) {
+        die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint",
+            "%s: no checkpoint: %s", folder, why);
+    }
     gpt_config_check(config, folder);
     free(text);
     return true;
@@ -800,16 +936,22 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
 static inline bool state_file_whole(const char *path, uint64_t bytes, uint64_t checksum) {
     FILE *f = open_regular(path);
     Checksum sum = checksum_begin();
-    for (size_t n; f && (n = fread(state_piece.bytes, 1, sizeof state_piece.bytes, f)) > 0; keep_alive()) { checksum_add(&sum, state_piece.bytes, n); }
+    for (size_t n; f && (n = fread(state_piece.bytes, 1, sizeof state_piece.bytes, f)) > 0;
+         keep_alive()) {
+        checksum_add(&sum, state_piece.bytes, n);
+    }
     if (f) { fclose(f); }
     return f && sum.length == bytes && checksum_end(&sum) == checksum;
 }
-// The model of a checkpoint that is whole: its manifest, and those of its files that this rank looks at.
-static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config, GptShare *share) {
+// The model of a checkpoint that is whole: its manifest, and those of its files that this rank
+// looks at.
+static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config,
+                                    GptShare *share) {
     char why[1400], path[1200], optimizer[8];
     int64_t files = 0;
     char *text = manifest_read(folder, why, sizeof why);
-    bool good = text && manifest_model(text, config, share, optimizer) && manifest_int(text, "files", &files) && files <= MANIFEST_FILES;
+    bool good = text && manifest_model(text, config, share, optimizer) &&
+                manifest_int(text, "files", &files) && files <= MANIFEST_FILES;
     for (int64_t i = comm->rank; good && i < files; i += comm->ranks) {
         uint64_t bytes = 0, checksum = 0;
         snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
@@ -819,7 +961,8 @@ static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptCon
     return good;
 }
 // The model of the newest whole checkpoint of OUT; false where there is none. All ranks call it.
-static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config, GptShare *share) {
+static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config,
+                                           GptShare *share) {
     int count;
     bool found = false;
     int64_t *steps = checkpoint_steps(out, comm, &count);
@@ -831,8 +974,10 @@ static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfi
     free(steps);
     return found;
 }
-// The choices of matrix products in the newest manifest of `out` that is whole, for this device and library.
-static inline bool checkpoint_matmuls(const char *out, const char *library, MatmulChoices *choices) {
+// The choices of matrix products in the newest manifest of `out` that is whole, for this device and
+// library.
+static inline bool checkpoint_matmuls(const char *out, const char *library,
+                                      MatmulChoices *choices) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     char *text = NULL;
@@ -846,25 +991,33 @@ static inline bool checkpoint_matmuls(const char *out, const char *library, Matm
     free(steps);
     return found;
 }
-// Fills the store of a new run with the states of a checkpoint of model `from`. anew: the moments of blocks are left out. All ranks call it.
-static inline void checkpoint_begin(const char *folder, Store *s, const GptModel *from, bool anew, Progress *p) {
+// Fills the store of a new run with the states of a checkpoint of model `from`. anew: the moments
+// of blocks are left out. All ranks call it.
+static inline void checkpoint_begin(const char *folder, Store *s, const GptModel *from, bool anew,
+                                    Progress *p) {
     Progress of;
     char why[1400] = "";
     memset(&of, 0, sizeof of);
     bool good = checkpoint_load(folder, s, from, &of, why, sizeof why);
     if (!comm_agree_min(s->comm, good)) {
-        die(EXIT_INPUT, "another checkpoint may be whole", "--model %s: %s", folder, good ? "not valid on another rank" : why);
+        die(EXIT_INPUT, "another checkpoint may be whole", "--model %s: %s", folder,
+            good ? "not valid on another rank" : why);
     }
-    p->updates = of.updates, p->restarted = anew ? of.updates : of.restarted;
+    p->updates = of.updates;
+    p->restarted = anew ? of.updates : of.restarted;
     for (int i = 0; anew && i < s->model->storages; i++) {
-        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) { continue; }
+        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) {
+            continue;
+        }
         store_clear_state(s, STATE_M, i);
         if (s->adam) { store_clear_state(s, STATE_V, i); }
     }
-    store_count_updates(s, p), store_masters_changed(s);
+    store_count_updates(s, p);
+    store_masters_changed(s);
 }
 // Loads the newest valid checkpoint of OUT; ends the program with exit code 2 when there is none.
-static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path, size_t path_bytes) {
+static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path,
+                                     size_t path_bytes) {
     int count;
     int64_t *steps = checkpoint_steps(out, s->comm, &count);
     for (int i = 0; i < count; i++) {
@@ -872,13 +1025,18 @@ static inline void checkpoint_resume(const char *out, Store *s, Progress *p, cha
         char why[1400] = "";
         bool good = checkpoint_load(path, s, s->model, p, why, sizeof why);
         if (comm_agree_min(s->comm, good)) {
-            store_count_updates(s, p), store_masters_changed(s);
+            store_count_updates(s, p);
+            store_masters_changed(s);
             free(steps);
             return;
         }
-        if (!good) { fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path, why); }
+        if (!good) {
+            fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path, why);
+        }
     }
-    die(EXIT_INPUT, "--out must hold a checkpoint of this model; without --resume 1 a new run starts", "no valid checkpoint in %s (%d tried)", out, count);
+    die(EXIT_INPUT,
+        "--out must hold a checkpoint of this model; without --resume 1 a new run starts",
+        "no valid checkpoint in %s (%d tried)", out, count);
 }
 
 #endif

@@ -1,33 +1,42 @@
-// comm.h: messages between ranks. Collectives over MPI messages, non-blocking, deterministic, counted.
+// comm.h: messages between ranks. Collectives over MPI messages, non-blocking, deterministic,
+// counted.
 //
-// A collective is our own sequence of MPI point-to-point messages, so what is sent, over which link, and in which order sums
-// are taken depends on no library, setting or timing.
+// A collective is our own sequence of MPI point-to-point messages, so what is sent, over which
+// link, and in which order sums are taken depends on no library, setting or timing.
 //
-// Data       A collective over a group of n members divides an array into n slices by n + 1 ascending element bounds; slice i
-//            belongs to member i and may be empty.
-// Levels     A group whose members lie on several nodes, equally many (more than one) on each, works on two levels: inside
-//            nodes, and between members of the same place in their nodes; a slice then crosses to each other node exactly
-//            once. All other groups work as if they were one node.
-// Sums       reduce: the members of a node in member order, then the nodes in their order; always in fp32. wire bf16: every
-//            contribution (the owner's own too) and every node's sum is rounded to bf16 first, to nearest even.
-// Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
-//            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
-//            Reductions go piece by piece through the staging buffer, several pieces in flight.
-//            Messages between two ranks go beside them, each by itself.
-// Lost ranks A rank that waits looks after those it waits for. On its own machine it sees in /proc whether they have ended or are
-//            stopped. All others, and those that seem alive, it asks; a rank that computes answers from comm_progress(), and
-//            one that waits says how long ago it last saw progress, its own or of those it waits for. So a slow rank may
-//            take as long as it likes, and what is lost, stuck or in a circle of waiting is found after timeout_s. Time in which
-//            this process did not run itself (suspended, a laptop asleep) does not count.
-// Transport  MPI reaches the processor's memory. Where collectives are over memory of another device, a CommTransport carries those
-//            that are counted (comm_nccl.cuh), under the same rules; setup, scalars and the watch stay here.
-// Invariants From start to completion a buffer belongs to its operation. Nothing is allocated here after comm_allocate(). One
-//            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER and a message that names the
-//            lost rank, the operation, the unit and the step.
+// Data       A collective over a group of n members divides an array into n slices by n + 1
+//            ascending element bounds; slice i belongs to member i and may be empty.
+// Levels     A group whose members lie on several nodes, equally many (more than one) on each,
+//            works on two levels: inside nodes, and between members of the same place in their
+//            nodes; a slice then crosses to each other node exactly once. All other groups work as
+//            if they were one node.
+// Sums       reduce: the members of a node in member order, then the nodes in their order; always
+//            in fp32. wire bf16: every contribution (the owner's own too) and every node's sum is
+//            rounded to bf16 first, to nearest even.
+// Progress   Collectives run one after another in the order of their start, which must be the same
+//            on all their members; the head of the queue moves whenever comm_progress() is called
+//            (ops call it between tiles) or somebody waits. Reductions go piece by piece through
+//            the staging buffer, several pieces in flight. Messages between two ranks go beside
+//            them, each by itself.
+// Lost ranks A rank that waits looks after those it waits for. On its own machine it sees in /proc
+// whether they have ended or are
+//            stopped. All others, and those that seem alive, it asks; a rank that computes answers
+//            from comm_progress(), and one that waits says how long ago it last saw progress, its
+//            own or of those it waits for. So a slow rank may take as long as it likes, and what is
+//            lost, stuck or in a circle of waiting is found after timeout_s. Time in which this
+//            process did not run itself (suspended, a laptop asleep) does not count.
+// Transport  MPI reaches the processor's memory. Where collectives are over memory of another
+//            device, a CommTransport carries those that are counted (comm_nccl.cuh), under the same
+//            rules; setup, scalars and the watch stay here.
+// Invariants From start to completion a buffer belongs to its operation. Nothing is allocated here
+// after comm_allocate(). One
+//            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER
+//            and a message that names the lost rank, the operation, the unit and the step.
 #ifndef COMM_H
 #define COMM_H
 
-#include "store/group.h" // who takes part; first, because base.h below it asks for the GNU extensions
+// who takes part; first, because base.h below it asks for the GNU extensions
+#include "store/group.h"
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include "support/cores.h" // which cores a rank computes on
@@ -41,18 +50,20 @@ enum {
     COMM_QUEUE = 1024,         // collectives started and not completed
     COMM_SLOTS = 8,            // pieces of a reduction in flight
     COMM_PART_BYTES = 8 << 20, // of one MPI message, so that progress shows on slow links too
-    TAG_LOCAL = 1,             // messages of collectives: inside a node (or one level), between nodes
+    // messages of collectives: inside a node (or one level), between nodes
+    TAG_LOCAL = 1,
     TAG_NODES = 2,
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
     TAG_MESSAGE = 5,        // between two ranks: of channel 0; the others follow
     COMM_MESSAGES = 4096,   // of these posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
-    // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
-    // what was received is summed from cache.
+    // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two
+    // polls, and small enough that what was received is summed from cache.
     COMM_STAGING_BYTES = 8 << 20,
 };
-static const double COMM_STOPPED_S = 2; // a rank of this machine that is stopped for so long is lost
+// a rank of this machine that is stopped for so long is lost
+static const double COMM_STOPPED_S = 2;
 
 typedef int64_t CommHandle; // 0 is complete
 
@@ -99,7 +110,8 @@ typedef struct {
 // Where a rank runs, as it says itself.
 typedef struct {
     char host[64];
-    int64_t pid, began; // began: field 22 of /proc/PID/stat, so that a number that is used again is not taken for it
+    // began: field 22 of /proc/PID/stat, so that a number that is used again is not taken for it
+    int64_t pid, began;
 } CommPlace;
 // What is known of another rank.
 typedef struct {
@@ -114,34 +126,44 @@ typedef struct {
     MPI_Request sending[2];
 } CommPeer;
 
-// What carries the counted collectives, and the messages between two ranks, where MPI does not. On the processor all functions are NULL.
-// Its handles are negative and count down from -1; so do its tickets, by themselves.
+// What carries the counted collectives, and the messages between two ranks, where MPI does not. On
+// the processor all functions are NULL. Its handles are negative and count down from -1; so do its
+// tickets, by themselves.
 typedef struct Comm Comm;
 typedef struct {
-    const char *name;                                                   // "mpi", "nccl", "staged"
-    void (*join)(Comm *c, Group *g);                                    // all members, before the first collective of a group
-    void (*share)(Comm *c, const Group *g, void *memory, size_t bytes); // collectives of the group will be over it: may be NULL
-    CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
-    void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
+    const char *name; // "mpi", "nccl", "staged"
+    // all members, before the first collective of a group
+    void (*join)(Comm *c, Group *g);
+    // collectives of the group will be over it: may be NULL
+    void (*share)(Comm *c, const Group *g, void *memory, size_t bytes);
+    // once what the compute stream holds so far is done
+    CommHandle (*start)(Comm *c, const CommOp *op);
+    // what the compute stream gets from now on sees the result; the host need not wait
+    void (*wait)(Comm *c, CommHandle handle);
     // A message, as `start` does.
     CommRequest (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
     void (*wait_message)(Comm *c, CommRequest t); // as `wait` does
-    void (*poll)(Comm *c);                   // brings `waits` up to date, looks for errors; may be NULL
+    // brings `waits` up to date, looks for errors; may be NULL
+    void (*poll)(Comm *c);
     void (*end)(Comm *c);
     void *state;
-    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody. A message is a COMM_SEND of two members
-    int sharing;         // ranks on this rank's device
+    // the oldest for which the device waits for other members; NULL: it waits for nobody. A message
+    // is a COMM_SEND of two members
+    const CommOp *waits;
+    int sharing; // ranks on this rank's device
 } CommTransport;
 
 struct Comm {
     int rank, ranks;
-    int node, nodes, local_rank, local_ranks; // local: on this machine, whatever --ranks-per-node says
-    int *node_of;                             // [ranks]
-    bool oversubscribed;                      // more local ranks than cores: waiting yields at once
-    Group everyone;                           // all ranks, in order
-    double timeout_s;                         // without a sign of progress from a rank that is waited for; 0: for ever
-    int64_t bytes[COMM_KINDS][LINK_KINDS];    // sent by this rank since comm_reset_counters()
-    double waited_s;                          // in comm_wait, since then
+    // local: on this machine, whatever --ranks-per-node says
+    int node, nodes, local_rank, local_ranks;
+    int *node_of;        // [ranks]
+    bool oversubscribed; // more local ranks than cores: waiting yields at once
+    Group everyone;      // all ranks, in order
+    // without a sign of progress from a rank that is waited for; 0: for ever
+    double timeout_s;
+    int64_t bytes[COMM_KINDS][LINK_KINDS]; // sent by this rank since comm_reset_counters()
+    double waited_s;                       // in comm_wait, since then
     // label of what is started next
     const char *what;
     int unit;
@@ -156,8 +178,9 @@ struct Comm {
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
     CommMessage message[COMM_MESSAGES]; // ring: ticket t is message t modulo its size
-    CommRequest posted, settled, awaited;    // the last one; all up to it are complete; the one that this rank waits for now, or 0
-    int request_capacity, *completed;       // [request_capacity] of MPI_Testsome
+    // the last one; all up to it are complete; the one that this rank waits for now, or 0
+    CommRequest posted, settled, awaited;
+    int request_capacity, *completed; // [request_capacity] of MPI_Testsome
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
@@ -165,32 +188,37 @@ struct Comm {
     int64_t *small_bounds; // [ranks + 1] of setup exchanges
     int *small_values;     // [ranks]
     CommPeer *peers;       // [ranks]
-    double clock, looked;  // of the watch: seconds this rank has been seen waiting; the time of day it last looked
-    double fresh;          // on that clock: the last progress of what it waits for
-    double answered;       // time of day it last looked for questions
-    int64_t heard;         // the message that arrives next
+    // of the watch: seconds this rank has been seen waiting; the time of day it last looked
+    double clock, looked;
+    double fresh;    // on that clock: the last progress of what it waits for
+    double answered; // time of day it last looked for questions
+    int64_t heard;   // the message that arrives next
     MPI_Request hearing;
     CommTransport transport;
 };
 static Comm *comm_running; // for comm_progress(), which takes no argument
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Ending the job
 static inline void comm_abort_job(int code) {
     alarm(5); // should MPI itself be stuck, with no way to tell anyone
     MPI_Abort(MPI_COMM_WORLD, code);
 }
 
-// mpirun, and the daemon that stands for it on other hosts, wait for ever for a host that they cannot reach (Open MPI 4.1). A shell
-// that outlives this rank ends the one above it, should it still be there in five seconds.
+// mpirun, and the daemon that stands for it on other hosts, wait for ever for a host that they
+// cannot reach (Open MPI 4.1). A shell that outlives this rank ends the one above it, should it
+// still be there in five seconds.
 static inline void comm_end_launcher(void) {
     char path[64], name[32] = "", command[96];
     snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
     FILE *f = fopen(path, "r");
-    bool launcher = f && fgets(name, sizeof name, f) && (!strcmp(name, "mpirun\n") || !strcmp(name, "orterun\n") || !strcmp(name, "orted\n"));
+    bool launcher =
+        f && fgets(name, sizeof name, f) &&
+        (!strcmp(name, "mpirun\n") || !strcmp(name, "orterun\n") || !strcmp(name, "orted\n"));
     if (f) { fclose(f); }
     if (!launcher) { return; }
-    snprintf(command, sizeof command, "exec </dev/null >/dev/null 2>&1; sleep 5; kill -9 %d", (int)getppid());
+    snprintf(command, sizeof command, "exec </dev/null >/dev/null 2>&1; sleep 5; kill -9 %d",
+             (int)getppid());
     char shell[] = "sh", option[] = "-c", *words[] = {shell, option, command, NULL};
     pid_t pid;
     posix_spawnattr_t own_session;
@@ -200,13 +228,16 @@ static inline void comm_end_launcher(void) {
     posix_spawnattr_destroy(&own_session);
 }
 
-// MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the others.
+// MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the
+// others.
 static int comm_deadline_s;
 static void comm_deadline_missed(int signal_number) {
     (void)signal_number;
     SignalText t = {"", 0};
-    signal_text_add(&t, "train_gpt: rank "), signal_text_add_int(&t, speaker.rank);
-    signal_text_add(&t, ": MPI's start or end took longer than "), signal_text_add_int(&t, comm_deadline_s);
+    signal_text_add(&t, "train_gpt: rank ");
+    signal_text_add_int(&t, speaker.rank);
+    signal_text_add(&t, ": MPI's start or end took longer than ");
+    signal_text_add_int(&t, comm_deadline_s);
     signal_text_add(&t, " s\n  hint: a rank is stopped or cut off, or a host cannot be reached\n");
     signal_text_write(&t);
     _exit(EXIT_PEER);
@@ -217,10 +248,15 @@ static inline void comm_deadline(int seconds) { // 0: none any more
     alarm((unsigned)seconds);
 }
 
-static inline void comm_describe_message(SignalText *t, const char *what, int unit, bool send, int peer, int64_t step) {
-    signal_text_add(t, what ? what : "?"), signal_text_add(t, " of unit "), signal_text_add_int(t, unit);
-    signal_text_add(t, send ? " to rank " : " from rank "), signal_text_add_int(t, peer);
-    signal_text_add(t, ", step "), signal_text_add_int(t, step + 1); // counted as the log does
+static inline void comm_describe_message(SignalText *t, const char *what, int unit, bool send,
+                                         int peer, int64_t step) {
+    signal_text_add(t, what ? what : "?");
+    signal_text_add(t, " of unit ");
+    signal_text_add_int(t, unit);
+    signal_text_add(t, send ? " to rank " : " from rank ");
+    signal_text_add_int(t, peer);
+    signal_text_add(t, ", step ");
+    signal_text_add_int(t, step + 1); // counted as the log does
 }
 // What this rank waits for. Also for signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
@@ -229,19 +265,29 @@ static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
         comm_describe_message(t, m->what, m->unit, m->send, m->peer, m->step);
         return;
     }
-    const CommOp *op = c->transport.waits ? c->transport.waits : c->first < c->started ? &c->queue[c->first % COMM_QUEUE] : NULL;
+    const CommOp *op = c->transport.waits      ? c->transport.waits
+                       : c->first < c->started ? &c->queue[c->first % COMM_QUEUE]
+                                               : NULL;
     if (!op) {
         signal_text_add(t, "no collective");
         return;
     }
     if (op->kind == COMM_SEND) {
-        comm_describe_message(t, op->what, op->unit, op->in != NULL, op->group->ranks[1 - op->group->me], op->step);
+        comm_describe_message(t, op->what, op->unit, op->in != NULL,
+                              op->group->ranks[1 - op->group->me], op->step);
         return;
     }
-    if (op->counted) { signal_text_add(t, comm_kind_names[op->kind]), signal_text_add(t, " of "); }
+    if (op->counted) {
+        signal_text_add(t, comm_kind_names[op->kind]);
+        signal_text_add(t, " of ");
+    }
     signal_text_add(t, op->what ? op->what : "?");
-    if (op->counted) { signal_text_add(t, " "), signal_text_add_int(t, op->unit); }
-    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1);
+    if (op->counted) {
+        signal_text_add(t, " ");
+        signal_text_add_int(t, op->unit);
+    }
+    signal_text_add(t, ", step ");
+    signal_text_add_int(t, op->step + 1);
 }
 static inline void comm_check(const Comm *c, int error, int peer, const char *doing) {
     if (error == MPI_SUCCESS) { return; }
@@ -250,11 +296,14 @@ static inline void comm_check(const Comm *c, int error, int peer, const char *do
     int n;
     MPI_Error_string(error, text, &n);
     comm_describe_waiting(c, &what);
-    if (peer >= 0) { snprintf(with, sizeof with, " with rank %d on %s", peer, c->peers[peer].place.host); }
-    die(EXIT_PEER, "another rank has ended; its message says why", "%s%s failed in %s: %s", doing, with, what.text, text);
+    if (peer >= 0) {
+        snprintf(with, sizeof with, " with rank %d on %s", peer, c->peers[peer].place.host);
+    }
+    die(EXIT_PEER, "another rank has ended; its message says why", "%s%s failed in %s: %s", doing,
+        with, what.text, text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Starting and ending
 
 // State and beginning of a process as /proc tells; false where it cannot be read.
@@ -263,7 +312,8 @@ static inline bool process_look(int64_t pid, char *state, int64_t *began) {
     snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
     FILE *f = fopen(path, "r");
     if (!f) { return false; }
-    char *rest = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL; // the name before it may hold anything
+    // the name before it may hold anything
+    char *rest = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
     fclose(f);
     if (!rest || rest[1] != ' ') { return false; }
     *state = rest[2];
@@ -283,7 +333,8 @@ static inline Group group_all(const Comm *c) {
 
 // Tells every rank where the others run, and begins to listen for questions.
 static inline void comm_meet(Comm *c, const int *leader_of) {
-    CommPlace mine, *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
+    CommPlace mine,
+        *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     char state;
@@ -294,11 +345,15 @@ static inline void comm_meet(Comm *c, const int *leader_of) {
     for (int r = 0; r < c->ranks; r++) {
         CommPeer *p = &c->peers[r];
         int64_t began;
-        p->place = all[r], p->stopped = -1, p->sending[0] = p->sending[1] = MPI_REQUEST_NULL;
-        p->visible = leader_of[r] == leader_of[c->rank] && process_look(p->place.pid, &state, &began) && began == p->place.began;
+        p->place = all[r];
+        p->stopped = -1;
+        p->sending[0] = p->sending[1] = MPI_REQUEST_NULL;
+        p->visible = leader_of[r] == leader_of[c->rank] &&
+                     process_look(p->place.pid, &state, &began) && began == p->place.began;
     }
     free(all);
-    MPI_Recv_init(&c->heard, 1, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, c->questions, &c->hearing);
+    MPI_Recv_init(&c->heard, 1, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, c->questions,
+                  &c->hearing);
     MPI_Start(&c->hearing);
 }
 
@@ -309,14 +364,17 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
     c->transport.name = "mpi";
     int provided;
-    // Open MPI sends a long message over TCP in one piece by default ("put"); the word that lets the next one go waits behind it, and
-    // the link idles a quarter of the time. In pieces it is busy all the time. A user's own setting stays.
+    // Open MPI sends a long message over TCP in one piece by default ("put"); the word that lets
+    // the next one go waits behind it, and the link idles a quarter of the time. In pieces it is
+    // busy all the time. A user's own setting stays.
     setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     comm_deadline(COMM_MPI_START_S);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &c->ranks);
-    speaker.rank = c->rank, speaker.ranks = c->ranks, speaker.abort_job = comm_abort_job;
+    speaker.rank = c->rank;
+    speaker.ranks = c->ranks;
+    speaker.abort_job = comm_abort_job;
     MPI_Comm_dup(MPI_COMM_WORLD, &c->world);
     MPI_Comm_dup(MPI_COMM_WORLD, &c->questions);
     MPI_Comm_set_errhandler(c->world, MPI_ERRORS_RETURN);
@@ -334,20 +392,25 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     c->small_values = (int *)checked_calloc(ranks, sizeof(int), "ranks");
     MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->world);
     comm_meet(c, c->node_of);
-    int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
+    // arrays of up to 64 GiB in one operation
+    int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES);
     c->request_capacity = (int)(4 * c->ranks + 4 * parts);
     c->completed = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
     for (int i = 0; i < COMM_SLOTS; i++) {
-        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_capacity, sizeof(MPI_Request), "requests");
-        c->slot[i].peer = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
+        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_capacity,
+                                                           sizeof(MPI_Request), "requests");
+        c->slot[i].peer =
+            (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
     }
     c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
     c->everyone = group_all(c);
-    comm_running = c, keep_alive_hook = comm_progress;
+    comm_running = c;
+    keep_alive_hook = comm_progress;
     comm_deadline(0);
 }
 
-// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All ranks.
+// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All
+// ranks.
 static inline void comm_place(Comm *c, int ranks_per_node) {
     int nodes = 0;
     for (int r = 0; r < c->ranks; r++) {
@@ -359,48 +422,73 @@ static inline void comm_place(Comm *c, int ranks_per_node) {
         }
         nodes = (int)max_i64(nodes, c->node_of[r] + 1);
     }
-    c->node = c->node_of[c->rank], c->nodes = nodes;
+    c->node = c->node_of[c->rank];
+    c->nodes = nodes;
     group_free(&c->everyone);
     c->everyone = group_all(c);
 }
 
-// Gives reductions their staging buffer, the caller's until comm_end, in memory that the transport reaches; nothing is allocated later.
-static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) { c->staging = (char *)staging, c->staging_bytes = staging_bytes; }
+// Gives reductions their staging buffer, the caller's until comm_end, in memory that the transport
+// reaches; nothing is allocated later.
+static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) {
+    c->staging = (char *)staging;
+    c->staging_bytes = staging_bytes;
+}
 
 static inline void comm_barrier(Comm *c);
 static inline void comm_end(Comm *c) {
     comm_barrier(c);
     if (c->transport.end) { c->transport.end(c); }
-    comm_running = NULL, keep_alive_hook = NULL;
+    comm_running = NULL;
+    keep_alive_hook = NULL;
     comm_deadline((int)ceil(c->timeout_s));
-    MPI_Cancel(&c->hearing), MPI_Request_free(&c->hearing);
-    for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request), free(c->slot[i].peer); }
-    free(c->node_of), free(c->sources), free(c->completed), free(c->small_bounds), free(c->small_values), free(c->peers);
+    MPI_Cancel(&c->hearing);
+    MPI_Request_free(&c->hearing);
+    for (int i = 0; i < COMM_SLOTS; i++) {
+        free(c->slot[i].request);
+        free(c->slot[i].peer);
+    }
+    free(c->node_of);
+    free(c->sources);
+    free(c->completed);
+    free(c->small_bounds);
+    free(c->small_values);
+    free(c->peers);
     group_free(&c->everyone);
-    MPI_Comm_free(&c->world), MPI_Comm_free(&c->questions);
+    MPI_Comm_free(&c->world);
+    MPI_Comm_free(&c->questions);
     MPI_Finalize();
     comm_deadline(0);
 }
-static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes), c->waited_s = 0; }
+static inline void comm_reset_counters(Comm *c) {
+    memset(c->bytes, 0, sizeof c->bytes);
+    c->waited_s = 0;
+}
 
 // Makes collectives of a group possible. All its members call it, each their groups in one order.
 static inline void comm_join(Comm *c, Group *g) {
     if (c->transport.join) { c->transport.join(c, g); }
 }
-// Collectives of the group will be over this memory, until comm_end or until none is: before any of it is given back.
+// Collectives of the group will be over this memory, until comm_end or until none is: before any of
+// it is given back.
 static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
 }
 static inline void comm_share_none(Comm *c) { comm_share(c, NULL, NULL, 0); }
 
 // Says what the operations started from here on are about.
-static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
+static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) {
+    c->what = what;
+    c->unit = unit;
+    c->step = step;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sums
 enum { SUM_BLOCK = 4096 };
 
-// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources: blocks are read before written.
+// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources:
+// blocks are read before written.
 static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
     float sum[SUM_BLOCK];
     for (int64_t at = 0; at < n; at += SUM_BLOCK) {
@@ -416,7 +504,8 @@ static inline void comm_sum(float *out, const float **sources, int count, int64_
         for (int64_t i = 0; i < m; i++) { out[at + i] = count > 1 ? first[i] + last[i] : first[i]; }
     }
 }
-static inline void comm_round(float *out, const float *in, int64_t n) { // the fp32 values that bf16 can hold
+// the fp32 values that bf16 can hold
+static inline void comm_round(float *out, const float *in, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { out[i] = bf16_to_float(float_to_bf16(in[i])); }
 }
@@ -436,9 +525,10 @@ static inline void comm_unpack_in_place(void *buffer, int64_t n) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Messages. Those longer than an int can count are cut into parts; both sides cut alike.
-static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int tag, const void *data, int64_t bytes) {
+static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int tag,
+                             const void *data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += COMM_PART_BYTES) {
         assert(slot->requests < c->request_capacity);
         char *part = (char *)(uintptr_t)data + at;
@@ -446,58 +536,88 @@ static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int t
         slot->peer[slot->requests] = rank;
         MPI_Request *request = &slot->request[slot->requests++];
         slot->open++;
-        comm_check(c, send ? MPI_Isend(part, n, MPI_BYTE, rank, tag, c->world, request) : MPI_Irecv(part, n, MPI_BYTE, rank, tag, c->world, request), rank,
-                   "a message");
+        comm_check(c,
+                   send ? MPI_Isend(part, n, MPI_BYTE, rank, tag, c->world, request)
+                        : MPI_Irecv(part, n, MPI_BYTE, rank, tag, c->world, request),
+                   rank, "a message");
     }
 }
-static inline void comm_post_send(Comm *c, CommSlot *slot, const CommOp *op, int to, int tag, const void *data, int64_t bytes) {
+static inline void comm_post_send(Comm *c, CommSlot *slot, const CommOp *op, int to, int tag,
+                                  const void *data, int64_t bytes) {
     if (op->counted) { c->bytes[op->kind][group_link(op->group, op->group->me, to)] += bytes; }
     comm_post(c, slot, true, op->group->ranks[to], tag, data, bytes);
 }
-static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int from, int tag, void *data, int64_t bytes) {
+static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int from, int tag,
+                                  void *data, int64_t bytes) {
     comm_post(c, slot, false, op->group->ranks[from], tag, data, bytes);
 }
 // Have all messages of the slot completed?
 static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
     int done = 0;
-    if (slot->open) { comm_check(c, MPI_Testsome(slot->requests, slot->request, &done, c->completed, MPI_STATUSES_IGNORE), -1, "a message"); }
-    if (done) { slot->open -= done, c->fresh = c->clock; }
+    if (slot->open) {
+        comm_check(
+            c,
+            MPI_Testsome(slot->requests, slot->request, &done, c->completed, MPI_STATUSES_IGNORE),
+            -1, "a message");
+    }
+    if (done) {
+        slot->open -= done;
+        c->fresh = c->clock;
+    }
     if (!slot->open) { slot->requests = 0; }
     return !slot->open;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reductions. A piece is the same range [first, first + count) of every slice. For it, the member in place (node, local)
-//   1. sends, inside its node, its contribution to every slice to the member with the owner's local place, and receives
-//      theirs to the slices of all owners with its own local place (one on each node); sums them in member order;
-//   2. sends those sums to the owners on the other nodes, receives theirs for its own slice; sums them in node order.
+// -------------------------------------------------------------------------------------------------
+// Reductions. A piece is the same range [first, first + count) of every slice. For it, the member
+// in place (node, local)
+//   1. sends, inside its node, its contribution to every slice to the member with the owner's local
+//   place, and receives
+//      theirs to the slices of all owners with its own local place (one on each node); sums them in
+//      member order;
+//   2. sends those sums to the owners on the other nodes, receives theirs for its own slice; sums
+//   them in node order.
 // Regions of a slot in staging, in segments of piece_elements floats:
-//   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes] | bf16 only: to send [n], own rounded [nodes]
+//   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes] | bf16 only: to send
+//   [n], own rounded [nodes]
 static inline int64_t comm_segments(const Group *g, DType wire) {
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
-    return contributions + (g->nodes > 1 ? 2 * g->nodes : 0) + (wire == DTYPE_BF16 ? g->n + g->nodes : 0);
+    return contributions + (g->nodes > 1 ? 2 * g->nodes : 0) +
+           (wire == DTYPE_BF16 ? g->n + g->nodes : 0);
 }
-typedef enum { STAGED_CONTRIBUTIONS, STAGED_SUMS, STAGED_RECEIVED, STAGED_SENT, STAGED_OWN } CommRegion;
-static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot *slot, CommRegion region, int index) {
+typedef enum {
+    STAGED_CONTRIBUTIONS,
+    STAGED_SUMS,
+    STAGED_RECEIVED,
+    STAGED_SENT,
+    STAGED_OWN
+} CommRegion;
+static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot *slot,
+                                 CommRegion region, int index) {
     const Group *g = op->group;
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
     int64_t sums = g->nodes > 1 ? g->nodes : 0; // one node: straight into the result
-    int64_t begin[] = {0, contributions, contributions + sums, contributions + 2 * sums, contributions + 2 * sums + g->n};
+    int64_t begin[] = {0, contributions, contributions + sums, contributions + 2 * sums,
+                       contributions + 2 * sums + g->n};
     int64_t segment = (slot - c->slot) * comm_segments(g, op->wire) + begin[region] + index;
     return (float *)(void *)c->staging + segment * c->piece_elements;
 }
 // Elements of member i's slice that belong to a piece; *first: where they begin in the array.
-static inline int64_t comm_piece(const Comm *c, const CommOp *op, int i, int64_t piece, int64_t *first) {
+static inline int64_t comm_piece(const Comm *c, const CommOp *op, int i, int64_t piece,
+                                 int64_t *first) {
     *first = op->bounds[i] + piece * c->piece_elements;
     return max_i64(0, min_i64(c->piece_elements, op->bounds[i + 1] - *first));
 }
 static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
     int64_t longest = 0;
-    for (int i = 0; i < op->group->n; i++) { longest = max_i64(longest, op->bounds[i + 1] - op->bounds[i]); }
+    for (int i = 0; i < op->group->n; i++) {
+        longest = max_i64(longest, op->bounds[i + 1] - op->bounds[i]);
+    }
     return ceil_div(longest, c->piece_elements);
 }
 
-// Staging with which reductions of up to `elements` go in one piece, but at most `most` bytes: longer ones go in several.
+// Staging with which reductions of up to `elements` go in one piece, but at most `most` bytes:
+// longer ones go in several.
 static inline size_t comm_staging_bytes(const Group *g, DType wire, int64_t elements, size_t most) {
     int64_t segment = round_up(ceil_div(elements, g->n) + 4096, 16); // slices are only nearly equal
     int64_t bytes = segment * 4 * COMM_SLOTS * comm_segments(g, wire);
@@ -506,8 +626,12 @@ static inline size_t comm_staging_bytes(const Group *g, DType wire, int64_t elem
 
 static inline void comm_reduce_begin(Comm *c, const CommOp *op) {
     c->next_piece = c->done_pieces = 0;
-    c->piece_elements = (int64_t)c->staging_bytes / 4 / COMM_SLOTS / comm_segments(op->group, op->wire) / 16 * 16;
-    if (c->piece_elements < 16) { die(EXIT_RESOURCES, NULL, "staging buffer of %zu bytes is too small for %d ranks", c->staging_bytes, op->group->n); }
+    c->piece_elements =
+        (int64_t)c->staging_bytes / 4 / COMM_SLOTS / comm_segments(op->group, op->wire) / 16 * 16;
+    if (c->piece_elements < 16) {
+        die(EXIT_RESOURCES, NULL, "staging buffer of %zu bytes is too small for %d ranks",
+            c->staging_bytes, op->group->n);
+    }
 }
 
 // Step 1 of a piece: posts its contributions.
@@ -516,11 +640,15 @@ static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) 
     int node = group_node(g, g->me), local = group_local(g, g->me);
     size_t size = dtype_size(op->wire);
     int64_t first;
-    slot->piece = c->next_piece++, slot->state = 1, slot->requests = 0;
+    slot->piece = c->next_piece++;
+    slot->state = 1;
+    slot->requests = 0;
     for (int l = 0, index = 0; l < g->locals; l++) {
         for (int n = 0; n < g->nodes && l != local; n++, index++) {
             int64_t count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
-            comm_post_recv(c, slot, op, group_at(g, node, l), TAG_LOCAL, comm_staged(c, op, slot, STAGED_CONTRIBUTIONS, index), count * (int64_t)size);
+            comm_post_recv(c, slot, op, group_at(g, node, l), TAG_LOCAL,
+                           comm_staged(c, op, slot, STAGED_CONTRIBUTIONS, index),
+                           count * (int64_t)size);
         }
     }
     for (int l = 0; l < g->locals; l++) {
@@ -530,12 +658,15 @@ static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) 
             const float *mine = (const float *)(const void *)op->in + first;
             void *sent = comm_staged(c, op, slot, STAGED_SENT, op->wire == DTYPE_BF16 ? owner : 0);
             if (op->wire == DTYPE_BF16) { comm_pack((uint16_t *)sent, mine, count); }
-            comm_post_send(c, slot, op, group_at(g, node, l), TAG_LOCAL, op->wire == DTYPE_BF16 ? sent : mine, count * (int64_t)size);
+            comm_post_send(c, slot, op, group_at(g, node, l), TAG_LOCAL,
+                           op->wire == DTYPE_BF16 ? sent : mine, count * (int64_t)size);
         }
     }
 }
-// Sums the contributions of my node to the slice piece of the owner on node n in my local place, into out.
-static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slot, int n, float *out) {
+// Sums the contributions of my node to the slice piece of the owner on node n in my local place,
+// into out.
+static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slot, int n,
+                                        float *out) {
     const Group *g = op->group;
     int local = group_local(g, g->me);
     int64_t first, count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
@@ -557,10 +688,14 @@ static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slo
 static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
     int node = group_node(g, g->me), local = group_local(g, g->me);
-    int64_t first, size = (int64_t)dtype_size(op->wire), mine = comm_piece(c, op, g->me, slot->piece, &first);
+    int64_t first, size = (int64_t)dtype_size(op->wire),
+                   mine = comm_piece(c, op, g->me, slot->piece, &first);
     slot->state = 2;
     for (int n = 0; n < g->nodes; n++) {
-        if (n != node) { comm_post_recv(c, slot, op, group_at(g, n, local), TAG_NODES, comm_staged(c, op, slot, STAGED_RECEIVED, n), mine * size); }
+        if (n != node) {
+            comm_post_recv(c, slot, op, group_at(g, n, local), TAG_NODES,
+                           comm_staged(c, op, slot, STAGED_RECEIVED, n), mine * size);
+        }
     }
     for (int n = 0; n < g->nodes; n++) {
         float *sum = comm_staged(c, op, slot, STAGED_SUMS, n);
@@ -568,7 +703,8 @@ static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) 
         comm_reduce_sum_node(c, op, slot, n, sum);
         if (op->wire == DTYPE_BF16 && n == node) { comm_round(sum, sum, count); }
         if (n == node) { continue; }
-        if (op->wire == DTYPE_BF16) { // packed in the segment it was received into; its contributions are summed already
+        // packed in the segment it was received into; its contributions are summed already
+        if (op->wire == DTYPE_BF16) {
             void *packed = comm_staged(c, op, slot, STAGED_OWN, n);
             comm_pack((uint16_t *)packed, sum, count);
             comm_post_send(c, slot, op, group_at(g, n, local), TAG_NODES, packed, count * size);
@@ -601,7 +737,10 @@ static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
     for (bool moved = true; moved && c->done_pieces < pieces;) {
         moved = false;
         for (int i = 0; i < COMM_SLOTS; i++) {
-            if (c->slot[i].state == 0 && c->next_piece < pieces) { comm_reduce_local(c, op, &c->slot[i]), moved = true; }
+            if (c->slot[i].state == 0 && c->next_piece < pieces) {
+                comm_reduce_local(c, op, &c->slot[i]);
+                moved = true;
+            }
         }
         CommSlot *slot = &c->slot[c->done_pieces % COMM_SLOTS]; // the oldest piece
         if (slot->state && comm_slot_done(c, slot)) {
@@ -617,10 +756,12 @@ static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
     return c->done_pieces == pieces;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// All-gather (first between nodes, then inside) and all-to-all; the messages of a step are posted together
+// -------------------------------------------------------------------------------------------------
+// All-gather (first between nodes, then inside) and all-to-all; the messages of a step are posted
+// together
 static inline char *comm_slice(const CommOp *op, int i, int64_t *bytes) {
-    bool packed = op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16; // at the front of the slice
+    // at the front of the slice
+    bool packed = op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16;
     *bytes = (op->bounds[i + 1] - op->bounds[i]) * (packed ? 2 : (int64_t)op->element_bytes);
     return op->out + op->bounds[i] * (int64_t)op->element_bytes;
 }
@@ -631,7 +772,10 @@ static inline void comm_gather_nodes(Comm *c, const CommOp *op, CommSlot *slot) 
     for (int n = 0; n < g->nodes; n++) {
         int peer = group_at(g, n, group_local(g, g->me));
         char *slice = comm_slice(op, peer, &theirs);
-        if (peer != g->me) { comm_post_recv(c, slot, op, peer, TAG_NODES, slice, theirs), comm_post_send(c, slot, op, peer, TAG_NODES, own, mine); }
+        if (peer != g->me) {
+            comm_post_recv(c, slot, op, peer, TAG_NODES, slice, theirs);
+            comm_post_send(c, slot, op, peer, TAG_NODES, own, mine);
+        }
     }
 }
 static inline void comm_gather_local(Comm *c, const CommOp *op, CommSlot *slot) {
@@ -654,7 +798,8 @@ static inline void comm_exchange(Comm *c, const CommOp *op, CommSlot *slot) {
     for (int i = 0; i < g->n; i++) {
         const char *sent = op->in + op->bounds[i] * size;
         char *received = op->out + op->recv_bounds[i] * size;
-        int64_t out_bytes = (op->bounds[i + 1] - op->bounds[i]) * size, in_bytes = (op->recv_bounds[i + 1] - op->recv_bounds[i]) * size;
+        int64_t out_bytes = (op->bounds[i + 1] - op->bounds[i]) * size,
+                in_bytes = (op->recv_bounds[i + 1] - op->recv_bounds[i]) * size;
         if (i == g->me) {
             memcpy(received, sent, (size_t)out_bytes);
             continue;
@@ -664,7 +809,8 @@ static inline void comm_exchange(Comm *c, const CommOp *op, CommSlot *slot) {
     }
 }
 
-// An all-reduce in bf16 gathers bf16: each owner's result lies, packed, at the front of its slice; then all unpack.
+// An all-reduce in bf16 gathers bf16: each owner's result lies, packed, at the front of its slice;
+// then all unpack.
 static inline void comm_pack_own(const CommOp *op) {
     int64_t n = op->bounds[op->group->me + 1] - op->bounds[op->group->me];
     float *slice = (float *)(void *)op->out + op->bounds[op->group->me];
@@ -674,12 +820,16 @@ static inline void comm_pack_own(const CommOp *op) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Progress
 enum { PHASE_NEW, PHASE_REDUCE, PHASE_NODES, PHASE_LOCAL, PHASE_DONE };
 
-static inline bool comm_op_reduces(const CommOp *op) { return op->kind == COMM_REDUCE_SCATTER || op->kind == COMM_ALL_REDUCE; }
-static inline bool comm_op_gathers(const CommOp *op) { return op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE; }
+static inline bool comm_op_reduces(const CommOp *op) {
+    return op->kind == COMM_REDUCE_SCATTER || op->kind == COMM_ALL_REDUCE;
+}
+static inline bool comm_op_gathers(const CommOp *op) {
+    return op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE;
+}
 
 // Begins the next phase that the operation has.
 static inline void comm_next_phase(Comm *c, CommOp *op) {
@@ -688,13 +838,19 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
     slot->requests = 0;
     if (op->phase == PHASE_REDUCE && comm_op_reduces(op)) { comm_reduce_begin(c, op); }
     if (op->phase == PHASE_NODES && comm_op_gathers(op)) {
-        if (op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 && op->group->n > 1) { comm_pack_own(op); }
+        if (op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 && op->group->n > 1) {
+            comm_pack_own(op);
+        }
         comm_gather_nodes(c, op, slot);
     }
     if (op->phase == PHASE_LOCAL && comm_op_gathers(op)) { comm_gather_local(c, op, slot); }
     if (op->phase == PHASE_LOCAL && op->kind == COMM_ALL_TO_ALL) { comm_exchange(c, op, slot); }
-    if (op->phase == PHASE_DONE && op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 && op->group->n > 1) {
-        for (int i = 0; i < op->group->n; i++) { comm_unpack_in_place((float *)(void *)op->out + op->bounds[i], op->bounds[i + 1] - op->bounds[i]); }
+    if (op->phase == PHASE_DONE && op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 &&
+        op->group->n > 1) {
+        for (int i = 0; i < op->group->n; i++) {
+            comm_unpack_in_place((float *)(void *)op->out + op->bounds[i],
+                                 op->bounds[i + 1] - op->bounds[i]);
+        }
     }
 }
 
@@ -714,37 +870,51 @@ static inline void comm_note_messages(Comm *c) {
     CommRequest of[COMM_MESSAGES];
     int n = 0, done = 0, which[COMM_MESSAGES];
     for (CommRequest t = c->settled + 1; t <= c->posted; t++) {
-        if (c->message[t % COMM_MESSAGES].request != MPI_REQUEST_NULL) { of[n] = t, open[n++] = c->message[t % COMM_MESSAGES].request; }
+        if (c->message[t % COMM_MESSAGES].request != MPI_REQUEST_NULL) {
+            of[n] = t;
+            open[n++] = c->message[t % COMM_MESSAGES].request;
+        }
     }
     if (!n) { return; }
     comm_check(c, MPI_Testsome(n, open, &done, which, MPI_STATUSES_IGNORE), -1, "a message");
-    for (int i = 0; i < done; i++) { c->message[of[which[i]] % COMM_MESSAGES].request = MPI_REQUEST_NULL, c->fresh = c->clock; }
+    for (int i = 0; i < done; i++) {
+        c->message[of[which[i]] % COMM_MESSAGES].request = MPI_REQUEST_NULL;
+        c->fresh = c->clock;
+    }
 }
-static inline bool comm_message_noted(const Comm *c, CommRequest t) { return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL; }
+static inline bool comm_message_noted(const Comm *c, CommRequest t) {
+    return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL;
+}
 
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
     if (c->transport.poll) { c->transport.poll(c); }
-    while (c->settled < c->posted && comm_message_done(c, c->settled + 1)) { c->settled++; } // one that is not moves all others, too
+    // one that is not moves all others, too
+    while (c->settled < c->posted && comm_message_done(c, c->settled + 1)) { c->settled++; }
     while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
-        bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
+        bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op)
+                        ? comm_reduce_progress(c, op)
+                        : comm_slot_done(c, &c->slot[0]);
         if (!done) { return; }
         comm_next_phase(c, op);
         if (op->phase == PHASE_DONE) { c->first++; }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Looking after the ranks that this one waits for (banner: lost ranks). A question is any number; an answer says how many
-// milliseconds ago the rank last saw progress.
+// -------------------------------------------------------------------------------------------------
+// Looking after the ranks that this one waits for (banner: lost ranks). A question is any number;
+// an answer says how many milliseconds ago the rank last saw progress.
 static const double WATCH_EVERY_S = 0.1, WATCH_ASK_S = 1, WATCH_STEP_S = 0.5;
 
-// Sends a number to a rank, unless the one before is still under way: then it does not listen anyway.
+// Sends a number to a rank, unless the one before is still under way: then it does not listen
+// anyway.
 static inline void comm_tell(Comm *c, int rank, int tag, int64_t number) {
     CommPeer *p = &c->peers[rank];
     int which = tag == TAG_ANSWER, done = 1;
-    if (p->sending[which] != MPI_REQUEST_NULL) { MPI_Test(&p->sending[which], &done, MPI_STATUS_IGNORE); }
+    if (p->sending[which] != MPI_REQUEST_NULL) {
+        MPI_Test(&p->sending[which], &done, MPI_STATUS_IGNORE);
+    }
     if (!done) { return; }
     p->sent[which] = number;
     MPI_Isend(&p->sent[which], 1, MPI_INT64_T, rank, tag, c->questions, &p->sending[which]);
@@ -756,21 +926,27 @@ static inline void comm_listen(Comm *c, bool working) {
     for (MPI_Test(&c->hearing, &come, &status); come; MPI_Test(&c->hearing, &come, &status)) {
         CommPeer *p = &c->peers[status.MPI_SOURCE];
         if (status.MPI_TAG == TAG_ANSWER) {
-            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3), p->answered = c->clock;
+            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3);
+            p->answered = c->clock;
         } else {
             double fresh = working ? c->clock : c->fresh;
-            for (int r = 0; r < c->ranks && !working; r++) { fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh; }
+            for (int r = 0; r < c->ranks && !working; r++) {
+                fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh;
+            }
             comm_tell(c, status.MPI_SOURCE, TAG_ANSWER, (int64_t)((c->clock - fresh) * 1e3));
         }
         MPI_Start(&c->hearing);
     }
 }
 
-// Marks the ranks whose messages the head of the queue waits for, and those that the device waits for.
+// Marks the ranks whose messages the head of the queue waits for, and those that the device waits
+// for.
 static inline void comm_mark_awaited(Comm *c) {
     const CommOp *far = c->transport.waits;
     for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
-    for (int i = 0; far && i < far->group->n; i++) { c->peers[far->group->ranks[i]].awaited = i != far->group->me; }
+    for (int i = 0; far && i < far->group->n; i++) {
+        c->peers[far->group->ranks[i]].awaited = i != far->group->me;
+    }
     if (c->awaited) {
         c->peers[c->message[c->awaited % COMM_MESSAGES].peer].awaited = true;
         return;
@@ -778,24 +954,31 @@ static inline void comm_mark_awaited(Comm *c) {
     for (int i = 0; i < COMM_SLOTS; i++) {
         for (int k = 0; k < c->slot[i].requests; k++) {
             int done = 1;
-            if (c->slot[i].request[k] != MPI_REQUEST_NULL) { MPI_Request_get_status(c->slot[i].request[k], &done, MPI_STATUS_IGNORE); }
+            if (c->slot[i].request[k] != MPI_REQUEST_NULL) {
+                MPI_Request_get_status(c->slot[i].request[k], &done, MPI_STATUS_IGNORE);
+            }
             if (!done) { c->peers[c->slot[i].peer[k]].awaited = true; }
         }
     }
 }
-__attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, const char *how, double seconds) {
+__attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, const char *how,
+                                                       double seconds) {
     SignalText what = {"", 0};
     comm_describe_waiting(c, &what);
     if (strcmp(c->peers[rank].place.host, c->peers[c->rank].place.host)) { comm_end_launcher(); }
-    die(EXIT_PEER, "--resume 1 goes on from the newest checkpoint; --watchdog sets how long a rank may be silent", "lost rank %d on %s: %s for %.1f s, in %s",
-        rank, c->peers[rank].place.host, how, seconds, what.text);
+    die(EXIT_PEER,
+        "--resume 1 goes on from the newest checkpoint; --watchdog sets how long a rank may be "
+        "silent",
+        "lost rank %d on %s: %s for %.1f s, in %s", rank, c->peers[rank].place.host, how, seconds,
+        what.text);
 }
 // What /proc says about a rank on this machine.
 static inline void comm_look_at(Comm *c, int rank) {
     CommPeer *p = &c->peers[rank];
     char state = 'X';
     int64_t began = 0;
-    bool there = process_look(p->place.pid, &state, &began) && began == p->place.began && state != 'Z' && state != 'X';
+    bool there = process_look(p->place.pid, &state, &began) && began == p->place.began &&
+                 state != 'Z' && state != 'X';
     if (!there) { comm_lost(c, rank, "it has ended; waited", c->clock - c->fresh); }
     if (state != 'T') {
         p->stopped = -1;
@@ -807,7 +990,8 @@ static inline void comm_look_at(Comm *c, int rank) {
 }
 static inline void comm_watch(Comm *c) {
     double now = seconds_now();
-    c->clock += fmin(now - c->looked, WATCH_STEP_S); // more has not been seen: this process did not run
+    // more has not been seen: this process did not run
+    c->clock += fmin(now - c->looked, WATCH_STEP_S);
     c->looked = now;
     comm_listen(c, false);
     if (c->timeout_s <= 0 || c->clock - c->fresh < 0.5) { return; }
@@ -816,13 +1000,17 @@ static inline void comm_watch(Comm *c) {
         CommPeer *p = &c->peers[r];
         if (!p->awaited) { continue; }
         if (p->visible) { comm_look_at(c, r); }
-        if (c->clock - p->asked > fmin(WATCH_ASK_S, c->timeout_s / 4)) { p->asked = c->clock, comm_tell(c, r, TAG_QUESTION, 0); }
+        if (c->clock - p->asked > fmin(WATCH_ASK_S, c->timeout_s / 4)) {
+            p->asked = c->clock;
+            comm_tell(c, r, TAG_QUESTION, 0);
+        }
         double silent = c->clock - fmax(p->fresh, c->fresh);
         if (silent > c->timeout_s) { comm_lost(c, r, "no sign of progress", silent); }
     }
 }
 
-// Called by ops between tiles, and through keep_alive(): moves what is in flight on, and answers who asks.
+// Called by ops between tiles, and through keep_alive(): moves what is in flight on, and answers
+// who asks.
 static void comm_progress(void) {
     Comm *c = comm_running;
     if (!c || c->ranks == 1) { return; }
@@ -831,22 +1019,26 @@ static void comm_progress(void) {
     if (c->transport.waits) { // the device does, whatever the host does meanwhile
         if (now - c->looked > WATCH_EVERY_S) { comm_watch(c); }
     } else if (now - c->answered > 0.05) {
-        c->answered = now, comm_listen(c, true);
+        c->answered = now;
+        comm_listen(c, true);
     }
 }
 
-// One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or none of its own.
+// One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or
+// none of its own.
 static inline void comm_idle(Comm *c, int64_t turn) {
     if (turn > 200 || c->oversubscribed) { sched_yield(); }
     if (turn > 2000) { usleep(50); }
-    bool look = turn > 2000 || turn % 64 == 63; // by the clock, not by turns: on a busy machine a sleep takes long
+    // by the clock, not by turns: on a busy machine a sleep takes long
+    bool look = turn > 2000 || turn % 64 == 63;
     if (look && seconds_now() - c->looked > WATCH_EVERY_S) { comm_watch(c); }
 }
 
 static inline bool comm_op_done(Comm *c, CommHandle handle) { return c->first >= handle; }
 static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what), int64_t what) {
     double start = seconds_now();
-    c->looked = start, c->fresh = c->clock;
+    c->looked = start;
+    c->fresh = c->clock;
     comm_advance(c);
     for (int64_t turn = 0; !done(c, what); turn++) {
         double before = c->fresh;
@@ -857,17 +1049,19 @@ static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what),
     }
     c->waited_s += seconds_now() - start;
 }
-// Returns when the operation is complete (and with it all that were started before it). One that a transport carries is complete for
-// what is put into the compute stream from now on; the host sees it after ops_wait().
+// Returns when the operation is complete (and with it all that were started before it). One that a
+// transport carries is complete for what is put into the compute stream from now on; the host sees
+// it after ops_wait().
 static inline void comm_wait(Comm *c, CommHandle handle) {
     if (handle < 0) { c->transport.wait(c, handle); }
     if (c->first < handle) { comm_wait_until(c, comm_op_done, handle); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Messages between two ranks, by MPI or the transport. Those of a channel from one rank to another match in the order in which both post them; channels
-// do not know of each other, but where a transport carries messages, which has but one. They return at once; `data` belongs to the message until
-// comm_wait_message() has returned.
+// -------------------------------------------------------------------------------------------------
+// Messages between two ranks, by MPI or the transport. Those of a channel from one rank to another
+// match in the order in which both post them; channels do not know of each other, but where a
+// transport carries messages, which has but one. They return at once; `data` belongs to the message
+// until comm_wait_message() has returned.
 static inline bool comm_has_channels(const Comm *c) { return !c->transport.post; }
 static inline void comm_wait_message_by_mpi(Comm *c, CommRequest t) {
     if (comm_message_done(c, t)) { return; }
@@ -876,44 +1070,68 @@ static inline void comm_wait_message_by_mpi(Comm *c, CommRequest t) {
     c->awaited = 0;
 }
 static inline CommRequest comm_post_by_mpi(Comm *c, bool send, int peer, void *data, size_t bytes) {
-    while (c->posted - c->settled == COMM_MESSAGES) { comm_wait_message_by_mpi(c, c->settled + 1), comm_advance(c); }
+    while (c->posted - c->settled == COMM_MESSAGES) {
+        comm_wait_message_by_mpi(c, c->settled + 1);
+        comm_advance(c);
+    }
     CommMessage *m = &c->message[++c->posted % COMM_MESSAGES];
-    m->send = send, m->peer = peer, m->what = c->what, m->unit = c->unit, m->step = c->step;
+    m->send = send;
+    m->peer = peer;
+    m->what = c->what;
+    m->unit = c->unit;
+    m->step = c->step;
     int n = (int)bytes;
     const int tag = TAG_MESSAGE + c->channel;
-    int error = send ? MPI_Isend(data, n, MPI_BYTE, peer, tag, c->world, &m->request) : MPI_Irecv(data, n, MPI_BYTE, peer, tag, c->world, &m->request);
+    int error = send ? MPI_Isend(data, n, MPI_BYTE, peer, tag, c->world, &m->request)
+                     : MPI_Irecv(data, n, MPI_BYTE, peer, tag, c->world, &m->request);
     comm_check(c, error, peer, "a message");
     return c->posted;
 }
 static inline void comm_count_message(Comm *c, bool send, int peer, size_t bytes) {
-    if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
+    if (send) {
+        c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] +=
+            (int64_t)bytes;
+    }
 }
-static inline CommRequest comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
-    if (bytes > INT_MAX) { die(EXIT_INPUT, "choose a smaller --micro-batch", "a message of %zu bytes to another stage: 2 GiB are too much", bytes); }
+static inline CommRequest comm_post_message(Comm *c, bool send, int peer, void *data,
+                                            size_t bytes) {
+    if (bytes > INT_MAX) {
+        die(EXIT_INPUT, "choose a smaller --micro-batch",
+            "a message of %zu bytes to another stage: 2 GiB are too much", bytes);
+    }
     if (!bytes) { return 0; } // both sides know
     comm_count_message(c, send, peer, bytes);
     return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
 }
 // A few bytes of the host's memory, where transports carry the device's.
-static inline CommRequest comm_post_on_host(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest comm_post_on_host(Comm *c, bool send, int peer, void *data,
+                                            size_t bytes) {
     comm_count_message(c, send, peer, bytes);
     return comm_post_by_mpi(c, send, peer, data, bytes);
 }
-static inline CommRequest comm_send(Comm *c, int peer, const void *data, size_t bytes) { return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes); }
-static inline CommRequest comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }
+static inline CommRequest comm_send(Comm *c, int peer, const void *data, size_t bytes) {
+    return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes);
+}
+static inline CommRequest comm_receive(Comm *c, int peer, void *data, size_t bytes) {
+    return comm_post_message(c, false, peer, data, bytes);
+}
 // The message has left, or arrived: for what is put into the compute stream from now on.
 static inline void comm_wait_message(Comm *c, CommRequest t) {
     if (t < 0) { c->transport.wait_message(c, t); }
     if (t > 0) { comm_wait_message_by_mpi(c, t); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Collectives: every member of the group starts them, in one order. They return at once.
 // By MPI, over memory that it reaches.
 static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
     if (op.group->n == 1) { // nobody to talk to
-        int64_t size = (int64_t)op.element_bytes, to = op.recv_bounds ? op.recv_bounds[0] : op.bounds[0];
-        if (op.in && op.in != op.out) { memcpy(op.out + to * size, op.in + op.bounds[0] * size, (size_t)((op.bounds[1] - op.bounds[0]) * size)); }
+        int64_t size = (int64_t)op.element_bytes,
+                to = op.recv_bounds ? op.recv_bounds[0] : op.bounds[0];
+        if (op.in && op.in != op.out) {
+            memcpy(op.out + to * size, op.in + op.bounds[0] * size,
+                   (size_t)((op.bounds[1] - op.bounds[0]) * size));
+        }
         return 0;
     }
     if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }
@@ -922,81 +1140,118 @@ static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
     return c->started;
 }
 static inline CommHandle comm_start_op(Comm *c, CommOp op) {
-    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
+    op.what = c->what;
+    op.unit = c->unit;
+    op.step = c->step;
+    op.phase = PHASE_NEW;
     assert(op.group->me >= 0);
     if (op.counted && c->transport.start) { return c->transport.start(c, &op); }
     return comm_queue_op(c, op);
 }
 // data: slice i is valid at member i; afterwards all of it, everywhere.
-static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds, size_t element_bytes) {
-    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, true, 0};
+static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds,
+                                         size_t element_bytes) {
+    CommOp op = {COMM_ALL_GATHER, 0,          0,    NULL, g, bounds, NULL, NULL, (char *)data,
+                 element_bytes,   DTYPE_FP32, true, 0};
     return comm_start_op(c, op);
 }
 // slice = my slice of the sum over the members of in. It may lie in its place of in.
-static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *slice, const int64_t *bounds, DType wire) {
-    char *out = (char *)((uintptr_t)slice - (uintptr_t)bounds[g->me] * sizeof(float)); // of an array that need not be there
-    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, out, sizeof(float), wire, true, 0};
+static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *slice,
+                                             const int64_t *bounds, DType wire) {
+    // of an array that need not be there
+    char *out = (char *)((uintptr_t)slice - (uintptr_t)bounds[g->me] * sizeof(float));
+    CommOp op = {COMM_REDUCE_SCATTER, 0,    0,    NULL, g, bounds, NULL, (const char *)in, out,
+                 sizeof(float),       wire, true, 0};
     return comm_start_op(c, op);
 }
-// data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been rounded to bf16 too.
-static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data, const int64_t *bounds, DType wire) {
-    CommOp op = {COMM_ALL_REDUCE, 0, 0, NULL, g, bounds, NULL, (const char *)data, (char *)data, sizeof(float), wire, true, 0};
+// data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been
+// rounded to bf16 too.
+static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data,
+                                         const int64_t *bounds, DType wire) {
+    CommOp op = {
+        COMM_ALL_REDUCE, 0,    0,    NULL, g, bounds, NULL, (const char *)data, (char *)data,
+        sizeof(float),   wire, true, 0};
     return comm_start_op(c, op);
 }
 // Slice i of send goes to member i; the slice of recv from member i begins at recv_bounds[i].
-static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *send, const int64_t *send_bounds, void *recv, const int64_t *recv_bounds,
-                                         size_t element_bytes) {
-    CommOp op = {COMM_ALL_TO_ALL, 0, 0, NULL, g, send_bounds, recv_bounds, (const char *)send, (char *)recv, element_bytes, DTYPE_FP32, true, 0};
+static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *send,
+                                         const int64_t *send_bounds, void *recv,
+                                         const int64_t *recv_bounds, size_t element_bytes) {
+    CommOp op = {COMM_ALL_TO_ALL,
+                 0,
+                 0,
+                 NULL,
+                 g,
+                 send_bounds,
+                 recv_bounds,
+                 (const char *)send,
+                 (char *)recv,
+                 element_bytes,
+                 DTYPE_FP32,
+                 true,
+                 0};
     return comm_start_op(c, op);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Setup and scalars: small, complete on return, not counted. All ranks of the job call them.
 
-// data: elements bounds[i] .. bounds[i + 1] - 1 are valid at member i; afterwards all of them, everywhere.
-static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
+// data: elements bounds[i] .. bounds[i + 1] - 1 are valid at member i; afterwards all of them,
+// everywhere.
+static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data,
+                                   const int64_t *bounds, size_t element_bytes) {
     comm_label(c, what, -1, c->step);
-    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
+    CommOp op = {COMM_ALL_GATHER, 0,          0,     NULL, g, bounds, NULL, NULL, (char *)data,
+                 element_bytes,   DTYPE_FP32, false, 0};
     comm_wait(c, comm_start_op(c, op));
 }
 static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
     comm_gather_now(c, &c->everyone, "numbers", data, bounds, sizeof *data);
 }
 // all[i] = `mine` of member i, of `bytes` each; all members call it.
-static inline void comm_all_gather_in(Comm *c, const Group *g, const void *mine, void *all, size_t bytes) {
+static inline void comm_all_gather_in(Comm *c, const Group *g, const void *mine, void *all,
+                                      size_t bytes) {
     memcpy((char *)all + (size_t)g->me * bytes, mine, bytes);
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i; }
     comm_gather_now(c, g, "small values", all, c->small_bounds, bytes);
 }
-static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) { // of all ranks
+// of all ranks
+static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
     comm_all_gather_in(c, &c->everyone, mine, all, bytes);
 }
-static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) { // among the members only
+// among the members only
+static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) {
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }
     comm_gather_now(c, g, "broadcast", data, c->small_bounds, bytes);
 }
-static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) { comm_broadcast_in(c, &c->everyone, data, bytes, root); }
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) {
+    comm_broadcast_in(c, &c->everyone, data, bytes, root);
+}
 static inline int comm_agree(Comm *c, int value, bool largest) {
     int *all = c->small_values;
     comm_all_gather_small(c, &value, all, sizeof value);
-    for (int r = 0; r < c->ranks; r++) { value = (largest ? all[r] > value : all[r] < value) ? all[r] : value; }
+    for (int r = 0; r < c->ranks; r++) {
+        value = (largest ? all[r] > value : all[r] < value) ? all[r] : value;
+    }
     return value;
 }
 static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, true); }
 static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, false); }
 static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Cores
 
-// Counts the ranks of this machine whose devices are near the same cores, and sets this one's place among them. All ranks call it.
+// Counts the ranks of this machine whose devices are near the same cores, and sets this one's place
+// among them. All ranks call it.
 static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
     char key[512];
     Checksum sum = checksum_begin();
     snprintf(key, sizeof key, "%s %s", c->peers[c->rank].place.host, near_cores);
     checksum_add(&sum, key, strlen(key));
     const uint64_t mine = checksum_end(&sum);
-    uint64_t *all = (uint64_t *)checked_calloc((size_t)c->ranks, sizeof *all, "the places of ranks");
+    uint64_t *all =
+        (uint64_t *)checked_calloc((size_t)c->ranks, sizeof *all, "the places of ranks");
     int count = 0;
     comm_all_gather_small(c, &mine, all, sizeof mine);
     for (int r = 0; r < c->ranks; r++) {
@@ -1006,14 +1261,18 @@ static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
     free(all);
     return count;
 }
-// Binds this rank to its part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core), and
-// returns how many threads it has: as many as cores; more ranks than cores share them all. near_cores: as cores_parse() reads
-// them, the cores that its device is near to, which it then shares with the ranks whose devices are near to the same; "" where they
-// are not known, NULL before there is a device. All ranks call it.
+// Binds this rank to its part of the cores that mpirun itself may use (mpirun's default would bind
+// one rank to one core), and returns how many threads it has: as many as cores; more ranks than
+// cores share them all. near_cores: as cores_parse() reads them, the cores that its device is near
+// to, which it then shares with the ranks whose devices are near to the same; "" where they are not
+// known, NULL before there is a device. All ranks call it.
 static inline int comm_bind_to_cores(Comm *c, int64_t wanted, const char *near_cores) {
     cpu_set_t allowed, close, mine;
     int index = c->local_rank, ranks = c->local_ranks;
-    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) &&
+        sched_getaffinity(0, sizeof allowed, &allowed)) {
+        return wanted ? (int)wanted : 1;
+    }
     bool near_device = near_cores && cores_parse(near_cores, &close);
     if (near_device) { CPU_AND(&close, &close, &allowed); }
     near_device = near_device && CPU_COUNT(&close); // else the job may use none of them

@@ -1,29 +1,40 @@
-// comm_nccl.cuh: collectives and messages over the memory of GPUs. NCCL where each rank has a GPU of its own; where several share one, which NCCL
-// refuses, staged: through pinned host memory and the messages of comm.h.
+// comm_nccl.cuh: collectives and messages over the memory of GPUs. NCCL where each rank has a GPU
+// of its own; where several share one, which NCCL refuses, staged: through pinned host memory and
+// the messages of comm.h.
 //
 // NCCL
-//   Groups     One communicator each, made once. Its members meet by an id that the first of them makes and MPI brings to the others,
-//              so a group needs nothing of the ranks outside, whatever groups these are in.
-//   Order      All collectives of a rank run on one stream of high priority, in the order of their start, which is the same on all
-//              members, as comm.h demands: two communicators never wait for each other in a circle. An event makes each wait for what
-//              the compute stream held when it was started; another lets the compute stream wait for its result. The host waits
-//              for neither.
-//   Messages   between two ranks run on a communicator and a stream of their own, in the order in which they are posted: one that waits
-//              for its other end holds up the messages behind it, which the schedule allows for (schedule.h: rendezvous), but no collective.
-//              Those who will talk connect at start.
-//   Slices     Equal ones go in one call. What the last has more (zero.h cuts so), or unequal ones, go member by member in the same group
-//              of calls. All in place: nothing is padded.
-//   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and network, in fp32, or with wire bf16 in
-//              bf16: contributions are packed on the device, and every partial sum is rounded. So they differ in the last bits from
-//              those of comm.h, and may between clusters, but two runs on one are equal.
-//   Lost ranks Communicators do not block: a call that has to meet others says "in progress" and is asked again, while the watch of
-//              comm.h looks after the members. So does every wait for the device whose oldest collective has begun here and is not
-//              complete, or which has come to where it needs a message: one that is merely open may be so for as long as others compute. A rank whose device still computes what a collective needs answers that it works. NCCL shows no progress
-//              inside a collective: --watchdog must be longer than the longest takes. The end is that of all errors: the process ends,
-//              MPI ends the others, an alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
-// Staged     start() waits for the compute stream and copies to the host what MPI then sends; wait() waits for MPI and copies the result
-//            back. STAGED_MOST collectives are under way at a time, each in its own piece of pinned memory. Messages do the same, in a
-//            ring of pieces of their own: one that finds none free waits for the oldest, as under rendezvous.
+//   Groups     One communicator each, made once. Its members meet by an id that the first of them
+//              makes and MPI brings to the others, so a group needs nothing of the ranks outside,
+//              whatever groups these are in.
+//   Order      All collectives of a rank run on one stream of high priority, in the order of their
+//              start, which is the same on all members, as comm.h demands: two communicators never
+//              wait for each other in a circle. An event makes each wait for what the compute
+//              stream held when it was started; another lets the compute stream wait for its
+//              result. The host waits for neither.
+//   Messages   between two ranks run on a communicator and a stream of their own, in the order in
+//              which they are posted: one that waits for its other end holds up the messages behind
+//              it, which the schedule allows for (schedule.h: rendezvous), but no collective. Those
+//              who will talk connect at start.
+//   Slices     Equal ones go in one call. What the last has more (zero.h cuts so), or unequal ones,
+//              go member by member in the same group of calls. All in place: nothing is padded.
+//   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and
+//              network, in fp32, or with wire bf16 in bf16: contributions are packed on the device,
+//              and every partial sum is rounded. So they differ in the last bits from those of
+//              comm.h, and may between clusters, but two runs on one are equal.
+//   Lost ranks Communicators do not block: a call that has to meet others says "in progress" and is
+//   asked again, while the watch of
+//              comm.h looks after the members. So does every wait for the device whose oldest
+//              collective has begun here and is not complete, or which has come to where it needs a
+//              message: one that is merely open may be so for as long as others compute. A rank
+//              whose device still computes what a collective needs answers that it works. NCCL
+//              shows no progress inside a collective: --watchdog must be longer than the longest
+//              takes. The end is that of all errors: the process ends, MPI ends the others, an
+//              alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
+// Staged     start() waits for the compute stream and copies to the host what MPI then sends;
+//            wait() waits for MPI and copies the result back. STAGED_MOST collectives are under way
+//            at a time, each in its own piece of pinned memory. Messages do the same, in a ring of
+//            pieces of their own: one that finds none free waits for the oldest, as under
+//            rendezvous.
 #ifndef COMM_NCCL_CUH
 #define COMM_NCCL_CUH
 
@@ -42,10 +53,11 @@ enum {
     STAGED_MOST = 2,
     STAGED_LEAST = 4 << 20 // bytes of a mirror: the message rate is measured with so many
 };
-// Between questions to CUDA, since operations poll all the time; between looks for errors; from an error to the end, to see who is lost
+// Between questions to CUDA, since operations poll all the time; between looks for errors; from an
+// error to the end, to see who is lost
 static const double NCCL_POLL_S = 20e-6, NCCL_LOOK_S = 0.1, NCCL_BLAME_S = 3;
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // NCCL
 typedef struct {
     ncclComm_t communicator;
@@ -54,9 +66,10 @@ typedef struct {
 // What runs on one stream, one after another.
 typedef struct {
     cudaStream_t carrier;
-    CommOp ops[NCCL_MOST];                            // ring: done .. started - 1 are under way
-    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST]; // ready: the compute stream had come to its start, or, where it is needed, to its wait
-    bool needed[NCCL_MOST];                           // of messages
+    CommOp ops[NCCL_MOST]; // ring: done .. started - 1 are under way
+    // ready: the compute stream had come to its start, or, where it is needed, to its wait
+    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST];
+    bool needed[NCCL_MOST]; // of messages
     int64_t started, done;
 } NcclLane;
 typedef struct {
@@ -75,40 +88,58 @@ typedef struct {
 static inline cudaStream_t compute_stream(const Stream *s) { return ((Gpu *)s->device)->stream; }
 static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
 
-// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this, by who does not answer.
-__attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t communicator, ncclResult_t error, const CommOp *op) {
+// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this, by
+// who does not answer.
+__attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t communicator,
+                                                         ncclResult_t error, const CommOp *op) {
     SignalText what = {"", 0}, silent = {"", 0};
     double before = c->clock;
-    c->transport.poll = NULL, c->transport.waits = op;
-    c->looked = seconds_now(), c->fresh = c->clock;
-    for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) { comm_progress(); }
+    c->transport.poll = NULL;
+    c->transport.waits = op;
+    c->looked = seconds_now();
+    c->fresh = c->clock;
+    for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) {
+        comm_progress();
+    }
     comm_describe_waiting(c, &what);
     for (int r = 0; op && r < c->ranks; r++) { // those that were asked
         if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
-        signal_text_add(&silent, "; no answer from rank "), signal_text_add_int(&silent, r);
-        signal_text_add(&silent, " on "), signal_text_add(&silent, c->peers[r].place.host);
+        signal_text_add(&silent, "; no answer from rank ");
+        signal_text_add_int(&silent, r);
+        signal_text_add(&silent, " on ");
+        signal_text_add(&silent, c->peers[r].place.host);
     }
-    bool of_others = error == ncclRemoteError || error == ncclSystemError || error == ncclInternalError;
-    die(of_others ? EXIT_PEER : EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s%s", ncclGetErrorString(error),
-        ncclGetLastError(communicator), what.text, silent.text);
+    bool of_others =
+        error == ncclRemoteError || error == ncclSystemError || error == ncclInternalError;
+    die(of_others ? EXIT_PEER : EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more",
+        "NCCL: %s: %s, in %s%s", ncclGetErrorString(error), ncclGetLastError(communicator),
+        what.text, silent.text);
 }
 // The end of a call that may have to meet other members, for op.
-static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result, const CommOp *op) {
+static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result,
+                               const CommOp *op) {
     Nccl *n = (Nccl *)c->transport.state;
     while (result == ncclInProgress) {
         n->calling = op;
         comm_progress();
-        if (ncclCommGetAsyncError(communicator, &result) != ncclSuccess) { result = ncclRemoteError; }
+        if (ncclCommGetAsyncError(communicator, &result) != ncclSuccess) {
+            result = ncclRemoteError;
+        }
     }
-    n->calling = NULL, c->transport.waits = NULL; // until it is polled again
+    n->calling = NULL;
+    c->transport.waits = NULL; // until it is polled again
     if (result != ncclSuccess) { nccl_failed(c, communicator, result, op); }
 }
 // Calls inside of a group are only noted: what is wrong with them is found here or at its end.
 static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
-    if (result != ncclSuccess && result != ncclInProgress) { nccl_failed(c, (ncclComm_t)op->group->channel, result, op); }
+    if (result != ncclSuccess && result != ncclInProgress) {
+        nccl_failed(c, (ncclComm_t)op->group->channel, result, op);
+    }
 }
 
-static inline const CommOp *lane_oldest(const NcclLane *l) { return l->done < l->started ? &l->ops[l->done % NCCL_MOST] : NULL; }
+static inline const CommOp *lane_oldest(const NcclLane *l) {
+    return l->done < l->started ? &l->ops[l->done % NCCL_MOST] : NULL;
+}
 // Brings up to date what is complete; has anything become so?
 static inline bool lane_moved(NcclLane *l) {
     const int64_t before = l->done;
@@ -120,11 +151,14 @@ static inline const CommOp *nccl_awaited_collective(const Nccl *n) {
     const NcclLane *l = &n->collectives;
     return lane_oldest(l) && cuda_happened(l->ready[l->done % NCCL_MOST]) ? lane_oldest(l) : NULL;
 }
-// The oldest message, if the compute stream has come to where it needs that or a later one. They are needed in any order.
+// The oldest message, if the compute stream has come to where it needs that or a later one. They
+// are needed in any order.
 static inline const CommOp *nccl_awaited_message(const Nccl *n) {
     const NcclLane *l = &n->messages;
     for (int64_t i = l->done; i < l->started; i++) {
-        if (l->needed[i % NCCL_MOST] && cuda_happened(l->ready[i % NCCL_MOST])) { return lane_oldest(l); }
+        if (l->needed[i % NCCL_MOST] && cuda_happened(l->ready[i % NCCL_MOST])) {
+            return lane_oldest(l);
+        }
     }
     return NULL;
 }
@@ -145,10 +179,14 @@ static inline void nccl_poll(Comm *c) {
     if (now - n->looked < NCCL_LOOK_S) { return; }
     n->looked = now;
     for (int i = 0; i < n->groups; i++) {
-        ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(n->communicators[i], &error);
-        const CommOp *oldest = lane_oldest(n->communicators[i] == n->talkers.channel ? &n->messages : &n->collectives);
+        ncclResult_t error = ncclSuccess,
+                     asked = ncclCommGetAsyncError(n->communicators[i], &error);
+        const CommOp *oldest =
+            lane_oldest(n->communicators[i] == n->talkers.channel ? &n->messages : &n->collectives);
         error = asked == ncclSuccess ? error : asked;
-        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, oldest ? oldest : t->waits); }
+        if (error != ncclSuccess && error != ncclInProgress) {
+            nccl_failed(c, n->communicators[i], error, oldest ? oldest : t->waits);
+        }
     }
 }
 
@@ -162,7 +200,10 @@ static inline void lane_open(NcclLane *l) {
     }
 }
 static inline void lane_close(NcclLane *l) {
-    for (int i = 0; i < NCCL_MOST; i++) { CUDA_CHECK(cudaEventDestroy(l->ready[i])), CUDA_CHECK(cudaEventDestroy(l->carried[i])); }
+    for (int i = 0; i < NCCL_MOST; i++) {
+        CUDA_CHECK(cudaEventDestroy(l->ready[i]));
+        CUDA_CHECK(cudaEventDestroy(l->carried[i]));
+    }
     CUDA_CHECK(cudaStreamDestroy(l->carrier));
 }
 
@@ -170,40 +211,58 @@ static inline void lane_close(NcclLane *l) {
 static inline void nccl_join(Comm *c, Group *g) {
     Nccl *n = (Nccl *)c->transport.state;
     if (g->me < 0 || g->n == 1) { return; }
-    if (n->groups == NCCL_GROUPS) { die(EXIT_RESOURCES, NULL, "more than %d groups of ranks", (int)NCCL_GROUPS); }
+    if (n->groups == NCCL_GROUPS) {
+        die(EXIT_RESOURCES, NULL, "more than %d groups of ranks", (int)NCCL_GROUPS);
+    }
     ncclUniqueId id;
     ncclResult_t made = g->me == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-    if (made != ncclSuccess) { die(EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL does not start: %s", ncclGetErrorString(made)); }
+    if (made != ncclSuccess) {
+        die(EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL does not start: %s",
+            ncclGetErrorString(made));
+    }
     comm_broadcast_in(c, g, &id, sizeof id, 0);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     CommOp op;
     memset(&op, 0, sizeof op);
-    op.what = "start of NCCL", op.group = g, op.step = c->step;
+    op.what = "start of NCCL";
+    op.group = g;
+    op.step = c->step;
     ncclComm_t communicator;
     ncclResult_t result = ncclCommInitRankConfig(&communicator, g->n, id, g->me, &config);
     nccl_finish(c, communicator, result, &op);
     g->channel = n->communicators[n->groups++] = communicator;
 }
-// Stores that follow each other in a run have groups of the same ranks: these share what was made for the first.
+// Stores that follow each other in a run have groups of the same ranks: these share what was made
+// for the first.
 static inline void nccl_join_once(Comm *c, Group *g) {
     Nccl *n = (Nccl *)c->transport.state;
     for (int i = 0; i < n->joins && !g->channel; i++) {
         const Group *joined = &n->joined[i];
-        if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) { g->channel = joined->channel; }
+        if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
+            g->channel = joined->channel;
+        }
     }
     if (g->channel) { return; }
     nccl_join(c, g);
-    if (g->channel) { n->joined[n->joins] = group_seen_from(g, g->me), n->joined[n->joins++].channel = g->channel; }
+    if (g->channel) {
+        n->joined[n->joins] = group_seen_from(g, g->me);
+        n->joined[n->joins++].channel = g->channel;
+    }
 }
-// Where NCCL does not take the memory it copies through its own: slower, and no error. memory NULL: it is given back.
+// Where NCCL does not take the memory it copies through its own: slower, and no error. memory NULL:
+// it is given back.
 static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
-    for (; !memory && n->shares; n->shares--) { ncclCommDeregister(n->shared[n->shares - 1].communicator, n->shared[n->shares - 1].handle); }
+    for (; !memory && n->shares; n->shares--) {
+        ncclCommDeregister(n->shared[n->shares - 1].communicator, n->shared[n->shares - 1].handle);
+    }
     if (!memory) { return; }
     NcclShared shared = {(ncclComm_t)g->channel, NULL};
     if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
-    const int mine = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
+    const int mine =
+        ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess &&
+        shared.handle;
     int *theirs = c->small_values, taken = 0;
     comm_all_gather_in(c, g, &mine, theirs, sizeof mine);
     for (int i = 0; i < g->n; i++) { taken += theirs[i]; }
@@ -214,11 +273,14 @@ static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t byte
     }
 }
 
-// Elements that all slices begin with, if these follow one another at this distance: what one call can carry. 0: they do not.
+// Elements that all slices begin with, if these follow one another at this distance: what one call
+// can carry. 0: they do not.
 static inline int64_t nccl_equal_part(const CommOp *op) {
     const int64_t *b = op->bounds, part = b[1] - b[0];
     bool equal = b[0] == 0;
-    for (int i = 0; i < op->group->n; i++) { equal = equal && b[i] == i * part && b[i + 1] - b[i] >= part; }
+    for (int i = 0; i < op->group->n; i++) {
+        equal = equal && b[i] == i * part && b[i + 1] - b[i] >= part;
+    }
     return equal ? part : 0;
 }
 // data: elements of `size` bytes; slice i comes from member i.
@@ -226,22 +288,40 @@ static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t si
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
     int64_t part = nccl_equal_part(op);
-    if (part) { nccl_call(c, op, ncclAllGather(data + op->group->me * part * size, data, (size_t)(part * size), ncclUint8, communicator, carrier)); }
+    if (part) {
+        nccl_call(c, op,
+                  ncclAllGather(data + op->group->me * part * size, data, (size_t)(part * size),
+                                ncclUint8, communicator, carrier));
+    }
     for (int i = 0; i < op->group->n; i++) {
         char *rest = data + (op->bounds[i] + part) * size;
         int64_t bytes = (op->bounds[i + 1] - op->bounds[i] - part) * size;
-        if (bytes) { nccl_call(c, op, ncclBroadcast(rest, rest, (size_t)bytes, ncclUint8, i, communicator, carrier)); }
+        if (bytes) {
+            nccl_call(
+                c, op,
+                ncclBroadcast(rest, rest, (size_t)bytes, ncclUint8, i, communicator, carrier));
+        }
     }
 }
 // out, at my slice's place, = the sum of in.
-static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out, ncclDataType_t type) {
+static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out,
+                               ncclDataType_t type) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
     int64_t part = nccl_equal_part(op), size = type == ncclBfloat16 ? 2 : 4;
-    if (part) { nccl_call(c, op, ncclReduceScatter(in, out + op->group->me * part * size, (size_t)part, type, ncclSum, communicator, carrier)); }
+    if (part) {
+        nccl_call(c, op,
+                  ncclReduceScatter(in, out + op->group->me * part * size, (size_t)part, type,
+                                    ncclSum, communicator, carrier));
+    }
     for (int i = 0; i < op->group->n; i++) {
-        int64_t rest = (op->bounds[i] + part) * size, count = op->bounds[i + 1] - op->bounds[i] - part;
-        if (count) { nccl_call(c, op, ncclReduce(in + rest, out + rest, (size_t)count, type, ncclSum, i, communicator, carrier)); }
+        int64_t rest = (op->bounds[i] + part) * size,
+                count = op->bounds[i + 1] - op->bounds[i] - part;
+        if (count) {
+            nccl_call(c, op,
+                      ncclReduce(in + rest, out + rest, (size_t)count, type, ncclSum, i,
+                                 communicator, carrier));
+        }
     }
 }
 static inline void nccl_exchange(Comm *c, const CommOp *op) {
@@ -251,48 +331,68 @@ static inline void nccl_exchange(Comm *c, const CommOp *op) {
     for (int i = 0; i < op->group->n; i++) {
         const char *sent = op->in + op->bounds[i] * size;
         char *received = op->out + op->recv_bounds[i] * size;
-        size_t out_bytes = (size_t)((op->bounds[i + 1] - op->bounds[i]) * size), in_bytes = (size_t)((op->recv_bounds[i + 1] - op->recv_bounds[i]) * size);
+        size_t out_bytes = (size_t)((op->bounds[i + 1] - op->bounds[i]) * size),
+               in_bytes = (size_t)((op->recv_bounds[i + 1] - op->recv_bounds[i]) * size);
         if (i == op->group->me) {
-            CUDA_CHECK(cudaMemcpyAsync(received, sent, out_bytes, cudaMemcpyDeviceToDevice, carrier));
+            CUDA_CHECK(
+                cudaMemcpyAsync(received, sent, out_bytes, cudaMemcpyDeviceToDevice, carrier));
             continue;
         }
-        if (out_bytes) { nccl_call(c, op, ncclSend(sent, out_bytes, ncclUint8, i, communicator, carrier)); }
-        if (in_bytes) { nccl_call(c, op, ncclRecv(received, in_bytes, ncclUint8, i, communicator, carrier)); }
+        if (out_bytes) {
+            nccl_call(c, op, ncclSend(sent, out_bytes, ncclUint8, i, communicator, carrier));
+        }
+        if (in_bytes) {
+            nccl_call(c, op, ncclRecv(received, in_bytes, ncclUint8, i, communicator, carrier));
+        }
     }
 }
 
 // Puts the collective into the carrier stream.
 static inline void nccl_carry(Comm *c, const CommOp *op) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
-    const int64_t *b = op->bounds, all = b[op->group->n], mine = b[op->group->me], my_end = b[op->group->me + 1];
+    const int64_t *b = op->bounds, all = b[op->group->n], mine = b[op->group->me],
+                  my_end = b[op->group->me + 1];
     bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
     ncclDataType_t type = packed ? ncclBfloat16 : ncclFloat32;
     const char *in = packed ? c->staging : op->in;
     char *out = packed ? c->staging : op->out;
     if (packed) {
-        if ((size_t)all * 2 > c->staging_bytes) { die(EXIT_RESOURCES, NULL, "no room to pack %" PRId64 " elements", all); }
-        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0, carrier, (__nv_bfloat16 *)(void *)c->staging,
-               (const float *)(const void *)op->in, all);
+        if ((size_t)all * 2 > c->staging_bytes) {
+            die(EXIT_RESOURCES, NULL, "no room to pack %" PRId64 " elements", all);
+        }
+        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0,
+               carrier, (__nv_bfloat16 *)(void *)c->staging, (const float *)(const void *)op->in,
+               all);
     }
     nccl_call(c, op, ncclGroupStart());
     switch (op->kind) {
     case COMM_ALL_GATHER: nccl_gather(c, op, op->out, (int64_t)op->element_bytes); break;
     case COMM_REDUCE_SCATTER: nccl_reduce(c, op, in, out, type); break;
-    case COMM_ALL_REDUCE: nccl_call(c, op, ncclAllReduce(in, out, (size_t)all, type, ncclSum, (ncclComm_t)op->group->channel, carrier)); break;
+    case COMM_ALL_REDUCE:
+        nccl_call(c, op,
+                  ncclAllReduce(in, out, (size_t)all, type, ncclSum, (ncclComm_t)op->group->channel,
+                                carrier));
+        break;
     default: nccl_exchange(c, op);
     }
     nccl_finish(c, (ncclComm_t)op->group->channel, ncclGroupEnd(), op);
-    int64_t first = op->kind == COMM_ALL_REDUCE ? 0 : mine, count = op->kind == COMM_ALL_REDUCE ? all : my_end - mine;
+    int64_t first = op->kind == COMM_ALL_REDUCE ? 0 : mine,
+            count = op->kind == COMM_ALL_REDUCE ? all : my_end - mine;
     if (packed && count) {
-        LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, carrier, (float *)(void *)op->out + first,
+        LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0,
+               carrier, (float *)(void *)op->out + first,
                (const __nv_bfloat16 *)(const void *)c->staging + first, count);
     }
 }
 
 // Of a group of one: there is nobody to talk to.
 static inline CommHandle copy_to_myself(Stream *s, const CommOp *op) {
-    int64_t size = (int64_t)op->element_bytes, to = op->recv_bounds ? op->recv_bounds[0] : op->bounds[0];
-    if (op->in && op->in != op->out) { ops_copy(s, op->out + to * size, op->in + op->bounds[0] * size, (size_t)((op->bounds[1] - op->bounds[0]) * size)); }
+    int64_t size = (int64_t)op->element_bytes,
+            to = op->recv_bounds ? op->recv_bounds[0] : op->bounds[0];
+    if (op->in && op->in != op->out) {
+        ops_copy(s, op->out + to * size, op->in + op->bounds[0] * size,
+                 (size_t)((op->bounds[1] - op->bounds[0]) * size));
+    }
     return 0;
 }
 // Notes what comes next, and makes it wait for what the compute stream holds.
@@ -303,7 +403,8 @@ static inline const CommOp *lane_begin(Comm *c, NcclLane *l, const CommOp *op) {
         comm_progress();
     }
     int64_t i = l->started % NCCL_MOST;
-    l->ops[i] = *op, l->needed[i] = false;
+    l->ops[i] = *op;
+    l->needed[i] = false;
     CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream)));
     CUDA_CHECK(cudaStreamWaitEvent(l->carrier, l->ready[i], 0));
     return &l->ops[i];
@@ -315,13 +416,16 @@ static inline int64_t lane_end(NcclLane *l) {
 // The compute stream waits for it.
 static inline void lane_wait(const Nccl *n, const NcclLane *l, int64_t handle) {
     if (l->done >= -handle) { return; }
-    CUDA_CHECK(cudaStreamWaitEvent(compute_stream(n->stream), l->carried[(-handle - 1) % NCCL_MOST], 0));
+    CUDA_CHECK(
+        cudaStreamWaitEvent(compute_stream(n->stream), l->carried[(-handle - 1) % NCCL_MOST], 0));
 }
 
 static inline CommHandle nccl_start(Comm *c, const CommOp *op) {
     Nccl *n = (Nccl *)c->transport.state;
     if (op->group->n == 1) { return copy_to_myself(n->stream, op); }
-    comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds, comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes, c->bytes[op->kind]);
+    comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds,
+                    comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes,
+                    c->bytes[op->kind]);
     if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
     const CommOp *begun = lane_begin(c, &n->collectives, op);
     nccl_carry(c, begun);
@@ -337,7 +441,8 @@ static inline void nccl_wait_message(Comm *c, CommRequest t) {
     NcclLane *l = &n->messages;
     if (l->done >= -t) { return; }
     const int64_t i = (-t - 1) % NCCL_MOST;
-    CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream))); // its first use, at the start, is in the streams already
+    // its first use, at the start, is in the streams already
+    CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream)));
     l->needed[i] = true;
     lane_wait(n, l, t);
 }
@@ -348,12 +453,20 @@ static inline CommRequest nccl_post(Comm *c, bool send, int peer, void *data, si
     assert(n->pairs[peer].n);
     CommOp op;
     memset(&op, 0, sizeof op);
-    op.kind = COMM_SEND, op.unit = c->unit, op.step = c->step, op.what = c->what, op.group = &n->pairs[peer];
-    op.in = send ? (const char *)data : NULL, op.out = send ? NULL : (char *)data, op.element_bytes = bytes, op.counted = true;
-    if (l->started - l->done == NCCL_MOST) { nccl_wait_message(c, -(l->done + 1)); } // so that the watch looks after its other end
+    op.kind = COMM_SEND;
+    op.unit = c->unit;
+    op.step = c->step;
+    op.what = c->what;
+    op.group = &n->pairs[peer];
+    op.in = send ? (const char *)data : NULL;
+    op.out = send ? NULL : (char *)data;
+    op.element_bytes = bytes;
+    op.counted = true;
+    // so that the watch looks after its other end
+    if (l->started - l->done == NCCL_MOST) { nccl_wait_message(c, -(l->done + 1)); }
     const CommOp *begun = lane_begin(c, l, &op);
-    ncclResult_t result =
-        send ? ncclSend(data, bytes, ncclUint8, peer, communicator, l->carrier) : ncclRecv(data, bytes, ncclUint8, peer, communicator, l->carrier);
+    ncclResult_t result = send ? ncclSend(data, bytes, ncclUint8, peer, communicator, l->carrier)
+                               : ncclRecv(data, bytes, ncclUint8, peer, communicator, l->carrier);
     nccl_finish(c, communicator, result, begun);
     return lane_end(l);
 }
@@ -362,8 +475,11 @@ static inline void nccl_end(Comm *c) {
     Nccl *n = (Nccl *)c->transport.state;
     CommOp op;
     memset(&op, 0, sizeof op);
-    op.what = "end of NCCL", op.group = &c->everyone, op.step = c->step;
-    CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier)), CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
+    op.what = "end of NCCL";
+    op.group = &c->everyone;
+    op.step = c->step;
+    CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier));
+    CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
     nccl_share(c, NULL, NULL, 0);
     while (n->groups) {
         ncclComm_t communicator = n->communicators[n->groups - 1];
@@ -371,11 +487,13 @@ static inline void nccl_end(Comm *c) {
         n->groups--; // polled no more
         ncclCommDestroy(communicator);
     }
-    lane_close(&n->collectives), lane_close(&n->messages);
+    lane_close(&n->collectives);
+    lane_close(&n->messages);
     for (int i = 0; i < n->joins; i++) { group_free(&n->joined[i]); }
     for (int r = 0; r < c->ranks; r++) { group_free(&n->pairs[r]); }
     group_free(&n->talkers);
-    free(n->pairs), free(n);
+    free(n->pairs);
+    free(n);
     c->transport.poll = NULL;
 }
 // Who will talk connects: every pair in the order of its numbers, which is the same on both sides.
@@ -390,7 +508,9 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     for (int i = 0; i < traffic->count; i++) { // ascending
         const int peer = traffic->peers[i], both[2] = {c->rank, peer};
         n->pairs[peer] = group_make(both, 2, c->rank, c->node_of);
-        for (int turn = 0; turn < 2; turn++) { nccl_post(c, turn == (c->rank > peer), peer, bytes + turn, 1); }
+        for (int turn = 0; turn < 2; turn++) {
+            nccl_post(c, turn == (c->rank > peer), peer, bytes + turn, 1);
+        }
     }
     for (CommRequest t = -1; t >= -n->messages.started; t--) { nccl_wait_message(c, t); }
     ops_wait(n->stream);
@@ -400,14 +520,17 @@ static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
     Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");
     n->stream = s;
     n->pairs = (Group *)checked_calloc((size_t)c->ranks, sizeof(Group), "NCCL");
-    lane_open(&n->collectives), lane_open(&n->messages);
-    CommTransport t = {"nccl", nccl_join_once, nccl_share, nccl_start, nccl_wait, nccl_post, nccl_wait_message, nccl_poll, nccl_end, n, NULL, 0};
+    lane_open(&n->collectives);
+    lane_open(&n->messages);
+    CommTransport t = {
+        "nccl",    nccl_join_once, nccl_share, nccl_start, nccl_wait, nccl_post, nccl_wait_message,
+        nccl_poll, nccl_end,       n,          NULL,       0};
     c->transport = t;
     nccl_join(c, &c->everyone);
     nccl_meet_peers(c, traffic);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Staged
 typedef struct {
     CommOp op;         // over the device's memory
@@ -416,7 +539,7 @@ typedef struct {
 } StagedOp;
 typedef struct {
     CommRequest ticket; // MPI's; 0: none, or waited for
-    void *device;  // where a received one goes; NULL: it is sent
+    void *device;       // where a received one goes; NULL: it is sent
     size_t bytes;
     char *mirror;
     cudaEvent_t returned; // to the device
@@ -433,12 +556,14 @@ typedef struct {
 } Staged;
 
 static inline char *staged_received(const StagedOp *o) { // the mirror of op.out
-    return o->mirror + (o->op.recv_bounds ? o->op.bounds[o->op.group->n] * (int64_t)o->op.element_bytes : 0);
+    return o->mirror +
+           (o->op.recv_bounds ? o->op.bounds[o->op.group->n] * (int64_t)o->op.element_bytes : 0);
 }
 // Elements first .. end - 1 of the result, back to the device.
 static inline void staged_return(Staged *s, const StagedOp *o, int64_t first, int64_t end) {
     int64_t size = (int64_t)o->op.element_bytes;
-    ops_from_host(s->stream, o->op.out + first * size, staged_received(o) + first * size, (size_t)((end - first) * size));
+    ops_from_host(s->stream, o->op.out + first * size, staged_received(o) + first * size,
+                  (size_t)((end - first) * size));
 }
 static inline void staged_wait(Comm *c, CommHandle handle) {
     Staged *s = (Staged *)c->transport.state;
@@ -447,7 +572,9 @@ static inline void staged_wait(Comm *c, CommHandle handle) {
         const int64_t *b = o->op.bounds, me = o->op.group->me, n = o->op.group->n;
         comm_wait(c, o->handle);
         switch (o->op.kind) {
-        case COMM_ALL_GATHER: staged_return(s, o, 0, b[me]), staged_return(s, o, b[me + 1], b[n]); break;
+        case COMM_ALL_GATHER:
+            staged_return(s, o, 0, b[me]), staged_return(s, o, b[me + 1], b[n]);
+            break;
         case COMM_REDUCE_SCATTER: staged_return(s, o, b[me], b[me + 1]); break;
         case COMM_ALL_REDUCE: staged_return(s, o, 0, b[n]); break;
         default: staged_return(s, o, o->op.recv_bounds[0], o->op.recv_bounds[n]);
@@ -457,17 +584,23 @@ static inline void staged_wait(Comm *c, CommHandle handle) {
 static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     Staged *s = (Staged *)c->transport.state;
     const Group *g = op->group;
-    int64_t size = (int64_t)op->element_bytes, all = op->bounds[g->n] + (op->recv_bounds ? op->recv_bounds[g->n] : 0);
+    int64_t size = (int64_t)op->element_bytes,
+            all = op->bounds[g->n] + (op->recv_bounds ? op->recv_bounds[g->n] : 0);
     bool gathers = op->kind == COMM_ALL_GATHER; // sends its own slice only
     int64_t first = op->bounds[gathers ? g->me : 0], end = op->bounds[gathers ? g->me + 1 : g->n];
     if (g->n == 1) { return copy_to_myself(s->stream, op); }
-    if ((size_t)(all * size) > s->mirror_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage %" PRId64 " elements", all); }
+    if ((size_t)(all * size) > s->mirror_bytes) {
+        die(EXIT_RESOURCES, NULL, "no room to stage %" PRId64 " elements", all);
+    }
     if (s->started - s->done == STAGED_MOST) { staged_wait(c, -(s->done + 1)); }
     StagedOp *o = &s->ops[s->started % STAGED_MOST];
     o->op = *op;
-    ops_to_host(s->stream, o->mirror + first * size, (gathers ? op->out : op->in) + first * size, (size_t)((end - first) * size)); // behind an earlier return
+    // behind an earlier return
+    ops_to_host(s->stream, o->mirror + first * size, (gathers ? op->out : op->in) + first * size,
+                (size_t)((end - first) * size));
     CommOp over_host = *op;
-    over_host.in = op->in ? o->mirror : NULL, over_host.out = staged_received(o);
+    over_host.in = op->in ? o->mirror : NULL;
+    over_host.out = staged_received(o);
     o->handle = comm_queue_op(c, over_host);
     return -++s->started;
 }
@@ -485,9 +618,12 @@ static inline void staged_wait_message(Comm *c, CommRequest t) {
 static inline CommRequest staged_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
     Staged *s = (Staged *)c->transport.state;
     StagedMessage *m = &s->messages[s->posted % s->most];
-    if (bytes > s->message_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage a message of %zu bytes", bytes); }
+    if (bytes > s->message_bytes) {
+        die(EXIT_RESOURCES, NULL, "no room to stage a message of %zu bytes", bytes);
+    }
     if (m->ticket) { staged_wait_message(c, s->most - s->posted - 1); }
-    m->device = send ? NULL : data, m->bytes = bytes;
+    m->device = send ? NULL : data;
+    m->bytes = bytes;
     if (send) {
         ops_to_host(s->stream, m->mirror, data, bytes); // behind an earlier return
     } else {
@@ -496,42 +632,67 @@ static inline CommRequest staged_post(Comm *c, bool send, int peer, void *data, 
     m->ticket = comm_post_by_mpi(c, send, peer, m->mirror, bytes);
     return -++s->posted;
 }
-static inline void staged_join(Comm *c, Group *g) { (void)c, (void)g; }
+static inline void staged_join(Comm *c, Group *g) {
+    (void)c;
+    (void)g;
+}
 static inline void staged_end(Comm *c) {
     Staged *s = (Staged *)c->transport.state;
     ops_wait(s->stream);
     for (int64_t i = 0; i < s->most; i++) { CUDA_CHECK(cudaEventDestroy(s->messages[i].returned)); }
     CUDA_CHECK(cudaFreeHost(s->pinned));
-    free(s->messages), free(s);
+    free(s->messages);
+    free(s);
 }
 static inline void staged_make_ring(Staged *s, char *memory) {
-    s->messages = (StagedMessage *)checked_calloc((size_t)s->most + 1, sizeof(StagedMessage), "staged messages");
+    s->messages = (StagedMessage *)checked_calloc((size_t)s->most + 1, sizeof(StagedMessage),
+                                                  "staged messages");
     for (int64_t i = 0; i < s->most; i++) {
         s->messages[i].mirror = memory + (size_t)i * s->message_bytes;
         CUDA_CHECK(cudaEventCreateWithFlags(&s->messages[i].returned, cudaEventDisableTiming));
     }
 }
 // For arrays of up to `bytes`; `staging` bytes are for comm.h's reductions.
-static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging, const CommTraffic *traffic) {
+static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging,
+                               const CommTraffic *traffic) {
     Staged *s = (Staged *)checked_calloc(1, sizeof(Staged), "staged messages");
-    s->stream = stream, s->mirror_bytes = (size_t)round_up(max_i64((int64_t)bytes, STAGED_LEAST), 4096), staging = (size_t)round_up((int64_t)staging, 4096);
-    s->message_bytes = (size_t)round_up((int64_t)traffic->bytes, 4096), s->most = traffic->bytes ? traffic->most : 0;
-    size_t mirrors = staging + STAGED_MOST * s->mirror_bytes, pinned = mirrors + (size_t)s->most * s->message_bytes;
+    s->stream = stream;
+    s->mirror_bytes = (size_t)round_up(max_i64((int64_t)bytes, STAGED_LEAST), 4096);
+    staging = (size_t)round_up((int64_t)staging, 4096);
+    s->message_bytes = (size_t)round_up((int64_t)traffic->bytes, 4096);
+    s->most = traffic->bytes ? traffic->most : 0;
+    size_t mirrors = staging + STAGED_MOST * s->mirror_bytes,
+           pinned = mirrors + (size_t)s->most * s->message_bytes;
     if (cudaMallocHost((void **)&s->pinned, pinned) != cudaSuccess) {
-        die(EXIT_RESOURCES, "one rank for each GPU needs none", "cannot pin %zu bytes of host memory for messages", pinned);
+        die(EXIT_RESOURCES, "one rank for each GPU needs none",
+            "cannot pin %zu bytes of host memory for messages", pinned);
     }
     memset(s->pinned, 0, pinned);
-    for (int i = 0; i < STAGED_MOST; i++) { s->ops[i].mirror = s->pinned + staging + (size_t)i * s->mirror_bytes; }
+    for (int i = 0; i < STAGED_MOST; i++) {
+        s->ops[i].mirror = s->pinned + staging + (size_t)i * s->mirror_bytes;
+    }
     staged_make_ring(s, s->pinned + mirrors);
     comm_allocate(c, s->pinned, staging);
-    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, staged_post, staged_wait_message, NULL, staged_end, s, NULL, 0};
+    CommTransport t = {"staged",
+                       staged_join,
+                       NULL,
+                       staged_start,
+                       staged_wait,
+                       staged_post,
+                       staged_wait_message,
+                       NULL,
+                       staged_end,
+                       s,
+                       NULL,
+                       0};
     c->transport = t;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The choice
 
-// Has each rank a GPU of its own? All ranks ask, and get the same answer. *sharing: how many are on this rank's.
+// Has each rank a GPU of its own? All ranks ask, and get the same answer. *sharing: how many are on
+// this rank's.
 static inline bool gpus_apart(Comm *c, int *sharing) {
     typedef struct {
         char bus[32];
@@ -546,23 +707,27 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     *sharing = 0;
     for (int a = 0; a < c->ranks; a++) {
         for (int b = 0; b < c->ranks; b++) {
-            bool same = !strcmp(c->peers[a].place.host, c->peers[b].place.host) && !strcmp(all[a].bus, all[b].bus);
-            apart = apart && (a == b || !same), *sharing += a == c->rank && same;
+            bool same = !strcmp(c->peers[a].place.host, c->peers[b].place.host) &&
+                        !strcmp(all[a].bus, all[b].bus);
+            apart = apart && (a == b || !same);
+            *sharing += a == c->rank && same;
         }
     }
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and received, and these messages carry over
-// this rank's GPU. All ranks.
-static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
+// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and
+// received, and these messages carry over this rank's GPU. All ranks.
+static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
+                                  const CommTraffic *traffic) {
     int sharing;
     if (gpus_apart(c, &sharing)) {
         size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
         comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
         nccl_open(c, s, traffic);
     } else {
-        staged_open(c, s, (size_t)max_i64(elements * 4, (int64_t)records), comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES), traffic);
+        staged_open(c, s, (size_t)max_i64(elements * 4, (int64_t)records),
+                    comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES), traffic);
     }
     c->transport.sharing = sharing;
 }

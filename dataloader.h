@@ -1,34 +1,45 @@
-// dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers -> text.
+// dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers
+// -> text.
 //
 // Files      llm.c's formats, little-endian, with a header of 256 int32:
-//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. Words that llm.c leaves zero and
-//                       does not read: of a labelled shard how many labels there are, and the first of their tokens;
-//                       which tokenizer made the tokens
-//            choices    magic 20240522, version 1, number of examples, bytes of the longest; then the examples, uint16
-//                       words: a context, four completions and which of them is right (HellaSwag)
-//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2); then per token one length
-//                       byte (1-255) and that many bytes. Decodes only.
-// Stream     all shards of a pattern, in byte order of their names, joined into tokens 0 .. n-1. They are mapped, not
-//            copied. A shard must not be changed while it is in use: cutting it off ends the program with SIGBUS.
-// Window     T inputs and T targets, the targets being the tokens one further on. A window is a number:
-//            continuous  window w begins at token (w T) mod n, and what meets the end goes on at token 0
-//            document    a document begins at each end-of-text token (tokens before the first one are a document too);
-//                        it is cut from its beginning into windows of T targets. The last is padded: inputs with
-//                        end-of-text, targets with -1 (masked). No target crosses into the next document, so a document
-//                        of k tokens has k - 1 targets and ceil((k - 1) / T) windows; with windows_per_document no more than
-//                        that, and the rest of the document is left out.
-//            labelled    the documents of labelled shards (images), always: each ends with its label and is one window
-//            choices     a completion behind its context; targets are those of the completion, the others are masked (-1).
-//                        Window w is completion w mod 4 of example w div 4; T is that of the longest
+//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. Words that
+//                       llm.c leaves zero and does not read: of a labelled shard how many labels
+//                       there are, and the first of their tokens; which tokenizer made the tokens
+//            choices    magic 20240522, version 1, number of examples, bytes of the longest; then
+//                       the examples, uint16 words: a context, four completions and which of them
+//                       is right (HellaSwag)
+//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2);
+//                       then per token one length byte (1-255) and that many bytes. Decodes only.
+// Stream     all shards of a pattern, in byte order of their names, joined into tokens 0 .. n-1.
+//            They are mapped, not copied. A shard must not be changed while it is in use: cutting
+//            it off ends the program with SIGBUS.
+// Window     T inputs and T targets, the targets being the tokens one further on. A window is a
+//            number:
+//            continuous  window w begins at token (w T) mod n, and what meets the end goes on at
+//                        token 0
+//            document    a document begins at each end-of-text token (tokens before the first one
+//                        are a document too); it is cut from its beginning into windows of T
+//                        targets. The last is padded: inputs with end-of-text, targets with -1
+//                        (masked). No target crosses into the next document, so a document of k
+//                        tokens has k - 1 targets and ceil((k - 1) / T) windows; with
+//                        windows_per_document no more than that, and the rest of the document is
+//                        left out.
+//            labelled    the documents of labelled shards (images), always: each ends with its
+//                        label and is one window
+//            choices     a completion behind its context; targets are those of the completion, the
+//                        others are masked (-1). Window w is completion w mod 4 of example w div 4;
+//                        T is that of the longest
 // Sample     the position of a run is one integer g, counted over the whole run:
 //            shuffle 0   continuous: window g; document: window g mod W
-//            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone. For continuous windows
-//                        W = (n - 1) div T: those that do not wrap
-//            A private run has no g: a step takes each of the windows 0 .. W-1 with one probability, independently (Poisson), by
-//            numbers that nobody can guess (noise.h). What it took is a list of windows.
-// Invariants after dataset_open nothing is allocated or changed; every function of a const Dataset may be called by any
-//            thread of any rank, and gives every rank the same answer. Nothing here communicates. Files are untrusted:
-//            every length and every token is checked when a file is opened.
+//            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone.
+//                        For continuous windows W = (n - 1) div T: those that do not wrap
+//            A private run has no g: a step takes each of the windows 0 .. W-1 with one
+//            probability, independently (Poisson), by numbers that nobody can guess (noise.h). What
+//            it took is a list of windows.
+// Invariants after dataset_open nothing is allocated or changed; every function of a const Dataset
+// may be called by any
+//            thread of any rank, and gives every rank the same answer. Nothing here communicates.
+//            Files are untrusted: every length and every token is checked when a file is opened.
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
@@ -58,10 +69,12 @@ enum {
     TARGET_BITS = 24,        // of a document window's table entry; the other 40 are its first token
     PERMUTATION_ROUNDS = 64, // 2^-64 of all positions are never moved; the largest stream has 2^40
     BYTE_TOKENS = 256,
-    FEW_TOKENS = 1000,        // say nothing about their tokenizer
-    PADDED_VOCAB_LEAST = 1024 // a model's vocabulary may be padded to this, however small that of the tokenizer is
+    FEW_TOKENS = 1000, // say nothing about their tokenizer
+    // a model's vocabulary may be padded to this, however small that of the tokenizer is
+    PADDED_VOCAB_LEAST = 1024
 };
-static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps these numbers apart from other rooms'
+// "shuffle": keeps these numbers apart from other rooms'
+static const uint64_t PERMUTATION_STREAM = 0x73687566666c65;
 #define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
 
 typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
@@ -107,48 +120,67 @@ typedef struct {
     DatasetOptions options; // as they came out: T of choices, windows of labelled shards
     TokenShard *shards;     // by begin
     int shard_count;
-    int64_t tokens;              // n
-    int64_t windows;             // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
-    uint64_t *table;             // windows of documents and choices: first token << TARGET_BITS | targets up to the padding; else NULL
-    int32_t labels, first_label; // tokens first_label .. first_label + labels - 1 are labels; 0: the shards are not labelled
-    int32_t largest;             // token
-    TokenizerId tokenizer;       // of the shards of which it is known
-    bool like_bytes;             // FEW_TOKENS or more of unknown tokenizer are all below BYTE_TOKENS
-    ChoiceRow *rows;             // choices: of each window; else NULL
+    int64_t tokens; // n
+    // W: whole windows (continuous) or all windows (document). 0 is possible for continuous,
+    // unshuffled ones
+    int64_t windows;
+    // windows of documents and choices: first token << TARGET_BITS | targets up to the padding;
+    // else NULL
+    uint64_t *table;
+    // tokens first_label .. first_label + labels - 1 are labels; 0: the shards are not labelled
+    int32_t labels, first_label;
+    int32_t largest;       // token
+    TokenizerId tokenizer; // of the shards of which it is known
+    // FEW_TOKENS or more of unknown tokenizer are all below BYTE_TOKENS
+    bool like_bytes;
+    ChoiceRow *rows; // choices: of each window; else NULL
 } Dataset;
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Files
 
-// Maps a file read-only. It must be a regular file with at least a header. Sets bytes; the caller unmaps.
-static inline void *data_map_file(const char *path, const char *what, const char *hint, size_t *bytes) {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // not blocked by a pipe with nobody at its other end
+// Maps a file read-only. It must be a regular file with at least a header. Sets bytes; the caller
+// unmaps.
+static inline void *data_map_file(const char *path, const char *what, const char *hint,
+                                  size_t *bytes) {
+    // not blocked by a pipe with nobody at its other end
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
     struct stat info;
-    if (fstat(fd, &info) != 0) { die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno)); }
+    if (fstat(fd, &info) != 0) {
+        die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno));
+    }
     if (!S_ISREG(info.st_mode)) {
         die(EXIT_INPUT, hint, "%s: expected %s, found %s", path, what,
-            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)" : "no regular file");
+            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)"
+                                  : "no regular file");
     }
     if (info.st_size < DATA_HEADER_BYTES) {
-        die(EXIT_INPUT, hint, "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path, what, (int)DATA_HEADER_BYTES,
-            (int64_t)info.st_size);
+        die(EXIT_INPUT, hint,
+            "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,
+            what, (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
     }
     *bytes = (size_t)info.st_size;
     void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) { die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path, *bytes, strerror(errno)); }
+    if (map == MAP_FAILED) {
+        die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path,
+            *bytes, strerror(errno));
+    }
     close(fd);
     return map;
 }
 
-// First index i in 0 .. count-1 with a token >= low and <= high, or count. Whole blocks are passed over by vector code.
+// First index i in 0 .. count-1 with a token >= low and <= high, or count. Whole blocks are passed
+// over by vector code.
 static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t low, int32_t high) {
     enum { BLOCK = 256 }; // a constant trip count, so that -O2 vectorises too
     int64_t i = 0;
     uint16_t first = (uint16_t)low, width = (uint16_t)(high - low);
     for (; i + BLOCK <= count; i += BLOCK) {
         uint16_t found = 0;
-        for (int j = 0; j < BLOCK; j++) { found |= (uint16_t)((uint16_t)(tokens[i + j] - first) <= width); }
+        for (int j = 0; j < BLOCK; j++) {
+            found |= (uint16_t)((uint16_t)(tokens[i + j] - first) <= width);
+        }
         if (found) { break; }
     }
     while (i < count && (tokens[i] < low || tokens[i] > high)) { i++; }
@@ -158,13 +190,18 @@ static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t 
 // The largest token, or -1. Some MB at a time: a slow disk may take long.
 static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
     enum { STEP = 1 << 22, BLOCK = 256 }; // constant trip counts, as in find_token
-    uint16_t largest[BLOCK] = {0}, most = 0;
+    uint16_t largest[BLOCK] = {0};
+    uint16_t most = 0;
     int64_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK) {
-        for (int j = 0; j < BLOCK; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
+        for (int j = 0; j < BLOCK; j++) {
+            largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
+        }
         if (i % STEP == 0) { keep_alive(); }
     }
-    for (int64_t j = 0; i + j < count; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
+    for (int64_t j = 0; i + j < count; j++) {
+        largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
+    }
     for (int j = 0; j < BLOCK; j++) { most = largest[j] > most ? largest[j] : most; }
     return count ? most : -1;
 }
@@ -177,7 +214,8 @@ static inline TokenizerId shard_tokenizer(const char *path, const int32_t *heade
     id.vocab = header[6];
     id.hash = (uint64_t)(uint32_t)header[8] << 32 | (uint32_t)header[7];
     if (id.vocab < 1 || id.vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d", path, (int)DATA_VOCAB_MAX, (int)id.vocab);
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d",
+            path, (int)DATA_VOCAB_MAX, (int)id.vocab);
     }
     return id;
 }
@@ -185,24 +223,33 @@ static inline TokenizerId shard_tokenizer(const char *path, const int32_t *heade
 // Checks the size, magic and version of a shard. Returns its token count, which may be 0.
 static inline int64_t shard_check_header(const char *path, const int32_t *header, size_t bytes) {
     if (header[0] == SHARD_MAGIC_LLAMA3) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported", path,
-            (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
+        die(EXIT_INPUT, DATA_HINT,
+            "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, "
+            "uint32), which are not supported",
+            path, (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
     }
     if (header[0] != SHARD_MAGIC) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a shard of tokens (magic %d), found magic %d", path, (int)SHARD_MAGIC, (int)header[0]);
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a shard of tokens (magic %d), found magic %d",
+            path, (int)SHARD_MAGIC, (int)header[0]);
     }
-    if (header[1] != 1) { die(EXIT_INPUT, DATA_HINT, "%s: expected shard version 1, found %d", path, (int)header[1]); }
+    if (header[1] != 1) {
+        die(EXIT_INPUT, DATA_HINT, "%s: expected shard version 1, found %d", path, (int)header[1]);
+    }
     int64_t count = header[2];
-    if (count < 0) { die(EXIT_INPUT, DATA_HINT, "%s: expected a token count >= 0, found %" PRId64, path, count); }
+    if (count < 0) {
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a token count >= 0, found %" PRId64, path, count);
+    }
     if (bytes != (size_t)DATA_HEADER_BYTES + 2 * (size_t)count) {
-        die(EXIT_INPUT, "the file is cut off or damaged: make or copy it again", "%s: expected %" PRId64 " bytes for %" PRId64 " tokens, found %zu", path,
+        die(EXIT_INPUT, "the file is cut off or damaged: make or copy it again",
+            "%s: expected %" PRId64 " bytes for %" PRId64 " tokens, found %zu", path,
             DATA_HEADER_BYTES + 2 * count, count, bytes);
     }
     return count;
 }
 
 // Checks a shard's header, size and tokens, which must be below vocab.
-static inline ShardFacts shard_check(const char *path, const void *map, size_t bytes, int32_t vocab) {
+static inline ShardFacts shard_check(const char *path, const void *map, size_t bytes,
+                                     int32_t vocab) {
     int32_t header[9];
     memcpy(header, map, sizeof header);
     ShardFacts f;
@@ -212,30 +259,37 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
     f.largest = largest_token(tokens, f.count);
     if (f.largest >= vocab) {
         int64_t bad = find_token(tokens, f.count, vocab, DATA_VOCAB_MAX - 1);
-        die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
-            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
+        die(EXIT_INPUT,
+            "the shard was made with a larger vocabulary than the model has: change one of them",
+            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path,
+            (int)vocab, (int)tokens[bad], bad);
     }
     f.labels = header[3];
     f.first_label = f.labels ? header[4] : 0;
     if (f.labels < 0 || f.first_label < 0 || (int64_t)f.labels + f.first_label > vocab) {
-        die(EXIT_INPUT, "words 3 and 4 of the header are how many labels there are, and the first of their tokens",
-            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path, (int)vocab, (int)f.labels, (int)f.first_label);
+        die(EXIT_INPUT,
+            "words 3 and 4 of the header are how many labels there are, and the first of their "
+            "tokens",
+            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path,
+            (int)vocab, (int)f.labels, (int)f.first_label);
     }
     f.tokenizer = shard_tokenizer(path, header);
     if (f.tokenizer.vocab && f.largest >= f.tokenizer.vocab) {
-        die(EXIT_INPUT, "the file is damaged: make or copy it again", "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
+        die(EXIT_INPUT, "the file is damaged: make or copy it again",
+            "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
             (int)f.tokenizer.vocab, (int)f.largest);
     }
     return f;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tokenizer: what text a token stands for
 
 typedef struct {
-    int32_t vocab;   // tokens known here; 0 without a file, unless tokens are bytes
-    int32_t eot;     // end-of-text token; -1 if unknown
-    bool from_file;  // then end-of-text stands for no text; without a file every token below 256 is one byte
+    int32_t vocab; // tokens known here; 0 without a file, unless tokens are bytes
+    int32_t eot;   // end-of-text token; -1 if unknown
+    // then end-of-text stands for no text; without a file every token below 256 is one byte
+    bool from_file;
     TokenizerId id;  // of a file
     uint32_t *begin; // (vocab) place of a token's length byte in text; its bytes follow
     unsigned char *text;
@@ -244,34 +298,46 @@ typedef struct {
 // FNV-1a of the vocabulary and the end-of-text token as int32, then all tokens as in the file:
 // a length byte, and the bytes. prepare_data.py writes the same into the headers of shards.
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
-    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) { hash = (hash ^ *p) * UINT64_C(0x100000001b3); }
+    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) {
+        hash = (hash ^ *p) * UINT64_C(0x100000001b3);
+    }
     return hash;
 }
 static inline uint64_t tokenizer_hash(int32_t vocab, int32_t eot, const void *text, size_t bytes) {
     const int32_t words[2] = {vocab, eot};
     return fnv1a(fnv1a(UINT64_C(0xcbf29ce484222325), words, sizeof words), text, bytes);
 }
-static inline bool tokenizer_same(TokenizerId a, TokenizerId b) { return a.vocab == b.vocab && a.hash == b.hash; }
+static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
+    return a.vocab == b.vocab && a.hash == b.hash;
+}
 #define TOKENIZER_ID "%d tokens, hash %016" PRIx64 // in messages
 #define TOKENIZER_ID_OF(id) (int)(id).vocab, (id).hash
 
-#define TOKENIZER_HINT "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
+#define TOKENIZER_HINT                                                                             \
+    "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
 
 // Checks the header; sets vocab and eot.
 static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
     int32_t header[4];
     memcpy(header, map, sizeof header);
     if (header[0] != TOKENIZER_MAGIC) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path, (int)TOKENIZER_MAGIC, (int)header[0]);
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path,
+            (int)TOKENIZER_MAGIC, (int)header[0]);
     }
-    if (header[1] != 1 && header[1] != 2) { die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path, (int)header[1]); }
+    if (header[1] != 1 && header[1] != 2) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path,
+            (int)header[1]);
+    }
     t->vocab = header[2];
     t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
     if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path, (int)DATA_VOCAB_MAX, (int)t->vocab);
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path,
+            (int)DATA_VOCAB_MAX, (int)t->vocab);
     }
     if (t->eot < 0 || t->eot >= t->vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the vocabulary of %d, found %d", path, (int)t->vocab, (int)t->eot);
+        die(EXIT_INPUT, TOKENIZER_HINT,
+            "%s: expected an end-of-text token below the vocabulary of %d, found %d", path,
+            (int)t->vocab, (int)t->eot);
     }
 }
 
@@ -281,27 +347,32 @@ static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) 
     size_t at = 0;
     for (int32_t id = 0; id < t->vocab; id++) {
         if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
-            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id, (int)t->vocab,
-                at < size && t->text[at] == 0 ? "none" : "the end of the file");
+            die(EXIT_INPUT, TOKENIZER_HINT,
+                "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id,
+                (int)t->vocab, at < size && t->text[at] == 0 ? "none" : "the end of the file");
         }
         t->begin[id] = (uint32_t)at;
         at += 1 + (size_t)t->text[at];
     }
     if (at != size) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected the end of the file after %d tokens (%zu bytes), found more", path, (int)t->vocab,
-            DATA_HEADER_BYTES + at);
+        die(EXIT_INPUT, TOKENIZER_HINT,
+            "%s: expected the end of the file after %d tokens (%zu bytes), found more", path,
+            (int)t->vocab, DATA_HEADER_BYTES + at);
     }
 }
 
-// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one nothing is known, except
-// that 50256 ends a text where the vocabulary has it.
+// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one
+// nothing is known, except that 50256 ends a text where the vocabulary has it.
 static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
     Tokenizer t;
     memset(&t, 0, sizeof t);
     t.vocab = vocab <= 256 ? vocab : 0;
     t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
     t.text = (unsigned char *)checked_malloc(2 * 256, "the tokenizer");
-    for (int i = 0; i < 256; i++) { t.text[2 * i] = 1, t.text[2 * i + 1] = (unsigned char)i; }
+    for (int i = 0; i < 256; i++) {
+        t.text[2 * i] = 1;
+        t.text[2 * i + 1] = (unsigned char)i;
+    }
     tokenizer_index(&t, "", 2 * (size_t)t.vocab);
     return t;
 }
@@ -312,14 +383,17 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
     const char *slash = strrchr(shards, '/'), *name = slash ? slash : shards, *end = NULL;
     static const char *const parts[] = {"_train", "_val"};
     for (int i = 0; i < 2; i++) {
-        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) { end = !end || at > end ? at : end; }
+        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) {
+            end = !end || at > end ? at : end;
+        }
     }
     if (!end) { return NULL; }
     snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
     return access(path, R_OK) ? NULL : path;
 }
 
-// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the program with EXIT_INPUT.
+// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the
+// program with EXIT_INPUT.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
     Tokenizer t;
@@ -329,9 +403,12 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
     tokenizer_header(&t, path, map);
     if (t.eot >= vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path, (int)vocab, (int)t.eot);
+        die(EXIT_INPUT, TOKENIZER_HINT,
+            "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
+            (int)vocab, (int)t.eot);
     }
-    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1; // the 1: too long is seen as such
+    // the 1: too long is seen as such
+    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
     if (size > most) { size = most; }
     t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
     memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
@@ -354,7 +431,8 @@ typedef struct {
     char path[1100];
     TokenizerId id;
 } TokenizerBeside;
-static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *shard, int32_t vocab) {
+static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *shard,
+                                           int32_t vocab) {
     const TokenizerId unknown = {0, 0};
     char path[sizeof last->path];
     if (!tokenizer_find(shard, path, sizeof path)) { return unknown; }
@@ -368,27 +446,36 @@ static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *sh
 }
 
 // Are these, of which nothing else is known, bytes? A larger vocabulary would show in so many.
-static inline bool like_bytes(int64_t count, int32_t largest) { return count >= FEW_TOKENS && largest < BYTE_TOKENS; }
+static inline bool like_bytes(int64_t count, int32_t largest) {
+    return count >= FEW_TOKENS && largest < BYTE_TOKENS;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Shards of a data set
 
-static inline int data_compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static inline int data_compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
-// Takes up what another shard says: all shards of a data set agree. `first` is the first one's name.
-static inline void dataset_add_facts(Dataset *ds, const char *path, const char *first, const ShardFacts *f) {
+// Takes up what another shard says: all shards of a data set agree. `first` is the first one's
+// name.
+static inline void dataset_add_facts(Dataset *ds, const char *path, const char *first,
+                                     const ShardFacts *f) {
     static const char hint[] = "these are shards of different data sets: name those of one";
     if (path == first) {
         ds->labels = f->labels;
         ds->first_label = f->first_label;
     }
     if (f->labels != ds->labels || f->first_label != ds->first_label) {
-        die(EXIT_INPUT, hint, "%s: expected %d labels from token %d on, as in %s, found %d from %d on", path, (int)ds->labels, (int)ds->first_label, first,
-            (int)f->labels, (int)f->first_label);
+        die(EXIT_INPUT, hint,
+            "%s: expected %d labels from token %d on, as in %s, found %d from %d on", path,
+            (int)ds->labels, (int)ds->first_label, first, (int)f->labels, (int)f->first_label);
     }
     if (ds->tokenizer.vocab && f->tokenizer.vocab && !tokenizer_same(ds->tokenizer, f->tokenizer)) {
-        die(EXIT_INPUT, hint, "%s %s: expected tokens of one tokenizer (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", ds->options.flag, path,
-            TOKENIZER_ID_OF(ds->tokenizer), TOKENIZER_ID_OF(f->tokenizer));
+        die(EXIT_INPUT, hint,
+            "%s %s: expected tokens of one tokenizer (" TOKENIZER_ID
+            "), found another one (" TOKENIZER_ID ")",
+            ds->options.flag, path, TOKENIZER_ID_OF(ds->tokenizer), TOKENIZER_ID_OF(f->tokenizer));
     }
     if (f->tokenizer.vocab) { ds->tokenizer = f->tokenizer; }
     ds->like_bytes |= !f->tokenizer.vocab && like_bytes(f->count, f->largest);
@@ -404,29 +491,39 @@ static inline int data_glob(const char *pattern, glob_t *names) {
 #endif
     return glob(pattern, flags, NULL, names);
 }
-// Names of the files that match a pattern, in byte order whatever the locale. The caller calls globfree.
+// Names of the files that match a pattern, in byte order whatever the locale. The caller calls
+// globfree.
 static inline glob_t dataset_names(const char *flag, const char *pattern) {
     glob_t names;
     int failed = data_glob(pattern, &names);
-    if (failed == GLOB_NOSPACE) { die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", flag, pattern); }
-    if (failed || names.gl_pathc == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", flag, pattern); }
+    if (failed == GLOB_NOSPACE) {
+        die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", flag, pattern);
+    }
+    if (failed || names.gl_pathc == 0) {
+        die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", flag,
+            pattern);
+    }
     qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);
     return names;
 }
 
-// Maps and checks every shard that matches, in name order whatever the locale; fills in what they say, and tokens.
+// Maps and checks every shard that matches, in name order whatever the locale; fills in what they
+// say, and tokens.
 static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
     memset(&beside, 0, sizeof beside);
-    ds->shards = (TokenShard *)checked_calloc(names.gl_pathc, sizeof(TokenShard), "the list of shards");
+    ds->shards =
+        (TokenShard *)checked_calloc(names.gl_pathc, sizeof(TokenShard), "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
         shard.map = data_map_file(path, "a shard of tokens", DATA_HINT, &shard.bytes);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_SEQUENTIAL);
         ShardFacts facts = shard_check(path, shard.map, shard.bytes, ds->options.vocab);
-        if (!facts.tokenizer.vocab) { facts.tokenizer = tokenizer_beside(&beside, path, ds->options.vocab); }
+        if (!facts.tokenizer.vocab) {
+            facts.tokenizer = tokenizer_beside(&beside, path, ds->options.vocab);
+        }
         dataset_add_facts(ds, path, names.gl_pathv[0], &facts);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
         shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
@@ -441,13 +538,17 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         keep_alive();
     }
     globfree(&names);
-    if (ds->tokens < 2) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected at least 2 tokens, found %" PRId64, ds->options.flag, pattern, ds->tokens); }
+    if (ds->tokens < 2) {
+        die(EXIT_INPUT, DATA_HINT, "%s %s: expected at least 2 tokens, found %" PRId64,
+            ds->options.flag, pattern, ds->tokens);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The stream
 
-// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0, any number of times.
+// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0,
+// any number of times.
 static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, int32_t *out) {
     int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
     while (high - low > 1) {
@@ -463,7 +564,9 @@ static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, in
         int64_t piece = min_i64(count, shard->count - (at - shard->begin));
         const uint16_t *in = shard->tokens + (at - shard->begin);
         for (int64_t i = 0; i < piece; i++) { out[i] = in[i]; }
-        out += piece, count -= piece, at += piece;
+        out += piece;
+        count -= piece;
+        at += piece;
         if (at == ds->tokens) { at = 0; }
     }
 }
@@ -473,48 +576,63 @@ static inline int32_t dataset_token(const Dataset *ds, int64_t at) {
     return token;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Document windows: the table
 
-// First end-of-text token at or after `at`, or n. The hint `shard` moves along, for calls with growing `at`.
+// First end-of-text token at or after `at`, or n. The hint `shard` moves along, for calls with
+// growing `at`.
 static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
     for (; *shard < ds->shard_count; (*shard)++) {
         const TokenShard *s = &ds->shards[*shard];
         int64_t offset = max_i64(at - s->begin, 0);
         if (offset >= s->count) { continue; }
-        offset += find_token(s->tokens + offset, s->count - offset, ds->options.eot, ds->options.eot);
+        offset +=
+            find_token(s->tokens + offset, s->count - offset, ds->options.eot, ds->options.eot);
         if (offset < s->count) { return s->begin + offset; }
     }
     return ds->tokens;
 }
 
 // A document of labelled shards must end with its label and fit into one window.
-static inline void check_labelled_document(const Dataset *ds, const char *pattern, int64_t begin, int64_t end) {
+static inline void check_labelled_document(const Dataset *ds, const char *pattern, int64_t begin,
+                                           int64_t end) {
     int64_t last = (int64_t)dataset_token(ds, end - 1) - ds->first_label, T = end - begin - 1;
     if (last < 0 || last >= ds->labels) {
-        die(EXIT_INPUT, "the shards are marked as labelled: make them with scripts/prepare_data.py --images",
-            "%s %s: expected a label (%d to %d) at the end of the document at token %" PRId64 ", found %d", ds->options.flag, pattern, (int)ds->first_label,
+        die(EXIT_INPUT,
+            "the shards are marked as labelled: make them with scripts/prepare_data.py --images",
+            "%s %s: expected a label (%d to %d) at the end of the document at token %" PRId64
+            ", found %d",
+            ds->options.flag, pattern, (int)ds->first_label,
             (int)(ds->first_label + ds->labels - 1), begin, (int)(ds->first_label + last));
     }
     if (T > ds->options.T) {
         die(EXIT_INPUT, "labelled documents are not cut: use this --seq-len or a larger one",
-            "%s %s: expected --seq-len %" PRId64 " at least, for the document at token %" PRId64 ", found %" PRId64, ds->options.flag, pattern, T, begin,
-            ds->options.T);
+            "%s %s: expected --seq-len %" PRId64 " at least, for the document at token %" PRId64
+            ", found %" PRId64,
+            ds->options.flag, pattern, T, begin, ds->options.T);
     }
 }
 
-// Appends the windows of the document in tokens begin .. end-1, as many as it may have; a document of one token has none.
-static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end, size_t *capacity) {
+// Appends the windows of the document in tokens begin .. end-1, as many as it may have; a document
+// of one token has none.
+static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end,
+                                size_t *capacity) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
-    const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document : INT64_MAX, before = ds->windows;
+    const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document
+                                                          : INT64_MAX,
+                  before = ds->windows;
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
         if ((size_t)ds->windows == *capacity) {
             *capacity = 2 * *capacity + 1024;
             void *table = realloc(ds->table, *capacity * sizeof *ds->table);
-            if (!table) { die(EXIT_RESOURCES, "use --windows continuous or fewer shards", "cannot allocate a table of %zu document windows", *capacity); }
+            if (!table) {
+                die(EXIT_RESOURCES, "use --windows continuous or fewer shards",
+                    "cannot allocate a table of %zu document windows", *capacity);
+            }
             ds->table = (uint64_t *)table;
         }
-        ds->table[ds->windows++] = (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
+        ds->table[ds->windows++] =
+            (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
     }
 }
 
@@ -523,14 +641,17 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
     DatasetOptions o = ds->options;
     if (o.eot < 0 || o.eot >= o.vocab) {
         die(EXIT_INPUT, "give the --tokenizer of the shards, or of text use --windows continuous",
-            "%s %s: expected an end-of-text token below the vocabulary of %d, to find documents, found %d", o.flag, pattern, (int)o.vocab, (int)o.eot);
+            "%s %s: expected an end-of-text token below the vocabulary of %d, to find documents, "
+            "found %d",
+            o.flag, pattern, (int)o.vocab, (int)o.eot);
     }
     size_t capacity = 0;
     int shard = 0;
     int64_t end = next_document(ds, 0, &shard);
     if (end == ds->tokens) {
         die(EXIT_INPUT, "use --windows continuous, or prepare the shards with documents",
-            "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens", o.flag, pattern, (int)o.eot, ds->tokens);
+            "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens",
+            o.flag, pattern, (int)o.eot, ds->tokens);
     }
     add_document(ds, pattern, 0, end, &capacity);
     while (end < ds->tokens) {
@@ -538,25 +659,37 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
         end = next_document(ds, begin + 1, &shard);
         add_document(ds, pattern, begin, end, &capacity);
     }
-    if (ds->windows == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern); }
+    if (ds->windows == 0) {
+        die(EXIT_INPUT, DATA_HINT,
+            "%s %s: expected a document of 2 tokens or more, found only documents of 1 token",
+            o.flag, pattern);
+    }
     void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
     if (fitted) { ds->table = (uint64_t *)fitted; }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Open and close
 
-// Opens every shard that matches the pattern (glob, with {one,two} lists). Any rank calls, alone or with the others.
-// Ends the program with EXIT_INPUT, naming the file, when a file or an option is wrong. Reads each shard once, to check it.
+// Opens every shard that matches the pattern (glob, with {one,two} lists). Any rank calls, alone or
+// with the others. Ends the program with EXIT_INPUT, naming the file, when a file or an option is
+// wrong. Reads each shard once, to check it.
 static inline Dataset dataset_open(const char *pattern, DatasetOptions options) {
     Dataset ds;
     memset(&ds, 0, sizeof ds);
     ds.options = options;
-    if (options.T < 1 || options.T >= INT64_C(1) << 22) { die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1, options.T); }
-    if (options.vocab < 1) { die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", (int)options.vocab); }
+    if (options.T < 1 || options.T >= INT64_C(1) << 22) {
+        die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1,
+            options.T);
+    }
+    if (options.vocab < 1) {
+        die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", (int)options.vocab);
+    }
     dataset_map(&ds, pattern);
     if (ds.tokens >= INT64_C(1) << 40) { // so that no product below and no table entry overflows
-        die(EXIT_INPUT, "use fewer shards", "%s %s: expected fewer than 2^40 tokens, found %" PRId64, options.flag, pattern, ds.tokens);
+        die(EXIT_INPUT, "use fewer shards",
+            "%s %s: expected fewer than 2^40 tokens, found %" PRId64, options.flag, pattern,
+            ds.tokens);
     }
     if (ds.labels) { ds.options.windows = WINDOWS_DOCUMENT; }
     if (ds.options.windows == WINDOWS_DOCUMENT) {
@@ -566,23 +699,27 @@ static inline Dataset dataset_open(const char *pattern, DatasetOptions options) 
     }
     if (options.shuffle && ds.windows == 0) {
         die(EXIT_INPUT, "use a smaller --seq-len, more data or --shuffle 0",
-            "%s %s: expected at least one window of %" PRId64 " tokens and one more to shuffle, found %" PRId64 " tokens", options.flag, pattern, options.T,
-            ds.tokens);
+            "%s %s: expected at least one window of %" PRId64
+            " tokens and one more to shuffle, found %" PRId64 " tokens",
+            options.flag, pattern, options.T, ds.tokens);
     }
     return ds;
 }
 
-// Tells data apart that give other samples: every token counts, and its place; what divides documents; which tokens are labels. Names of files
-// do not, nor where one ends. One more pass over all of it: two sets of data that differ by one sample have to be told apart.
+// Tells data apart that give other samples: every token counts, and its place; what divides
+// documents; which tokens are labels. Names of files do not, nor where one ends. One more pass over
+// all of it: two sets of data that differ by one sample have to be told apart.
 static inline uint64_t dataset_checksum(const Dataset *ds) {
     enum { STEP = 1 << 22 };
     const bool documents = ds->options.windows == WINDOWS_DOCUMENT;
-    const int64_t facts[] = {documents, documents ? ds->options.eot : 0, ds->labels, ds->first_label};
+    const int64_t facts[] = {documents, documents ? ds->options.eot : 0, ds->labels,
+                             ds->first_label};
     Checksum sum = checksum_begin();
     checksum_add(&sum, facts, sizeof facts);
     for (const TokenShard *s = ds->shards; s < ds->shards + ds->shard_count; s++) {
         for (int64_t at = 0; at < s->count; at += STEP, keep_alive()) {
-            checksum_add(&sum, s->tokens + at, (size_t)min_i64(STEP, s->count - at) * sizeof *s->tokens);
+            checksum_add(&sum, s->tokens + at,
+                         (size_t)min_i64(STEP, s->count - at) * sizeof *s->tokens);
         }
     }
     return checksum_end(&sum);
@@ -596,7 +733,7 @@ static inline void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // One tokenizer for all data of a run. Whatever tells one (a shard's header, the file beside it,
 // --tokenizer) must tell the same. Where nothing does, tokens can only be too large or too small.
 
@@ -605,50 +742,70 @@ typedef struct {
     const char *flag, *name; // who told it first
 } CommonTokenizer;
 
-#define TOKENIZERS_HINT "take training shards, validation shards and tokenizer from one run of scripts/prepare_data.py"
+#define TOKENIZERS_HINT                                                                            \
+    "take training shards, validation shards and tokenizer from one run of "                       \
+    "scripts/prepare_data.py"
 
 // Adds what `flag name` tells, which may be nothing.
-static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag, const char *name) {
+static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag,
+                                        const char *name) {
     if (!id.vocab) { return; }
     if (!common->id.vocab) {
         const CommonTokenizer first = {id, flag, name};
         *common = first;
     }
     if (!tokenizer_same(common->id, id)) {
-        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected the tokenizer that %s %s has (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", flag, name,
-            common->flag, common->name, TOKENIZER_ID_OF(common->id), TOKENIZER_ID_OF(id));
+        die(EXIT_INPUT, TOKENIZERS_HINT,
+            "%s %s: expected the tokenizer that %s %s has (" TOKENIZER_ID
+            "), found another one (" TOKENIZER_ID ")",
+            flag, name, common->flag, common->name, TOKENIZER_ID_OF(common->id),
+            TOKENIZER_ID_OF(id));
     }
 }
 
-// A model's vocabulary is that of the tokenizer, padded perhaps: up to twice, or PADDED_VOCAB_LEAST.
-static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) { return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST); }
+// A model's vocabulary is that of the tokenizer, padded perhaps: up to twice, or
+// PADDED_VOCAB_LEAST.
+static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) {
+    return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST);
+}
 static inline void common_tokenizer_check_model(const CommonTokenizer *common, int32_t vocab) {
     if (common->id.vocab && !vocabulary_fits(vocab, common->id.vocab)) {
-        die(EXIT_INPUT, "give a model with the vocabulary of the tokenizer, such as layers=L,heads=H,channels=C,vocab=V, or other shards",
-            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d at most)", common->flag, common->name, (int)common->id.vocab,
-            (int)vocab, (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
+        die(EXIT_INPUT,
+            "give a model with the vocabulary of the tokenizer, such as "
+            "layers=L,heads=H,channels=C,vocab=V, or other shards",
+            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d "
+            "at most)",
+            common->flag, common->name, (int)common->id.vocab, (int)vocab,
+            (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
     }
 }
 
-// Checks the tokens of a data set, given by `name`, against the tokenizer or, of an unknown one, the model's vocabulary.
-static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds, const char *name) {
+// Checks the tokens of a data set, given by `name`, against the tokenizer or, of an unknown one,
+// the model's vocabulary.
+static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds,
+                                          const char *name) {
     const int32_t known = common->id.vocab, vocab = known ? known : ds->options.vocab;
     if (known && ds->largest >= known) {
-        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected tokens below %d, the vocabulary of the tokenizer that %s %s has, found %d", ds->options.flag, name,
-            (int)known, common->flag, common->name, (int)ds->largest);
+        die(EXIT_INPUT, TOKENIZERS_HINT,
+            "%s %s: expected tokens below %d, the vocabulary of the tokenizer that %s %s has, "
+            "found %d",
+            ds->options.flag, name, (int)known, common->flag, common->name, (int)ds->largest);
     }
     if (ds->like_bytes && !vocabulary_fits(vocab, BYTE_TOKENS)) {
         die(EXIT_INPUT, TOKENIZERS_HINT ", and a model with its vocabulary",
-            "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes", ds->options.flag, name, (int)vocab, (int)BYTE_TOKENS - 1);
+            "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes",
+            ds->options.flag, name, (int)vocab, (int)BYTE_TOKENS - 1);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Choices: a context and completions, of which the likeliest one is chosen
 
-#define CHOICES_HINT "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
+#define CHOICES_HINT                                                                               \
+    "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
 
-// A file while it is read. Positions count its words, from behind the header; all that is read is checked first.
+// A file while it is read. Positions count its words, from behind the header; all that is read is
+// checked first.
 typedef struct {
     const char *path;
     const uint16_t *words;
@@ -659,28 +816,37 @@ typedef struct {
 static inline int64_t choices_byte(int64_t at) { return DATA_HEADER_BYTES + 2 * at; }
 
 // The word at `at`, which must be low .. high.
-static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *what, int64_t low, int64_t high) {
+static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *what, int64_t low,
+                                   int64_t high) {
     if (at >= f->end) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected %s at byte %" PRId64 ", found the end", f->path, f->example, what, choices_byte(at));
+        die(EXIT_INPUT, CHOICES_HINT,
+            "%s: example %" PRId64 ": expected %s at byte %" PRId64 ", found the end", f->path,
+            f->example, what, choices_byte(at));
     }
     int64_t word = f->words[at];
     if (word < low || word > high) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected %s (%" PRId64 " to %" PRId64 ") at byte %" PRId64 ", found %" PRId64, f->path,
-            f->example, what, low, high, choices_byte(at), word);
+        die(EXIT_INPUT, CHOICES_HINT,
+            "%s: example %" PRId64 ": expected %s (%" PRId64 " to %" PRId64 ") at byte %" PRId64
+            ", found %" PRId64,
+            f->path, f->example, what, low, high, choices_byte(at), word);
     }
     return word;
 }
 
 // A length and that many tokens at *at, which moves behind them. Returns the first token's place.
-static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const char *what, int32_t vocab, int64_t *count) {
+static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const char *what,
+                                     int32_t vocab, int64_t *count) {
     *count = choices_word(f, *at, what, 1, f->end - *at - 1);
     int64_t begin = *at + 1;
-    for (*at = begin; *at < begin + *count; (*at)++) { choices_word(f, *at, "a token", 0, vocab - 1); }
+    for (*at = begin; *at < begin + *count; (*at)++) {
+        choices_word(f, *at, "a token", 0, vocab - 1);
+    }
     return begin;
 }
 
 // Appends the row of a completion: the context's tokens, then its own.
-static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t context_count, const uint16_t *completion, int64_t count, bool right) {
+static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t context_count,
+                              const uint16_t *completion, int64_t count, bool right) {
     uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
     memcpy(out, context, (size_t)context_count * sizeof *out);
     memcpy(out + context_count, completion, (size_t)count * sizeof *out);
@@ -701,14 +867,18 @@ static inline int64_t add_example(Dataset *ds, ChoiceFile f, int64_t at) {
     choices_word(&f, at++, "the number of the example", f.example, f.example);
     int64_t right = choices_word(&f, at++, "a label", 0, CHOICES - 1);
     choices_word(&f, at++, "the number of completions", CHOICES, CHOICES);
-    int64_t context = choices_tokens(&f, &at, "the length of a context", ds->options.vocab, &context_count);
+    int64_t context =
+        choices_tokens(&f, &at, "the length of a context", ds->options.vocab, &context_count);
     for (int c = 0; c < CHOICES; c++) {
-        int64_t completion = choices_tokens(&f, &at, "the length of a completion", ds->options.vocab, &count);
+        int64_t completion =
+            choices_tokens(&f, &at, "the length of a completion", ds->options.vocab, &count);
         add_choice(ds, f.words + context, context_count, f.words + completion, count, c == right);
     }
     if (2 * (at - begin) != bytes) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected its %" PRId64 " bytes to hold %d completions, found more than they need", f.path,
-            f.example, bytes, (int)CHOICES);
+        die(EXIT_INPUT, CHOICES_HINT,
+            "%s: example %" PRId64 ": expected its %" PRId64
+            " bytes to hold %d completions, found more than they need",
+            f.path, f.example, bytes, (int)CHOICES);
     }
     return at;
 }
@@ -718,18 +888,24 @@ static inline int64_t choices_header(const char *path, const void *map, int64_t 
     int32_t header[4];
     memcpy(header, map, sizeof header);
     if (header[0] != CHOICES_MAGIC) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected multiple choices (magic %d), found magic %d", path, (int)CHOICES_MAGIC, (int)header[0]);
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected multiple choices (magic %d), found magic %d",
+            path, (int)CHOICES_MAGIC, (int)header[0]);
     }
-    if (header[1] != 1) { die(EXIT_INPUT, CHOICES_HINT, "%s: expected version 1 of multiple choices, found %d", path, (int)header[1]); }
+    if (header[1] != 1) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected version 1 of multiple choices, found %d", path,
+            (int)header[1]);
+    }
     if (header[2] < 1 || header[2] > CHOICES_MOST) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path, (int)CHOICES_MOST, (int)header[2]);
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path,
+            (int)CHOICES_MOST, (int)header[2]);
     }
     *longest = header[3];
     return header[2];
 }
 
-// Opens a file of multiple choices as a data set of `CHOICES` windows an example. Its T is that of the longest row, which must
-// not be above options.T. The rows are copied: 2 bytes a token, at most CHOICES times the file, whatever its header says.
+// Opens a file of multiple choices as a data set of `CHOICES` windows an example. Its T is that of
+// the longest row, which must not be above options.T. The rows are copied: 2 bytes a token, at most
+// CHOICES times the file, whatever its header says.
 static inline Dataset choices_open(const char *path, DatasetOptions options) {
     size_t bytes;
     int64_t longest, most = 0, at = 0;
@@ -738,40 +914,57 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     Dataset ds;
     memset(&ds, 0, sizeof ds);
     ds.options = options;
-    ds.options.windows = WINDOWS_DOCUMENT, ds.options.T = 0, ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token will do
-    ds.table = (uint64_t *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.table, "multiple choices");
-    ds.rows = (ChoiceRow *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.rows, "multiple choices");
+    // padding: any token will do
+    ds.options.windows = WINDOWS_DOCUMENT;
+    ds.options.T = 0;
+    ds.options.eot = (int32_t)max_i64(options.eot, 0);
+    ds.table = (uint64_t *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.table,
+                                          "multiple choices");
+    ds.rows = (ChoiceRow *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.rows,
+                                          "multiple choices");
     ds.shards = (TokenShard *)checked_calloc(1, sizeof *ds.shards, "multiple choices");
-    ds.shards[0].bytes = CHOICES * bytes, ds.shard_count = 1;
-    ds.shards[0].map = mmap(NULL, ds.shards[0].bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); // what is used is taken
-    if (ds.shards[0].map == MAP_FAILED) { die(EXIT_RESOURCES, "free memory", "%s: cannot take %zu bytes of memory", path, ds.shards[0].bytes); }
+    ds.shards[0].bytes = CHOICES * bytes;
+    ds.shard_count = 1;
+    // what is used is taken
+    ds.shards[0].map = mmap(NULL, ds.shards[0].bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (ds.shards[0].map == MAP_FAILED) {
+        die(EXIT_RESOURCES, "free memory", "%s: cannot take %zu bytes of memory", path,
+            ds.shards[0].bytes);
+    }
     ds.shards[0].tokens = (const uint16_t *)ds.shards[0].map;
-    ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES), (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
+    ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
+                    (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
     for (; f.example < examples; f.example++) {
         int64_t next = add_example(&ds, f, at);
-        most = max_i64(most, 2 * (next - at)), at = next;
+        most = max_i64(most, 2 * (next - at));
+        at = next;
     }
     ds.shards[0].count = ds.tokens;
     ds.largest = largest_token(ds.shards[0].tokens, ds.tokens);
     ds.like_bytes = like_bytes(ds.tokens, ds.largest); // the file does not tell its tokenizer
     if (choices_byte(at) != (int64_t)bytes || most != longest) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected a longest example of %" PRId64 " bytes and the end at byte %" PRId64 ", found %" PRId64 " and %zu", path,
-            longest, choices_byte(at), most, bytes);
+        die(EXIT_INPUT, CHOICES_HINT,
+            "%s: expected a longest example of %" PRId64 " bytes and the end at byte %" PRId64
+            ", found %" PRId64 " and %zu",
+            path, longest, choices_byte(at), most, bytes);
     }
     munmap((void *)(uintptr_t)map, bytes);
     if (ds.options.T > options.T) {
         die(EXIT_INPUT, "use this --seq-len or a larger one: rows are not cut",
-            "%s %s: expected --seq-len %" PRId64 " at least, for its longest row, found %" PRId64, options.flag, path, ds.options.T, options.T);
+            "%s %s: expected --seq-len %" PRId64 " at least, for its longest row, found %" PRId64,
+            options.flag, path, ds.options.T, options.T);
     }
     return ds;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Samples and windows
 
-// Where x of 0 .. count-1 goes in the permutation that key chooses; a bijection for every count >= 1.
-// Swap-or-not (Hoang, Morris, Rogaway 2012): a round pairs each x with pivot - x and a coin of the pair says whether the
-// two change places. So every round is a bijection on any count, nothing is stored and nothing is tried again.
+// Where x of 0 .. count-1 goes in the permutation that key chooses; a bijection for every count >=
+// 1. Swap-or-not (Hoang, Morris, Rogaway 2012): a round pairs each x with pivot - x and a coin of
+// the pair says whether the two change places. So every round is a bijection on any count, nothing
+// is stored and nothing is tried again.
 static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
     uint64_t n = (uint64_t)count, place = (uint64_t)x;
     for (uint64_t round = 0; round < PERMUTATION_ROUNDS; round++) {
@@ -783,33 +976,43 @@ static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
     return (int64_t)place;
 }
 
-// Whole windows: what an epoch, a private run's draw or a validation "-1" ranges over. 0 if a stream is shorter than T + 1.
+// Whole windows: what an epoch, a private run's draw or a validation "-1" ranges over. 0 if a
+// stream is shorter than T + 1.
 static inline int64_t dataset_whole_windows(const Dataset *ds) { return ds->windows; }
 
 // Window number of sample g >= 0 of the run.
 static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
     assert(g >= 0);
     if (ds->options.shuffle) {
-        uint64_t key = random_u64(ds->options.seed, PERMUTATION_STREAM, (uint64_t)(g / ds->windows));
+        uint64_t key =
+            random_u64(ds->options.seed, PERMUTATION_STREAM, (uint64_t)(g / ds->windows));
         return permutation(key, ds->windows, g % ds->windows);
     }
     return ds->options.windows == WINDOWS_DOCUMENT ? g % ds->windows : g;
 }
 
-// Where the padding of a window begins (T: nowhere). Windows of a table are 0 .. W-1; continuous ones may be any number >= 0.
+// Where the padding of a window begins (T: nowhere). Windows of a table are 0 .. W-1; continuous
+// ones may be any number >= 0.
 static inline int64_t dataset_window_end(const Dataset *ds, int64_t window) {
     assert(window >= 0 && (!ds->table || window < ds->windows));
     return ds->table ? (int64_t)(ds->table[window] & ((1u << TARGET_BITS) - 1)) : ds->options.T;
 }
 
 // Targets of a window that are masked before its first real one.
-static inline int64_t dataset_window_masked(const Dataset *ds, int64_t window) { return ds->rows ? ds->rows[window].masked : 0; }
+static inline int64_t dataset_window_masked(const Dataset *ds, int64_t window) {
+    return ds->rows ? ds->rows[window].masked : 0;
+}
 
 // Real (not masked) targets of a window, 1 .. T.
-static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) { return dataset_window_end(ds, window) - dataset_window_masked(ds, window); }
+static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) {
+    return dataset_window_end(ds, window) - dataset_window_masked(ds, window);
+}
 
-// Real targets of sample g, without reading its tokens: the sum over a step's samples divides the step's loss on any rank.
-static inline int64_t dataset_targets(const Dataset *ds, int64_t g) { return dataset_window_targets(ds, dataset_window(ds, g)); }
+// Real targets of sample g, without reading its tokens: the sum over a step's samples divides the
+// step's loss on any rank.
+static inline int64_t dataset_targets(const Dataset *ds, int64_t g) {
+    return dataset_window_targets(ds, dataset_window(ds, g));
+}
 static inline int64_t dataset_count_targets(const Dataset *d, int64_t first, int64_t samples) {
     int64_t targets = 0;
     for (int64_t g = first; g < first + samples; g++) { targets += dataset_targets(d, g); }
@@ -817,9 +1020,12 @@ static inline int64_t dataset_count_targets(const Dataset *d, int64_t first, int
 }
 
 // inputs(T), targets(T) of one window.
-static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs, int32_t *targets) {
-    int64_t T = ds->options.T, n = ds->tokens, end = dataset_window_end(ds, window), held = min_i64(end + 1, T);
-    int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n; // n T < 2^62
+static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs,
+                                       int32_t *targets) {
+    int64_t T = ds->options.T, n = ds->tokens, end = dataset_window_end(ds, window),
+            held = min_i64(end + 1, T);
+    // n T < 2^62
+    int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n;
     dataset_copy(ds, begin, held, inputs);
     memcpy(targets, inputs + 1, (size_t)(held - 1) * sizeof *targets);
     if (end == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
@@ -829,15 +1035,21 @@ static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_
 }
 
 // inputs(count, T), targets(count, T) of the samples g .. g+count-1.
-static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int32_t *inputs, int32_t *targets) {
+static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int32_t *inputs,
+                                int32_t *targets) {
     int64_t T = ds->options.T;
-    for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, dataset_window(ds, g + i), inputs + i * T, targets + i * T); }
+    for (int64_t i = 0; i < count; i++) {
+        dataset_fill_window(ds, dataset_window(ds, g + i), inputs + i * T, targets + i * T);
+    }
 }
 
 // inputs(count, T), targets(count, T) of the windows listed.
-static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count, int32_t *inputs, int32_t *targets) {
+static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count,
+                                        int32_t *inputs, int32_t *targets) {
     int64_t T = ds->options.T;
-    for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
+    for (int64_t i = 0; i < count; i++) {
+        dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T);
+    }
 }
 
 // Poisson sampling of a private run.
@@ -845,9 +1057,11 @@ static inline int compare_windows(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
 }
-// windows(cap) = each window with probability q, 0 < q <= 1, in ascending order; of more than cap, any cap of them with equal chances. Returns
-// how many. Whoever asks with one stream gets one answer. Only the gaps are drawn: one is g or longer with probability (1 - q)^g.
-static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_t cap, NoiseStream stream, int64_t *windows) {
+// windows(cap) = each window with probability q, 0 < q <= 1, in ascending order; of more than cap,
+// any cap of them with equal chances. Returns how many. Whoever asks with one stream gets one
+// answer. Only the gaps are drawn: one is g or longer with probability (1 - q)^g.
+static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_t cap,
+                                             NoiseStream stream, int64_t *windows) {
     assert(q > 0 && q <= 1 && cap > 0);
     const double log_left_out = log1p(-q); // of q = 1: -INFINITY, so all gaps are 0
     NoiseDraws draws = noise_draws(stream);
@@ -856,7 +1070,8 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
         const double gap = floor(log(noise_uniform(&draws)) / log_left_out);
         if (gap >= (double)(ds->windows - at)) { break; }
         at += (int64_t)gap;
-        const int64_t place = count < cap ? count : (int64_t)((1.0 - noise_uniform(&draws)) * (double)(count + 1));
+        const int64_t place =
+            count < cap ? count : (int64_t)((1.0 - noise_uniform(&draws)) * (double)(count + 1));
         if (place < cap) { windows[place] = at; }
         count++;
     }
@@ -865,12 +1080,19 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
     return min_i64(count, cap);
 }
 
-// Deals windows(count) to so many parts, each window to one of them with equal chances, whatever becomes of others. They lie one part after another then,
-// in the order that they had; of more than `most` of a part the last ones are left out. begins(parts + 1): where each begins. Returns how many are left.
-static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t parts, int64_t most, NoiseStream stream, int64_t *begins) {
-    int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"), *all = part + count, left = 0;
+// Deals windows(count) to so many parts, each window to one of them with equal chances, whatever
+// becomes of others. They lie one part after another then, in the order that they had; of more than
+// `most` of a part the last ones are left out. begins(parts + 1): where each begins. Returns how
+// many are left.
+static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t parts, int64_t most,
+                                   NoiseStream stream, int64_t *begins) {
+    int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"),
+            *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
-    for (int64_t i = 0; i < count; i++) { part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1), all[i] = windows[i]; }
+    for (int64_t i = 0; i < count; i++) {
+        part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);
+        all[i] = windows[i];
+    }
     for (int64_t k = 0; k < parts; k++) {
         begins[k] = left;
         for (int64_t i = 0; i < count; i++) {
@@ -889,17 +1111,22 @@ typedef struct {
     bool right;  // and whether that is the right one
 } Choice;
 
-// Adds row `window` with the sum of its losses. Returns 1 if it completes an example whose likeliest completion is the right one.
+// Adds row `window` with the sum of its losses. Returns 1 if it completes an example whose
+// likeliest completion is the right one.
 static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, double loss) {
     double mean = loss / (double)dataset_window_targets(ds, window);
-    if (window % CHOICES == 0 || mean < choice->best) { choice->best = mean, choice->right = ds->rows[window].right; }
+    if (window % CHOICES == 0 || mean < choice->best) {
+        choice->best = mean;
+        choice->right = ds->rows[window].right;
+    }
     return window % CHOICES == CHOICES - 1 && choice->right;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Text of tokens
 
-// The bytes of a token, not ended by a zero, and their number; NULL and 0 for a token that is not known (-1 too).
+// The bytes of a token, not ended by a zero, and their number; NULL and 0 for a token that is not
+// known (-1 too).
 static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {
     bool known = id >= 0 && id < t->vocab;
     *length = known ? t->text[t->begin[id]] : 0;
@@ -913,8 +1140,10 @@ static inline int tokenizer_bytes(const Tokenizer *t, int32_t id) {
     return t->from_file && id == t->eot ? 0 : length;
 }
 
-// Bytes that targets(count) stand for together, masked ones (-1) none: for bits per byte. 0 if the text is not known.
-static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *targets, int64_t count) {
+// Bytes that targets(count) stand for together, masked ones (-1) none: for bits per byte. 0 if the
+// text is not known.
+static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *targets,
+                                            int64_t count) {
     int64_t sum = 0;
     for (int64_t i = 0; i < count; i++) { sum += tokenizer_bytes(t, targets[i]); }
     return sum;
@@ -933,14 +1162,16 @@ static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t
     return bytes;
 }
 
-// Writes a token's text. Control characters except newline and tab come out as \xNN, so a sample cannot drive a terminal;
-// other bytes go out as they are, since a character may be spread over several tokens. A token that is not known: [id].
+// Writes a token's text. Control characters except newline and tab come out as \xNN, so a sample
+// cannot drive a terminal; other bytes go out as they are, since a character may be spread over
+// several tokens. A token that is not known: [id].
 static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
     int length;
     const unsigned char *bytes = tokenizer_decode(t, id, &length);
     if (!bytes) { fprintf(out, "[%d]", (int)id); }
     for (int i = 0; i < length; i++) {
-        bool control = (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;
+        bool control =
+            (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;
         if (control) {
             fprintf(out, "\\x%02x", bytes[i]);
         } else {

@@ -1,27 +1,39 @@
-// dp.h: differential privacy inside the backward pass. Each sample's gradient is measured and scaled to a bounded norm before it is
-// added; noise follows where a sum has its owner (zero.h), and what it promises is in privacy.h. (Not data parallelism: that is zero.h.)
+// dp.h: differential privacy inside the backward pass. Each sample's gradient is measured and
+// scaled to a bounded norm before it is added; noise follows where a sum has its owner (zero.h),
+// and what it promises is in privacy.h. (Not data parallelism: that is zero.h.)
 //
-// With C_i = clip(norm of sample i's gradient g_i) a step's sum is  sum_i C_i g_i.  Nobody holds g_i for the whole model. One backward
-// pass (book-keeping, arXiv 2210.00038): a unit's input part goes on as ever, since C_i is a factor of sample i's rows alone; its weight part
-// waits until C_i is known, and then takes what belongs to sample i times C_i.
-//   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at once (layer-wise, arXiv 2311.11822)
-//   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h). Until then output gradients lie where
-//          the next unit's dead activations were (activations.h)
-//   stage  the same over the units of each of S stages of a pipeline, with the threshold R / sqrt(S); wte and wpe are the first stage's
+// With C_i = clip(norm of sample i's gradient g_i) a step's sum is  sum_i C_i g_i.  Nobody holds
+// g_i for the whole model. One backward pass (book-keeping, arXiv 2210.00038): a unit's input part
+// goes on as ever, since C_i is a factor of sample i's rows alone; its weight part waits until C_i
+// is known, and then takes what belongs to sample i times C_i.
+//   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at
+//          once (layer-wise, arXiv 2311.11822)
+//   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h).
+//          Until then output gradients lie where the next unit's dead activations were
+//          (activations.h)
+//   stage  the same over the units of each of S stages of a pipeline, with the threshold R /
+//          sqrt(S); wte and wpe are the first stage's
 // The groups     {wte with both its uses, wpe} | each block | {lnf}
 // Norms of a unit, whichever is less work:
-//   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each sample's sums, which are kept; then
-//                  ONE product adds all samples, each times its factor
-//   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i: no product more than without privacy
-// wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one without the other, or without 2<E_i, H_i>,
-// would be too small by up to sqrt(2). H_i is made at the head, E_i at the embedding, the last of all. So from the head on either dlogits are
-// kept (ghost), or H_i itself (instantiated); or, where memory is too short for either, logits are made again at the embedding, a few samples at
-// a time: wte stays acquired until then, so no message is sent for it.
-// Stages         then E_i is made on the first and H_i on the last. The last sends |H_i|^2 and, for each position t, the row of H_i that t's token has
-//                (tied): 2<E_i, H_i> is the sum of its products with the rows that E_i is made of. The first makes the norm and the factors,
-//                and sends these back (TIED, schedule.h). In style flat each stage sends the norm of all that it has, and gets factors
-// Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of n_i targets counts T / n_i: its loss is the
-//                mean over its own tokens, whatever else is in the batch
+//   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each
+//                  sample's sums, which are kept; then ONE product adds all samples, each times its
+//                  factor
+//   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i:
+//                  no product more than without privacy
+// wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one
+// without the other, or without 2<E_i, H_i>, would be too small by up to sqrt(2). H_i is made at
+// the head, E_i at the embedding, the last of all. So from the head on either dlogits are kept
+// (ghost), or H_i itself (instantiated); or, where memory is too short for either, logits are made
+// again at the embedding, a few samples at a time: wte stays acquired until then, so no message is
+// sent for it.
+// Stages         then E_i is made on the first and H_i on the last. The last sends |H_i|^2 and, for
+//                each position t, the row of H_i that t's token has (tied): 2<E_i, H_i> is the sum
+//                of its products with the rows that E_i is made of. The first makes the norm and
+//                the factors, and sends these back (TIED, schedule.h). In style flat each stage
+//                sends the norm of all that it has, and gets factors
+// Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of
+//                n_i targets counts T / n_i: its loss is the mean over its own tokens, whatever
+//                else is in the batch
 // Not finite     a sample whose norm is not finite is left out: a decision about this sample alone
 #ifndef DP_H
 #define DP_H
@@ -40,33 +52,45 @@ typedef struct {
     ClipFunction function;
 } ClipPolicy;
 
-static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages, ClipFunction function) {
+static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages,
+                                     ClipFunction function) {
     const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : 1;
-    ClipPolicy p = {true, clips != CLIPS_UNITS, clips, stages, false, false, false, (float)(R / sqrt(groups)), function};
+    ClipPolicy p = {true,  clips != CLIPS_UNITS,      clips,   stages, false, false,
+                    false, (float)(R / sqrt(groups)), function};
     return p;
 }
 static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->stages > 1; }
-static inline bool clip_crosses_all(const ClipPolicy *p) { return clip_crosses(p) && p->clips == CLIPS_ALL; }
+static inline bool clip_crosses_all(const ClipPolicy *p) {
+    return clip_crosses(p) && p->clips == CLIPS_ALL;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which way: by the bytes of instantiating (write, read, add to the gradient) against the multiplications of ghost norms
+// -------------------------------------------------------------------------------------------------
+// Which way: by the bytes of instantiating (write, read, add to the gradient) against the
+// multiplications of ghost norms
 
-enum { GHOST_RATIO = 50 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
+// multiplications in the time of a byte, with what small products lose (docs/results.md)
+enum { GHOST_RATIO = 50 };
 // A product of (T, d) and (T, p) rows of a sample: T^2 (d + p) against d p.
-static inline bool clip_prefers_ghost(int64_t T, double both, double elements) { return (double)T * (double)T * both <= GHOST_RATIO * elements; }
+static inline bool clip_prefers_ghost(int64_t T, double both, double elements) {
+    return (double)T * (double)T * both <= GHOST_RATIO * elements;
+}
 static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {
     double C = (double)m->config.channels;
-    return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C); // qkv, attention, fc and their projections together
+    // qkv, attention, fc and their projections together
+    return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C);
 }
-// Of a large model the head is so small a part of the work that what takes less memory is better: gradients of logits, where T < C.
+// Of a large model the head is so small a part of the work that what takes less memory is better:
+// gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
     const double C = (double)m->config.channels, V = (double)m->config.padded_vocab, t = (double)T;
-    const bool hardly_counts = T < m->config.channels && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
+    const bool hardly_counts =
+        T < m->config.channels && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
     return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
 }
 
 // Arithmetic of the norms of a unit of `rows` samples, beyond that of a step without privacy.
-static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows, double T) {
+static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows,
+                                     double T) {
     double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
     if (!p->on || unit == m->units - 1) { return 0; }
     if (unit) { return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * 16 * C; }
@@ -74,8 +98,11 @@ static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int
 }
 // Samples whose part of the gradient of wte is there at a time: all of a micro-batch, or a few.
 enum { AGAIN_ROWS = 256 }; // tokens of these few, where sequences are shorter
-static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, int64_t rows, int64_t T) {
-    return !p->again ? rows : clip_instantiates_head(m, T) ? 1 : min_i64(rows, max_i64(1, AGAIN_ROWS / T));
+static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, int64_t rows,
+                                        int64_t T) {
+    return !p->again                      ? rows
+           : clip_instantiates_head(m, T) ? 1
+                                          : min_i64(rows, max_i64(1, AGAIN_ROWS / T));
 }
 // The share of the speed without privacy that this leaves, at most.
 static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
@@ -85,7 +112,7 @@ static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, do
     return 1 / (1 + norms / gpt_step_flops(m, T, T));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Memory
 
 // Each sample's gradients of the small tensors of a block.
@@ -93,25 +120,30 @@ typedef struct {
     float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // (rows, C or 3C or 4C)
 } BlockSums;
 
-// What crosses stages. others: on the first stage what the senders have found, (senders, most rows of a micro-batch); elsewhere what this rank sends
+// What crosses stages. others: on the first stage what the senders have found, (senders, most rows
+// of a micro-batch); elsewhere what this rank sends
 typedef struct {
     double *others; // squared norms; of the last stage, where groups end with stages, |H|^2 alone
     float *tied;    // (rows * T, C) rows of H: on the last stage and on the first
     float *factors; // (rows)
 } Crossing;
 
-// Of a micro-batch. Where groups cross stages several are on their way, and each has its own of what is kept, here in brackets.
+// Of a micro-batch. Where groups cross stages several are on their way, and each has its own of
+// what is kept, here in brackets.
 typedef struct {
     ClipPolicy policy;
-    double *norms;            // (rows) squared, of the group at hand [where all is one group]
-    float *weights, *factors; // (rows) [factors, where they cross stages]; weights lie with the micro-batch's activations
-    BlockSums *blocks;        // [layers]; in style unit they share one [where all is one group]
-    float *lnfw, *lnfb;       // (rows, C) [the same]
-    Real *dlogits;            // (rows * T, Vp), or NULL [it]
-    float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL [it]
-    Real *lnf;                // (rows * T, C) what belongs to dlogits that are kept after the head's activations, or NULL [it]
-    int64_t head_samples;     // of these: rows, or fewer where they are made again
-    float *sample;            // one sample's gradient of a block, or of wpe
+    double *norms; // (rows) squared, of the group at hand [where all is one group]
+    // (rows) [factors, where they cross stages]; weights lie with the micro-batch's activations
+    float *weights, *factors;
+    BlockSums *blocks;  // [layers]; in style unit they share one [where all is one group]
+    float *lnfw, *lnfb; // (rows, C) [the same]
+    Real *dlogits;      // (rows * T, Vp), or NULL [it]
+    float *head;        // (rows, Vp, C): H_i, then E_i + H_i, or NULL [it]
+    // (rows * T, C) what belongs to dlogits that are kept after the head's activations, or NULL
+    // [it]
+    Real *lnf;
+    int64_t head_samples; // of these: rows, or fewer where they are made again
+    float *sample;        // one sample's gradient of a block, or of wpe
     Crossing crossing;
     int64_t senders, most; // of norms, to this rank; rows of a micro-batch at most
 } Clip;
@@ -119,123 +151,179 @@ typedef struct {
 typedef struct {
     int first, end;
 } ClipUnits;
-static inline bool clip_has_block(ClipUnits u, int layer) { return layer + 1 >= u.first && layer + 1 < u.end; }
+static inline bool clip_has_block(ClipUnits u, int layer) {
+    return layer + 1 >= u.first && layer + 1 < u.end;
+}
 
 // What lives from the head to the embedding.
-static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
+static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows,
+                                          int64_t T) {
     int64_t Vp = m->config.padded_vocab;
     bool whole = clip_instantiates_head(m, T);
     c->head_samples = clip_head_samples(&c->policy, m, rows, T);
     c->head = whole ? arena_floats(a, c->head_samples * Vp * m->config.channels) : NULL;
     c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
-    c->lnf = whole || !(clip_crosses(&c->policy) || c->policy.overlaps) ? NULL : arena_reals(a, rows * T * m->config.channels);
+    c->lnf = whole || !(clip_crosses(&c->policy) || c->policy.overlaps)
+                 ? NULL
+                 : arena_reals(a, rows * T * m->config.channels);
 }
 static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     BlockSums s;
-    s.ln1w = arena_floats(a, n), s.ln1b = arena_floats(a, n), s.qkvb = arena_floats(a, 3 * n), s.attprojb = arena_floats(a, n);
-    s.ln2w = arena_floats(a, n), s.ln2b = arena_floats(a, n), s.fcb = arena_floats(a, 4 * n), s.fcprojb = arena_floats(a, n);
+    s.ln1w = arena_floats(a, n);
+    s.ln1b = arena_floats(a, n);
+    s.qkvb = arena_floats(a, 3 * n);
+    s.attprojb = arena_floats(a, n);
+    s.ln2w = arena_floats(a, n);
+    s.ln2b = arena_floats(a, n);
+    s.fcb = arena_floats(a, 4 * n);
+    s.fcprojb = arena_floats(a, n);
     return s;
 }
 // Each sample's sums, norms and factors.
-static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units, int64_t rows) {
+static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
+                                      int64_t rows) {
     const int64_t n = rows * m->config.channels;
     int any = -1;
-    c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double)), c->factors = arena_floats(a, rows);
-    if (units.end == m->units) { c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n); }
+    c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double));
+    c->factors = arena_floats(a, rows);
+    if (units.end == m->units) {
+        c->lnfw = arena_floats(a, n);
+        c->lnfb = arena_floats(a, n);
+    }
     for (int l = 0; l < m->config.layers; l++) {
         if (!clip_has_block(units, l)) { continue; }
         c->blocks[l] = any < 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[any];
         any = l;
     }
 }
-static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units, int64_t rows, int64_t T) {
-    const bool first = units.first == 0, ends = first || units.end == m->units, all = clip_crosses_all(&c->policy);
+static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
+                                       int64_t rows, int64_t T) {
+    const bool first = units.first == 0, ends = first || units.end == m->units,
+               all = clip_crosses_all(&c->policy);
     c->senders = first ? (all ? c->policy.stages - 1 : 1) : 0;
-    c->crossing.others = first || !all ? (double *)arena_take(a, (size_t)(max_i64(c->senders, 1) * rows) * sizeof(double)) : c->norms;
+    c->crossing.others =
+        first || !all
+            ? (double *)arena_take(a, (size_t)(max_i64(c->senders, 1) * rows) * sizeof(double))
+            : c->norms;
     c->crossing.tied = ends ? arena_floats(a, rows * T * m->config.channels) : NULL;
     c->crossing.factors = arena_floats(a, rows);
-    if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; } // the rank's only group is the one that crosses
+    // the rank's only group is the one that crosses
+    if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; }
 }
 // of: the micro-batch whose scratch space this one shares; NULL: it is the first.
-static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const GptModel *m, ClipUnits units, int64_t rows, int64_t T) {
+static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const GptModel *m,
+                                      ClipUnits units, int64_t rows, int64_t T) {
     const bool blocks = clip_instantiates_block(&c->policy, m, T);
-    int64_t sample = blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
-    if (!of && clip_instantiates_head(m, T) && !clip_crosses(&c->policy)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
+    int64_t sample =
+        blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
+    if (!of && clip_instantiates_head(m, T) && !clip_crosses(&c->policy)) {
+        sample = max_i64(sample, m->class_elements[STORAGE_WPE]);
+    }
     c->most = rows;
     c->sample = of ? of->sample : arena_floats(a, sample);
     if (!of || clip_crosses_all(&c->policy)) {
         clip_carve_samples(c, a, m, units, rows);
     } else {
-        c->norms = of->norms, c->factors = of->factors, c->lnfw = of->lnfw, c->lnfb = of->lnfb;
+        c->norms = of->norms;
+        c->factors = of->factors;
+        c->lnfw = of->lnfw;
+        c->lnfb = of->lnfb;
         memcpy(c->blocks, of->blocks, (size_t)m->config.layers * sizeof(BlockSums));
     }
     if (clip_crosses(&c->policy)) { clip_carve_crossing(c, a, m, units, rows, T); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Groups: norms(rows) += what a unit's gradients have; factors when all of a group is in
 
-static inline void clip_begin(Stream *s, const Clip *c, int64_t rows) { ops_zero(s, c->norms, (size_t)rows * sizeof(double)); }
+static inline void clip_begin(Stream *s, const Clip *c, int64_t rows) {
+    ops_zero(s, c->norms, (size_t)rows * sizeof(double));
+}
 static inline void clip_factors(Stream *s, const Clip *c, int64_t rows) {
-    ops_clip_factors(s, c->factors, c->norms, c->weights, rows, c->policy.threshold, c->policy.function);
+    ops_clip_factors(s, c->factors, c->norms, c->weights, rows, c->policy.threshold,
+                     c->policy.function);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Blocks
 
-static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c, const BlockSums *sums, const Real *dout, const Real *x, const BlockActs *a,
-                                    const BlockGradients *g, int64_t rows, int64_t T) {
+static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c,
+                                    const BlockSums *sums, const Real *dout, const Real *x,
+                                    const BlockActs *a, const BlockGradients *g, int64_t rows,
+                                    int64_t T) {
     const int64_t C = m->config.channels;
     ops_matmul_sample_norms(s, c->norms, dout, a->gelu, rows, T, 4 * C, C);
     ops_bias_samples(s, sums->fcprojb, c->norms, dout, rows, T, C);
     ops_matmul_sample_norms(s, c->norms, g->dfc, a->ln2, rows, T, C, 4 * C);
     ops_bias_samples(s, sums->fcb, c->norms, g->dfc, rows, T, 4 * C);
-    ops_layernorm_samples(s, sums->ln2w, sums->ln2b, c->norms, g->dln2, a->res2, a->mean2, a->rstd2, rows, T, C);
+    ops_layernorm_samples(s, sums->ln2w, sums->ln2b, c->norms, g->dln2, a->res2, a->mean2, a->rstd2,
+                          rows, T, C);
     ops_matmul_sample_norms(s, c->norms, g->dres2, a->att, rows, T, C, C);
     ops_bias_samples(s, sums->attprojb, c->norms, g->dres2, rows, T, C);
     ops_matmul_sample_norms(s, c->norms, g->dqkv, a->ln1, rows, T, C, 3 * C);
     ops_bias_samples(s, sums->qkvb, c->norms, g->dqkv, rows, T, 3 * C);
-    ops_layernorm_samples(s, sums->ln1w, sums->ln1b, c->norms, g->dln1, x, a->mean1, a->rstd1, rows, T, C);
+    ops_layernorm_samples(s, sums->ln1w, sums->ln1b, c->norms, g->dln1, x, a->mean1, a->rstd1, rows,
+                          T, C);
 }
 
-static inline void clip_weight_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, Real *dout, Real *in, int64_t rows,
-                                   int64_t T, int64_t in_channels, int64_t out_channels) {
-    ops_matmul_backward_weight_samples(s, unit_grad(m, u, tensor), dout, in, c->factors, rows, T, in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
+static inline void clip_weight_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
+                                   TensorId tensor, Real *dout, Real *in, int64_t rows, int64_t T,
+                                   int64_t in_channels, int64_t out_channels) {
+    ops_matmul_backward_weight_samples(s, unit_grad(m, u, tensor), dout, in, c->factors, rows, T,
+                                       in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
 }
-static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, const float *samples, int64_t rows) {
-    ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows, m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
+static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
+                                  TensorId tensor, const float *samples, int64_t rows) {
+    ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows,
+                           m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
 }
 // After clip_factors. Spoils dout, activations and g.
-static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const BlockSums *sums, Real *dout, const BlockActs *a,
+static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
+                                  const BlockSums *sums, Real *dout, const BlockActs *a,
                                   const BlockGradients *g, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels;
     clip_weight_sum(s, m, c, u, FCPROJW, dout, a->gelu, rows, T, 4 * C, C);
     clip_weight_sum(s, m, c, u, FCW, g->dfc, a->ln2, rows, T, C, 4 * C);
     clip_weight_sum(s, m, c, u, ATTPROJW, g->dres2, a->att, rows, T, C, C);
     clip_weight_sum(s, m, c, u, QKVW, g->dqkv, a->ln1, rows, T, C, 3 * C);
-    clip_small_sum(s, m, c, u, FCPROJB, sums->fcprojb, rows), clip_small_sum(s, m, c, u, FCB, sums->fcb, rows);
-    clip_small_sum(s, m, c, u, LN2W, sums->ln2w, rows), clip_small_sum(s, m, c, u, LN2B, sums->ln2b, rows);
-    clip_small_sum(s, m, c, u, ATTPROJB, sums->attprojb, rows), clip_small_sum(s, m, c, u, QKVB, sums->qkvb, rows);
-    clip_small_sum(s, m, c, u, LN1W, sums->ln1w, rows), clip_small_sum(s, m, c, u, LN1B, sums->ln1b, rows);
+    clip_small_sum(s, m, c, u, FCPROJB, sums->fcprojb, rows);
+    clip_small_sum(s, m, c, u, FCB, sums->fcb, rows);
+    clip_small_sum(s, m, c, u, LN2W, sums->ln2w, rows);
+    clip_small_sum(s, m, c, u, LN2B, sums->ln2b, rows);
+    clip_small_sum(s, m, c, u, ATTPROJB, sums->attprojb, rows);
+    clip_small_sum(s, m, c, u, QKVB, sums->qkvb, rows);
+    clip_small_sum(s, m, c, u, LN1W, sums->ln1w, rows);
+    clip_small_sum(s, m, c, u, LN1B, sums->ln1b, rows);
 }
 
 // What belongs to the rows from `row` (of N) on.
 static inline BlockActs block_acts_from(const BlockActs *a, int64_t row, int64_t C) {
     BlockActs b = *a; // qkv, fc and lse serve the input part only
-    b.ln1 = real_at(a->ln1, row * C), b.att = real_at(a->att, row * C), b.res2 = real_at(a->res2, row * C);
-    b.ln2 = real_at(a->ln2, row * C), b.gelu = real_at(a->gelu, row * 4 * C);
-    b.mean1 += row, b.rstd1 += row, b.mean2 += row, b.rstd2 += row;
+    b.ln1 = real_at(a->ln1, row * C);
+    b.att = real_at(a->att, row * C);
+    b.res2 = real_at(a->res2, row * C);
+    b.ln2 = real_at(a->ln2, row * C);
+    b.gelu = real_at(a->gelu, row * 4 * C);
+    b.mean1 += row;
+    b.rstd1 += row;
+    b.mean2 += row;
+    b.rstd2 += row;
     return b;
 }
 static inline BlockGradients block_gradients_from(const BlockGradients *g, int64_t row, int64_t C) {
     BlockGradients b;
-    b.dfc = real_at(g->dfc, row * 4 * C), b.dqkv = real_at(g->dqkv, row * 3 * C);
-    b.dres2 = real_at(g->dres2, row * C), b.dln2 = real_at(g->dln2, row * C), b.dln1 = real_at(g->dln1, row * C);
+    b.dfc = real_at(g->dfc, row * 4 * C);
+    b.dqkv = real_at(g->dqkv, row * 3 * C);
+    b.dres2 = real_at(g->dres2, row * C);
+    b.dln2 = real_at(g->dln2, row * C);
+    b.dln1 = real_at(g->dln1, row * C);
     return b;
 }
 // Norms, factors and sum, sample by sample. The first one of a sum is made in its place.
-static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const Real *x,
-                                           const BlockActs *a, const BlockGradients *g, int64_t rows, int64_t T) {
+static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c,
+                                           const UnitStates *u, const Real *dout, const Real *x,
+                                           const BlockActs *a, const BlockGradients *g,
+                                           int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, elements = m->class_elements[STORAGE_BLOCK];
     UnitStates alone;
     memset(&alone, 0, sizeof alone);
@@ -245,38 +333,54 @@ static inline void clip_block_instantiated(Stream *s, const GptModel *m, const C
         float *grad = alone.grads[STORAGE_BLOCK] = more ? c->sample : u->grads[STORAGE_BLOCK];
         const BlockActs acts = block_acts_from(a, b * T, C);
         const BlockGradients gradients = block_gradients_from(g, b * T, C);
-        gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C), real_at_const(x, b * T * C), &acts, &gradients, 1, T);
+        gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C),
+                                  real_at_const(x, b * T * C), &acts, &gradients, 1, T);
         ops_sample_norms(s, c->norms + b, grad, 1, elements);
-        ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold, c->policy.function);
+        ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold,
+                         c->policy.function);
         ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], grad, c->factors + b, 1, elements, more);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Head: lnf is a group; what wte gets here waits for the embedding
 
 // Losses, dlnf, and what clipping needs for wte, each where it is not NULL.
-static inline void clip_classifier(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, Real *dlnf, float *head, Real *dlogits,
+static inline void clip_classifier(Stream *s, const GptModel *m, const UnitStates *u,
+                                   const HeadActs *h, Real *dlnf, float *head, Real *dlogits,
                                    const int32_t *targets, int64_t rows, int64_t T) {
-    ops_classifier(s, h->losses, dlnf, head, dlogits, h->lnf, unit_param(m, u, WTE), targets, rows * T, T, m->config.channels, m->config.vocab,
-                   m->config.padded_vocab, 1.0f / (float)T, false);
+    ops_classifier(s, h->losses, dlnf, head, dlogits, h->lnf, unit_param(m, u, WTE), targets,
+                   rows * T, T, m->config.channels, m->config.vocab, m->config.padded_vocab,
+                   1.0f / (float)T, false);
 }
-static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
-                                            const int32_t *targets, int64_t rows, int64_t T) {
+static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c,
+                                            const UnitStates *u, Real *dx, const Real *x,
+                                            const HeadActs *h, const int32_t *targets, int64_t rows,
+                                            int64_t T) {
     const bool again = c->policy.again;
-    clip_classifier(s, m, u, h, h->dlnf, again ? NULL : c->head, again ? NULL : c->dlogits, targets, rows, T);
+    clip_classifier(s, m, u, h, h->dlnf, again ? NULL : c->head, again ? NULL : c->dlogits, targets,
+                    rows, T);
     gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
-    if (c->lnf) { ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * m->config.channels) * ops_real_bytes()); }
+    if (c->lnf) {
+        ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * m->config.channels) * ops_real_bytes());
+    }
 }
-static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x, const HeadActs *h, int64_t rows, int64_t T) {
-    ops_layernorm_samples(s, c->lnfw, c->lnfb, c->norms, h->dlnf, x, h->mean, h->rstd, rows, T, m->config.channels);
+static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x,
+                                   const HeadActs *h, int64_t rows, int64_t T) {
+    ops_layernorm_samples(s, c->lnfw, c->lnfb, c->norms, h->dlnf, x, h->mean, h->rstd, rows, T,
+                          m->config.channels);
 }
-static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, int64_t rows) {
-    clip_small_sum(s, m, c, u, LNFW, c->lnfw, rows), clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
+static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
+                                 int64_t rows) {
+    clip_small_sum(s, m, c, u, LNFW, c->lnfw, rows);
+    clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
 }
 
-// What the first stage has to know of the classifier's part of wte, and what stays here until its factors come.
-static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c, const int32_t *tokens, const HeadActs *h, int64_t rows, int64_t T) {
+// What the first stage has to know of the classifier's part of wte, and what stays here until its
+// factors come.
+static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c,
+                                  const int32_t *tokens, const HeadActs *h, int64_t rows,
+                                  int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
     const Crossing *x = &c->crossing;
     ops_zero(s, x->others, (size_t)rows * sizeof(double));
@@ -289,73 +393,100 @@ static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c, c
     ops_tied_rows(s, x->tied, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
 }
 // H of all samples, times their factors. lnf: what dlogits belong to. Spoils both.
-static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const float *factors, Real *lnf, int64_t rows,
-                                       int64_t T) {
+static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c,
+                                       const UnitStates *u, const float *factors, Real *lnf,
+                                       int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
     if (c->head) {
-        ops_accumulate_samples(s, unit_grad(m, u, WTE), c->head, factors, rows, Vp * C, u->accumulate[STORAGE_WTE]);
+        ops_accumulate_samples(s, unit_grad(m, u, WTE), c->head, factors, rows, Vp * C,
+                               u->accumulate[STORAGE_WTE]);
     } else {
-        ops_matmul_backward_weight_samples(s, unit_grad(m, u, WTE), c->dlogits, lnf, factors, rows, T, C, Vp, u->accumulate[STORAGE_WTE]);
+        ops_matmul_backward_weight_samples(s, unit_grad(m, u, WTE), c->dlogits, lnf, factors, rows,
+                                           T, C, Vp, u->accumulate[STORAGE_WTE]);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Embedding: wte with both its uses, and wpe
 
 static inline Real *clip_lnf(const Clip *c, const HeadActs *h) { return c->lnf ? c->lnf : h->lnf; }
-static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c, const Real *dout, const int32_t *tokens, const HeadActs *h, int64_t rows,
-                                        int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
+static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c,
+                                        const Real *dout, const int32_t *tokens, const HeadActs *h,
+                                        int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab,
+                  positions = m->config.max_seq_len;
     if (!c->head) {
         ops_matmul_sample_norms(s, c->norms, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);
         ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, C);
-        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);
+        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C,
+                              Vp);
         return;
     }
     for (int64_t b = 0; b < rows; b++) {
         float *wte = c->head + b * Vp * C;
-        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T, NULL, 1, T, C, Vp, positions, true, false);
+        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T,
+                               NULL, 1, T, C, Vp, positions, true, false);
         ops_sample_norms(s, c->norms + b, wte, 1, Vp * C);
         ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
     }
 }
-// The norm of the group that crosses stages: what is here is in norms already, but for the embedding.
-static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip *c, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T) {
+// The norm of the group that crosses stages: what is here is in norms already, but for the
+// embedding.
+static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip *c,
+                                       const Real *dout, const int32_t *tokens, int64_t rows,
+                                       int64_t T) {
     ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, m->config.channels);
-    ops_crossing_norms(s, c->norms, c->crossing.others, c->senders, c->most, dout, c->crossing.tied, rows, T, m->config.channels);
-    ops_clip_factors(s, c->crossing.factors, c->norms, c->weights, rows, c->policy.threshold, c->policy.function);
+    ops_crossing_norms(s, c->norms, c->crossing.others, c->senders, c->most, dout, c->crossing.tied,
+                       rows, T, m->config.channels);
+    ops_clip_factors(s, c->crossing.factors, c->norms, c->weights, rows, c->policy.threshold,
+                     c->policy.function);
 }
 // The embedding's part of the sums, where the classifier is on another stage.
-static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens, int64_t rows,
+static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
+                                  const Real *dout, const int32_t *tokens, int64_t rows,
                                   int64_t T) {
-    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dout, tokens, c->crossing.factors, rows, T, m->config.channels,
-                           m->config.padded_vocab, m->config.max_seq_len, u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
+    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dout, tokens,
+                           c->crossing.factors, rows, T, m->config.channels, m->config.padded_vocab,
+                           m->config.max_seq_len, u->accumulate[STORAGE_WTE],
+                           u->accumulate[STORAGE_WPE]);
 }
 // After clip_factors. Spoils the head's activations.
-static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens,
+static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c,
+                                      const UnitStates *u, const Real *dout, const int32_t *tokens,
                                       const HeadActs *h, int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab,
+                  positions = m->config.max_seq_len;
     float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
     clip_classifier_sum(s, m, c, u, c->factors, clip_lnf(c, h), rows, T);
-    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
+    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp,
+                           positions, true, u->accumulate[STORAGE_WPE]);
 }
-// The same of a group of its own, where logits are made again: a few samples after another. u has the parameters, too.
-static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens,
-                                        const int32_t *targets, const HeadActs *h, int64_t rows, int64_t T) {
+// The same of a group of its own, where logits are made again: a few samples after another. u has
+// the parameters, too.
+static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c,
+                                        const UnitStates *u, const Real *dout,
+                                        const int32_t *tokens, const int32_t *targets,
+                                        const HeadActs *h, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels;
     UnitStates more = *u;
     for (int64_t b = 0, n; b < rows; b += n) {
         n = min_i64(c->head_samples, rows - b);
         Clip few = *c;
         HeadActs acts = *h;
-        few.weights += b, few.factors += b, few.norms += b;
-        acts.lnf = real_at(h->lnf, b * T * C), acts.losses += b * T;
-        more.accumulate[STORAGE_WTE] |= b > 0, more.accumulate[STORAGE_WPE] |= b > 0;
+        few.weights += b;
+        few.factors += b;
+        few.norms += b;
+        acts.lnf = real_at(h->lnf, b * T * C);
+        acts.losses += b * T;
+        more.accumulate[STORAGE_WTE] |= b > 0;
+        more.accumulate[STORAGE_WPE] |= b > 0;
         clip_classifier(s, m, u, &acts, NULL, c->head, c->dlogits, targets + b * T, n, T);
         clip_begin(s, &few, n);
-        clip_embedding_norms(s, m, &few, real_at_const(dout, b * T * C), tokens + b * T, &acts, n, T);
+        clip_embedding_norms(s, m, &few, real_at_const(dout, b * T * C), tokens + b * T, &acts, n,
+                             T);
         clip_factors(s, &few, n);
-        clip_embedding_sum(s, m, &few, &more, real_at_const(dout, b * T * C), tokens + b * T, &acts, n, T);
+        clip_embedding_sum(s, m, &few, &more, real_at_const(dout, b * T * C), tokens + b * T, &acts,
+                           n, T);
     }
 }
 

@@ -1,22 +1,28 @@
-// gpt.h: the model. GPT-2's architecture exactly: learned positions, pre-layernorm blocks, tanh GELU, head tied to wte.
+// gpt.h: the model. GPT-2's architecture exactly: learned positions, pre-layernorm blocks, tanh
+// GELU, head tied to wte.
 //
-// Units      what a schedule computes: 0 the embedding, 1..L the blocks, L+1 the head (final layernorm + classifier).
-// Storages   contiguous buffers of parameters: wte | wpe | one per block | lnf. A unit names the storages it uses:
-//            embedding {wte, wpe}, block {its own}, head {lnf, wte}. That embedding and head name the same wte IS the tie.
-//            Blocks may share a storage in the same way (GptShare; pseudo.h): then there are fewer of these, and nothing else is different.
-//            Everything that shards, gathers, saves or moves parameters handles storages by number.
-// Tensors    ONE table (tensor_specs): name, class of storage, shape, decay, initial values. Its order is llm.c's order on
-//            disk, where all layers of a tensor lie together; in memory a block's tensors lie together.
-// Backward   is split: the input part needs nothing of the gradients of parameters and hands its output gradient on; the
-//            weight part may run any time later, from what the input part left in BlockGradients. One exception: the head's
-//            wte gradient is made in its input part, because its logits exist only a chunk of rows at a time. (dp.h has another.)
+// Units      what a schedule computes: 0 the embedding, 1..L the blocks, L+1 the head (final
+//            layernorm + classifier).
+// Storages   contiguous buffers of parameters: wte | wpe | one per block | lnf. A unit names the
+//            storages it uses: embedding {wte, wpe}, block {its own}, head {lnf, wte}. That
+//            embedding and head name the same wte IS the tie. Blocks may share a storage in the
+//            same way (GptShare; pseudo.h): then there are fewer of these, and nothing else is
+//            different. Everything that shards, gathers, saves or moves parameters handles storages
+//            by number.
+// Tensors    ONE table (tensor_specs): name, class of storage, shape, decay, initial values. Its
+//            order is llm.c's order on disk, where all layers of a tensor lie together; in memory a
+//            block's tensors lie together.
+// Backward   is split: the input part needs nothing of the gradients of parameters and hands its
+//            output gradient on; the weight part may run any time later, from what the input part
+//            left in BlockGradients. One exception: the head's wte gradient is made in its input
+//            part, because its logits exist only a chunk of rows at a time. (dp.h has another.)
 // Tensors of activations are (N, ...) with N = rows * T, rows being the sequences of this action.
 #ifndef GPT_H
 #define GPT_H
 
 #include "ops.h" // the arithmetic
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Configuration and descriptors
 enum { GPT_LAYERS = 10000 }; // at most
 typedef struct {
@@ -28,8 +34,9 @@ typedef struct {
     int64_t layers, channels, heads, max_seq_len;
 } GptDescriptor;
 
-// GPT-2 by depth (llm.c's dN) and by size; GPT-3's sizes with head counts that divide the channels (the paper's 13B, 5140
-// channels, does not: 5120 here). gpt:100B is a geometry of our own: 12 * 80 * 10240^2 = 100.7e9.
+// GPT-2 by depth (llm.c's dN) and by size; GPT-3's sizes with head counts that divide the channels
+// (the paper's 13B, 5140 channels, does not: 5120 here). gpt:100B is a geometry of our own: 12 * 80
+// * 10240^2 = 100.7e9.
 static const GptDescriptor gpt_descriptors[] = {
     {"d6", 6, 384, 6, 1024},
     {"d12", 12, 768, 12, 1024},
@@ -54,28 +61,39 @@ static const GptDescriptor gpt_descriptors[] = {
     {"gpt3:175B", 96, 12288, 96, 2048},
     {"gpt:100B", 80, 10240, 80, 2048},
 };
-enum { GPT_DESCRIPTORS = (int)(sizeof gpt_descriptors / sizeof gpt_descriptors[0]), GPT2_VOCAB = 50257, VOCAB_PADDING = 128 };
+enum {
+    GPT_DESCRIPTORS = (int)(sizeof gpt_descriptors / sizeof gpt_descriptors[0]),
+    GPT2_VOCAB = 50257,
+    VOCAB_PADDING = 128
+};
 
 static inline void gpt_config_check(const GptConfig *c, const char *source) {
-    const char *hint = "layers, heads, channels and vocab must be positive, and heads must divide channels";
-    if (c->layers < 1 || c->layers > GPT_LAYERS || c->channels < 1 || c->channels > 1 << 20 || c->heads < 1 || c->channels % c->heads || c->vocab < 1 ||
-        c->vocab > 1 << 24 || c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 || c->max_seq_len < 1 || c->max_seq_len > 1 << 24) {
+    const char *hint =
+        "layers, heads, channels and vocab must be positive, and heads must divide channels";
+    if (c->layers < 1 || c->layers > GPT_LAYERS || c->channels < 1 || c->channels > 1 << 20 ||
+        c->heads < 1 || c->channels % c->heads || c->vocab < 1 || c->vocab > 1 << 24 ||
+        c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 || c->max_seq_len < 1 ||
+        c->max_seq_len > 1 << 24) {
         die(EXIT_INPUT, hint,
-            "model %.100s is impossible: layers=%" PRId64 " heads=%" PRId64 " channels=%" PRId64 " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
+            "model %.100s is impossible: layers=%" PRId64 " heads=%" PRId64 " channels=%" PRId64
+            " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
             source, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len);
     }
 }
 
-// Ends the program where `rows` sequences of T tokens are beyond any memory, so that no size of activations below overflows.
+// Ends the program where `rows` sequences of T tokens are beyond any memory, so that no size of
+// activations below overflows.
 static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
-    double bytes = (double)rows * (double)T * (double)c->channels * (double)(c->layers + 2) * 128; // of a token: more than it takes
+    // of a token: more than it takes
+    double bytes = (double)rows * (double)T * (double)c->channels * (double)(c->layers + 2) * 128;
     if (bytes > 0x1p60) {
-        die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model", "%" PRId64 " sequences of %" PRId64 " tokens take up to %.0e bytes", rows, T,
-            bytes);
+        die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model",
+            "%" PRId64 " sequences of %" PRId64 " tokens take up to %.0e bytes", rows, T, bytes);
     }
 }
 
-// "layers=6,heads=6,channels=384,vocab=256": any order, each at most once; vocab may be left out (GPT-2's).
+// "layers=6,heads=6,channels=384,vocab=256": any order, each at most once; vocab may be left out
+// (GPT-2's).
 static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len) {
     GptConfig c = {0, 0, 0, 0, 0, 0};
     const char *names[] = {"layers", "heads", "channels", "vocab"};
@@ -86,8 +104,10 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
         while (i < 4 && (strlen(names[i]) != n || strncmp(p, names[i], n))) { i++; }
         char *end = NULL;
         long long value = i < 4 && p[n] == '=' ? strtoll(p + n + 1, &end, 10) : 0;
-        if (i == 4 || p[n] != '=' || end == p + n + 1 || (*end && (*end != ',' || !end[1])) || *slots[i] || value < 1 || value > 1 << 25) {
-            die(EXIT_INPUT, "for example \"layers=6,heads=6,channels=384,vocab=256\"", "--model \"%.100s\": cannot read \"%.40s\"", text, p);
+        if (i == 4 || p[n] != '=' || end == p + n + 1 || (*end && (*end != ',' || !end[1])) ||
+            *slots[i] || value < 1 || value > 1 << 25) {
+            die(EXIT_INPUT, "for example \"layers=6,heads=6,channels=384,vocab=256\"",
+                "--model \"%.100s\": cannot read \"%.40s\"", text, p);
         }
         *slots[i] = value;
         p = *end ? end + 1 : end;
@@ -100,7 +120,8 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
 }
 
 // Returns false where the text is no descriptor (then it names a file).
-static inline bool gpt_config_from_descriptor(GptConfig *config, const char *text, int64_t seq_len) {
+static inline bool gpt_config_from_descriptor(GptConfig *config, const char *text,
+                                              int64_t seq_len) {
     if (strchr(text, '=')) {
         *config = gpt_config_from_pairs(text, seq_len);
         return true;
@@ -109,19 +130,40 @@ static inline bool gpt_config_from_descriptor(GptConfig *config, const char *tex
     for (int i = 0; i < GPT_DESCRIPTORS; i++) {
         const GptDescriptor *d = &gpt_descriptors[i];
         if (strcmp(name, d->name)) { continue; }
-        GptConfig c = {d->layers, d->heads, d->channels, GPT2_VOCAB, round_up(GPT2_VOCAB, VOCAB_PADDING), d->max_seq_len};
+        GptConfig c = {
+            d->layers,     d->heads, d->channels, GPT2_VOCAB, round_up(GPT2_VOCAB, VOCAB_PADDING),
+            d->max_seq_len};
         *config = c;
         return true;
     }
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tensors and storages
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
 typedef enum { STORAGE_WTE, STORAGE_WPE, STORAGE_BLOCK, STORAGE_LNF, STORAGE_CLASSES } StorageClass;
-typedef enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS } TensorId;
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // 0.02 z, and 0.02 z / sqrt(2 L) on residual outputs
+typedef enum {
+    WTE,
+    WPE,
+    LN1W,
+    LN1B,
+    QKVW,
+    QKVB,
+    ATTPROJW,
+    ATTPROJB,
+    LN2W,
+    LN2B,
+    FCW,
+    FCB,
+    FCPROJW,
+    FCPROJB,
+    LNFW,
+    LNFB,
+    TENSORS
+} TensorId;
+// 0.02 z, and 0.02 z / sqrt(2 L) on residual outputs
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit;
 
 // A dimension is a multiple of one quantity of the configuration.
 typedef enum { OF_ONE, OF_CHANNELS, OF_VOCAB, OF_POSITIONS } DimOf;
@@ -155,13 +197,16 @@ static const TensorSpec tensor_specs[TENSORS] = {
     {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
 };
 
-// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each block l that of l modulo cycle.
+// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each
+// block l that of l modulo cycle.
 typedef struct {
     int64_t run, cycle;
 } GptShare;
 static const GptShare GPT_SHARE_NONE = {1, 0};
 static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
-static inline bool share_same(GptShare a, GptShare b) { return a.run == b.run && a.cycle == b.cycle; }
+static inline bool share_same(GptShare a, GptShare b) {
+    return a.run == b.run && a.cycle == b.cycle;
+}
 // The same groups are the same numbers.
 static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
     const GptShare all = {layers, 0}, runs = {run, 0}, cycles = {1, cycle};
@@ -181,36 +226,56 @@ typedef struct {
 
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
-    const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run); // storages of blocks
+    // storages of blocks
+    const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run);
     memset(&m, 0, sizeof m);
-    m.config = config, m.share = share;
+    m.config = config;
+    m.share = share;
     m.units = (int)config.layers + 2;
     m.storages = (int)blocks + 3;
     int64_t quantity[] = {1, config.channels, config.padded_vocab, config.max_seq_len};
     for (int t = 0; t < TENSORS; t++) {
         const TensorSpec *spec = &tensor_specs[t];
-        m.tensor_elements[t] = spec->rows_times * quantity[spec->rows_of] * spec->cols_times * quantity[spec->cols_of];
+        m.tensor_elements[t] =
+            spec->rows_times * quantity[spec->rows_of] * spec->cols_times * quantity[spec->cols_of];
         m.tensor_offset[t] = m.class_elements[spec->storage];
         m.class_elements[spec->storage] += m.tensor_elements[t];
     }
-    for (int c = 0; c < STORAGE_CLASSES; c++) { m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1); }
+    for (int c = 0; c < STORAGE_CLASSES; c++) {
+        m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1);
+    }
     return m;
 }
-static inline GptModel gpt_model(GptConfig config) { return gpt_model_shared(config, GPT_SHARE_NONE); }
+static inline GptModel gpt_model(GptConfig config) {
+    return gpt_model_shared(config, GPT_SHARE_NONE);
+}
 
 // Storage numbers: 0 wte, 1 wpe, 2 .. the blocks', the last one lnf.
 static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
-    return storage == 0 ? STORAGE_WTE : storage == 1 ? STORAGE_WPE : storage == m->storages - 1 ? STORAGE_LNF : STORAGE_BLOCK;
+    return storage == 0                 ? STORAGE_WTE
+           : storage == 1               ? STORAGE_WPE
+           : storage == m->storages - 1 ? STORAGE_LNF
+                                        : STORAGE_BLOCK;
 }
-static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
-static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run); }
+static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
+    return m->class_elements[gpt_storage_class(m, storage)];
+}
+static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) {
+    return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run);
+}
 // The layers that use a storage of blocks, one after another; -1: there is no more.
-static inline int64_t gpt_first_layer(const GptModel *m, int storage) { return (storage - 2) * (m->share.cycle ? 1 : m->share.run); }
+static inline int64_t gpt_first_layer(const GptModel *m, int storage) {
+    return (storage - 2) * (m->share.cycle ? 1 : m->share.run);
+}
 static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
     const int64_t next = layer + (m->share.cycle ? m->share.cycle : 1);
-    return next < m->config.layers && gpt_storage_of_layer(m, next) == gpt_storage_of_layer(m, layer) ? next : -1;
+    return next < m->config.layers &&
+                   gpt_storage_of_layer(m, next) == gpt_storage_of_layer(m, layer)
+               ? next
+               : -1;
 }
-// The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
+// The storage of `from` that one of `to` is a copy of, where both have the same layers, and those
+// that share one in `to` do so in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     const StorageClass c = gpt_storage_class(to, storage);
     if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_first_layer(to, storage)); }
@@ -219,24 +284,32 @@ static inline int gpt_storage_source(const GptModel *from, const GptModel *to, i
 // The first unit that uses a storage.
 static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
     const StorageClass c = gpt_storage_class(m, storage);
-    return c == STORAGE_BLOCK ? 1 + (int)gpt_first_layer(m, storage) : c == STORAGE_LNF ? m->units - 1 : 0;
+    return c == STORAGE_BLOCK ? 1 + (int)gpt_first_layer(m, storage)
+           : c == STORAGE_LNF ? m->units - 1
+                              : 0;
 }
-// How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
+// How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are
+// one tensor's, by the model's definition.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
     if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
     const int64_t first = gpt_first_layer(m, storage);
-    return m->share.cycle ? ceil_div(m->config.layers - first, m->share.cycle) : min_i64(m->share.run, m->config.layers - first);
+    return m->share.cycle ? ceil_div(m->config.layers - first, m->share.cycle)
+                          : min_i64(m->share.run, m->config.layers - first);
 }
 
-static inline UnitClass gpt_unit_class(const GptModel *m, int unit) { return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD; }
+static inline UnitClass gpt_unit_class(const GptModel *m, int unit) {
+    return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD;
+}
 // The storages that a unit uses, at most two; returns how many.
 static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
     if (unit == 0) {
-        storages[0] = 0, storages[1] = 1;
+        storages[0] = 0;
+        storages[1] = 1;
         return 2;
     }
     if (unit == m->units - 1) {
-        storages[0] = m->storages - 1, storages[1] = 0;
+        storages[0] = m->storages - 1;
+        storages[1] = 0;
         return 2;
     }
     storages[0] = gpt_storage_of_layer(m, unit - 1);
@@ -262,19 +335,26 @@ static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart p
     return n;
 }
 
-// Initial values of elements begin .. end - 1 of a storage: functions of (seed, tensor, element of the tensor over all layers) alone.
-static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, int64_t begin, int64_t end, float *out) {
+// Initial values of elements begin .. end - 1 of a storage: functions of (seed, tensor, element of
+// the tensor over all layers) alone.
+static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, int64_t begin,
+                                  int64_t end, float *out) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(m, storage, parts);
     for (int i = 0; i < n; i++) {
         TensorPart part = parts[i];
         TensorInit init = tensor_specs[part.tensor].init;
-        int64_t low = max_i64(begin - part.offset, 0), high = min_i64(end - part.offset, part.elements); // of the part
+        // of the part
+        int64_t low = max_i64(begin - part.offset, 0),
+                high = min_i64(end - part.offset, part.elements);
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
         double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)m->config.layers) : 0.02;
-        int64_t real_ones = part.tensor == WTE ? m->config.vocab * m->config.channels : part.elements; // padding rows stay zero
-        int64_t first = part.layer * part.elements + low, last = part.layer * part.elements + min_i64(high, real_ones);
+        // padding rows stay zero
+        int64_t real_ones =
+            part.tensor == WTE ? m->config.vocab * m->config.channels : part.elements;
+        int64_t first = part.layer * part.elements + low,
+                last = part.layer * part.elements + min_i64(high, real_ones);
         for (int64_t e = 0; e < high - low; e++) { values[e] = init == INIT_ONE; }
         if (init < INIT_NORMAL) { continue; }
 #pragma omp parallel for schedule(static)
@@ -282,25 +362,33 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
             double z[2];
             random_normal_pair(seed, (uint64_t)part.tensor, (uint64_t)pair, z);
             for (int64_t e = 2 * pair; e < 2 * pair + 2; e++) {
-                if (e >= first && e < last) { values[e - first] = (float)(scale * z[e - 2 * pair]); }
+                if (e >= first && e < last) {
+                    values[e - first] = (float)(scale * z[e - 2 * pair]);
+                }
             }
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Arithmetic of a training step, for the MFU and for predictions: the matrix products of one sample of T tokens.
+// -------------------------------------------------------------------------------------------------
+// Arithmetic of a training step, for the MFU and for predictions: the matrix products of one sample
+// of T tokens.
 static inline double gpt_block_forward_flops(const GptModel *m, double tokens, double T) {
     double C = (double)m->config.channels;
     return tokens * (2.0 * 12.0 * C * C + 2.0 * C * T); // causal attention: half of 2 * 2 T C
 }
-static inline double gpt_head_forward_flops(const GptModel *m, double tokens) { return tokens * 2.0 * (double)(m->config.padded_vocab * m->config.channels); }
-static inline double gpt_step_flops(const GptModel *m, double tokens, double T) { // backward takes two of each product
-    return 3.0 * ((double)m->config.layers * gpt_block_forward_flops(m, tokens, T) + gpt_head_forward_flops(m, tokens));
+static inline double gpt_head_forward_flops(const GptModel *m, double tokens) {
+    return tokens * 2.0 * (double)(m->config.padded_vocab * m->config.channels);
+}
+// backward takes two of each product
+static inline double gpt_step_flops(const GptModel *m, double tokens, double T) {
+    return 3.0 * ((double)m->config.layers * gpt_block_forward_flops(m, tokens, T) +
+                  gpt_head_forward_flops(m, tokens));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Activations: carved from one buffer by a cursor, so that the same lines count bytes (base NULL) and hand out pointers.
+// -------------------------------------------------------------------------------------------------
+// Activations: carved from one buffer by a cursor, so that the same lines count bytes (base NULL)
+// and hand out pointers.
 typedef struct {
     char *base;
     size_t used;
@@ -313,12 +401,20 @@ static inline void *arena_take(Arena *a, size_t bytes) {
     a->used += (bytes + 63) / 64 * 64 + PLACED_APART(p, bytes);
     return p;
 }
-static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
-static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
+static inline Real *arena_reals(Arena *a, int64_t n) {
+    return (Real *)arena_take(a, (size_t)n * ops_real_bytes());
+}
+static inline float *arena_floats(Arena *a, int64_t n) {
+    return (float *)arena_take(a, (size_t)n * sizeof(float));
+}
 
-// Bytes of the operations' workspace, for micro-batches of `rows` samples and chunks of so many rows of logits.
-static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, int64_t logits) {
-    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab, logits};
+// Bytes of the operations' workspace, for micro-batches of `rows` samples and chunks of so many
+// rows of logits.
+static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads,
+                                         int64_t logits) {
+    OpsShape shape = {
+        rows,  T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab,
+        logits};
     return ops_workspace_bytes(shape, threads);
 }
 
@@ -330,9 +426,17 @@ typedef struct {
 static inline BlockActs gpt_block_acts(Arena *a, const GptConfig *c, int64_t N) {
     BlockActs b;
     int64_t C = c->channels;
-    b.ln1 = arena_reals(a, N * C), b.qkv = arena_reals(a, N * 3 * C), b.att = arena_reals(a, N * C), b.res2 = arena_reals(a, N * C);
-    b.ln2 = arena_reals(a, N * C), b.fc = arena_reals(a, N * 4 * C), b.gelu = arena_reals(a, N * 4 * C);
-    b.mean1 = arena_floats(a, N), b.rstd1 = arena_floats(a, N), b.mean2 = arena_floats(a, N), b.rstd2 = arena_floats(a, N);
+    b.ln1 = arena_reals(a, N * C);
+    b.qkv = arena_reals(a, N * 3 * C);
+    b.att = arena_reals(a, N * C);
+    b.res2 = arena_reals(a, N * C);
+    b.ln2 = arena_reals(a, N * C);
+    b.fc = arena_reals(a, N * 4 * C);
+    b.gelu = arena_reals(a, N * 4 * C);
+    b.mean1 = arena_floats(a, N);
+    b.rstd1 = arena_floats(a, N);
+    b.mean2 = arena_floats(a, N);
+    b.rstd2 = arena_floats(a, N);
     b.lse = arena_floats(a, N * c->heads);
     return b;
 }
@@ -344,8 +448,11 @@ typedef struct {
 static inline BlockGradients gpt_block_gradients(Arena *a, const GptConfig *c, int64_t N) {
     BlockGradients g;
     int64_t C = c->channels;
-    g.dfc = arena_reals(a, N * 4 * C), g.dqkv = arena_reals(a, N * 3 * C);
-    g.dres2 = arena_reals(a, N * C), g.dln2 = arena_reals(a, N * C), g.dln1 = arena_reals(a, N * C);
+    g.dfc = arena_reals(a, N * 4 * C);
+    g.dqkv = arena_reals(a, N * 3 * C);
+    g.dres2 = arena_reals(a, N * C);
+    g.dln2 = arena_reals(a, N * C);
+    g.dln1 = arena_reals(a, N * C);
     return g;
 }
 
@@ -355,15 +462,19 @@ typedef struct {
 } HeadActs;
 static inline HeadActs gpt_head_acts(Arena *a, const GptConfig *c, int64_t N) {
     HeadActs h;
-    h.lnf = arena_reals(a, N * c->channels), h.dlnf = arena_reals(a, N * c->channels);
-    h.mean = arena_floats(a, N), h.rstd = arena_floats(a, N), h.losses = arena_floats(a, N);
+    h.lnf = arena_reals(a, N * c->channels);
+    h.dlnf = arena_reals(a, N * c->channels);
+    h.mean = arena_floats(a, N);
+    h.rstd = arena_floats(a, N);
+    h.losses = arena_floats(a, N);
     return h;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Forward and backward of each kind of unit
 
-// Parameters and gradients of a unit, by class of storage; `accumulate` says whether a gradient has a contribution already.
+// Parameters and gradients of a unit, by class of storage; `accumulate` says whether a gradient has
+// a contribution already.
 typedef struct {
     const Real *params[STORAGE_CLASSES];
     float *grads[STORAGE_CLASSES];
@@ -372,83 +483,120 @@ typedef struct {
 static inline const Real *unit_param(const GptModel *m, const UnitStates *u, TensorId t) {
     return real_at_const(u->params[tensor_specs[t].storage], m->tensor_offset[t]);
 }
-static inline float *unit_grad(const GptModel *m, const UnitStates *u, TensorId t) { return u->grads[tensor_specs[t].storage] + m->tensor_offset[t]; }
+static inline float *unit_grad(const GptModel *m, const UnitStates *u, TensorId t) {
+    return u->grads[tensor_specs[t].storage] + m->tensor_offset[t];
+}
 
 // x(N,C) = wte[token] + wpe[position]
-static inline void gpt_embedding_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *x, const int32_t *tokens, int64_t rows, int64_t T) {
-    ops_embedding_forward(s, x, tokens, unit_param(m, u, WTE), unit_param(m, u, WPE), rows, T, m->config.channels);
+static inline void gpt_embedding_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *x,
+                                         const int32_t *tokens, int64_t rows, int64_t T) {
+    ops_embedding_forward(s, x, tokens, unit_param(m, u, WTE), unit_param(m, u, WPE), rows, T,
+                          m->config.channels);
 }
-static inline void gpt_embedding_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *dx, const int32_t *tokens, int64_t rows,
-                                                 int64_t T) {
-    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dx, tokens, NULL, rows, T, m->config.channels, m->config.padded_vocab,
-                           m->config.max_seq_len, u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
+static inline void gpt_embedding_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
+                                                 const Real *dx, const int32_t *tokens,
+                                                 int64_t rows, int64_t T) {
+    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dx, tokens, NULL, rows, T,
+                           m->config.channels, m->config.padded_vocab, m->config.max_seq_len,
+                           u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
 }
 
 // out(N,C) = block(x(N,C)); out NULL: only the activations are wanted (recomputation).
-static inline void gpt_block_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *out, const Real *x, const BlockActs *a, int64_t rows, int64_t T) {
+static inline void gpt_block_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *out,
+                                     const Real *x, const BlockActs *a, int64_t rows, int64_t T) {
     int64_t C = m->config.channels, N = rows * T;
-    ops_layernorm_forward(s, a->ln1, a->mean1, a->rstd1, NULL, x, NULL, unit_param(m, u, LN1W), unit_param(m, u, LN1B), N, C);
-    ops_matmul_forward(s, a->qkv, NULL, a->ln1, unit_param(m, u, QKVW), unit_param(m, u, QKVB), N, C, 3 * C);
+    ops_layernorm_forward(s, a->ln1, a->mean1, a->rstd1, NULL, x, NULL, unit_param(m, u, LN1W),
+                          unit_param(m, u, LN1B), N, C);
+    ops_matmul_forward(s, a->qkv, NULL, a->ln1, unit_param(m, u, QKVW), unit_param(m, u, QKVB), N,
+                       C, 3 * C);
     ops_attention_forward(s, a->att, a->lse, a->qkv, rows, T, C, m->config.heads);
-    ops_matmul_forward(s, a->res2, NULL, a->att, unit_param(m, u, ATTPROJW), unit_param(m, u, ATTPROJB), N, C, C);
-    ops_layernorm_forward(s, a->ln2, a->mean2, a->rstd2, a->res2, a->res2, x, unit_param(m, u, LN2W), unit_param(m, u, LN2B), N, C);
-    ops_matmul_forward(s, a->fc, a->gelu, a->ln2, unit_param(m, u, FCW), unit_param(m, u, FCB), N, C, 4 * C);
+    ops_matmul_forward(s, a->res2, NULL, a->att, unit_param(m, u, ATTPROJW),
+                       unit_param(m, u, ATTPROJB), N, C, C);
+    ops_layernorm_forward(s, a->ln2, a->mean2, a->rstd2, a->res2, a->res2, x,
+                          unit_param(m, u, LN2W), unit_param(m, u, LN2B), N, C);
+    ops_matmul_forward(s, a->fc, a->gelu, a->ln2, unit_param(m, u, FCW), unit_param(m, u, FCB), N,
+                       C, 4 * C);
     if (!out) { return; }
-    ops_matmul_forward(s, out, NULL, a->gelu, unit_param(m, u, FCPROJW), unit_param(m, u, FCPROJB), N, 4 * C, C);
+    ops_matmul_forward(s, out, NULL, a->gelu, unit_param(m, u, FCPROJW), unit_param(m, u, FCPROJB),
+                       N, 4 * C, C);
     ops_residual(s, out, out, a->res2, N * C);
 }
 
-// dx(N,C) from dout(N,C); leaves in g what the weight part needs. dx and dout are different buffers: the weight part reads dout.
-static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *dout, const Real *x, const BlockActs *a,
-                                            const BlockGradients *g, int64_t rows, int64_t T) {
+// dx(N,C) from dout(N,C); leaves in g what the weight part needs. dx and dout are different
+// buffers: the weight part reads dout.
+static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const UnitStates *u,
+                                            Real *dx, const Real *dout, const Real *x,
+                                            const BlockActs *a, const BlockGradients *g,
+                                            int64_t rows, int64_t T) {
     int64_t C = m->config.channels, N = rows * T;
     size_t bytes = (size_t)(N * C) * ops_real_bytes();
     ops_matmul_backward_input(s, g->dfc, dout, unit_param(m, u, FCPROJW), a->fc, N, 4 * C, C);
     ops_matmul_backward_input(s, g->dln2, g->dfc, unit_param(m, u, FCW), NULL, N, C, 4 * C);
     ops_copy(s, g->dres2, dout, bytes);
-    ops_layernorm_backward_input(s, g->dres2, g->dln2, a->res2, unit_param(m, u, LN2W), a->mean2, a->rstd2, N, C);
+    ops_layernorm_backward_input(s, g->dres2, g->dln2, a->res2, unit_param(m, u, LN2W), a->mean2,
+                                 a->rstd2, N, C);
     Real *datt = g->dln1; // its buffer is free until the gradient of ln1 is known
     ops_matmul_backward_input(s, datt, g->dres2, unit_param(m, u, ATTPROJW), NULL, N, C, C);
     ops_attention_backward(s, g->dqkv, datt, a->qkv, a->att, a->lse, rows, T, C, m->config.heads);
     ops_matmul_backward_input(s, g->dln1, g->dqkv, unit_param(m, u, QKVW), NULL, N, C, 3 * C);
     ops_copy(s, dx, g->dres2, bytes);
-    ops_layernorm_backward_input(s, dx, g->dln1, x, unit_param(m, u, LN1W), a->mean1, a->rstd1, N, C);
+    ops_layernorm_backward_input(s, dx, g->dln1, x, unit_param(m, u, LN1W), a->mean1, a->rstd1, N,
+                                 C);
 }
 
-static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *dout, const Real *x, const BlockActs *a,
+static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
+                                             const Real *dout, const Real *x, const BlockActs *a,
                                              const BlockGradients *g, int64_t rows, int64_t T) {
     int64_t C = m->config.channels, N = rows * T;
     bool more = u->accumulate[STORAGE_BLOCK];
-    ops_matmul_backward_weight(s, unit_grad(m, u, FCPROJW), unit_grad(m, u, FCPROJB), dout, a->gelu, N, 4 * C, C, more);
-    ops_matmul_backward_weight(s, unit_grad(m, u, FCW), unit_grad(m, u, FCB), g->dfc, a->ln2, N, C, 4 * C, more);
-    ops_layernorm_backward_weight(s, unit_grad(m, u, LN2W), unit_grad(m, u, LN2B), g->dln2, a->res2, a->mean2, a->rstd2, N, C, more);
-    ops_matmul_backward_weight(s, unit_grad(m, u, ATTPROJW), unit_grad(m, u, ATTPROJB), g->dres2, a->att, N, C, C, more);
-    ops_matmul_backward_weight(s, unit_grad(m, u, QKVW), unit_grad(m, u, QKVB), g->dqkv, a->ln1, N, C, 3 * C, more);
-    ops_layernorm_backward_weight(s, unit_grad(m, u, LN1W), unit_grad(m, u, LN1B), g->dln1, x, a->mean1, a->rstd1, N, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, FCPROJW), unit_grad(m, u, FCPROJB), dout, a->gelu,
+                               N, 4 * C, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, FCW), unit_grad(m, u, FCB), g->dfc, a->ln2, N, C,
+                               4 * C, more);
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LN2W), unit_grad(m, u, LN2B), g->dln2, a->res2,
+                                  a->mean2, a->rstd2, N, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, ATTPROJW), unit_grad(m, u, ATTPROJB), g->dres2,
+                               a->att, N, C, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, QKVW), unit_grad(m, u, QKVB), g->dqkv, a->ln1, N,
+                               C, 3 * C, more);
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LN1W), unit_grad(m, u, LN1B), g->dln1, x,
+                                  a->mean1, a->rstd1, N, C, more);
 }
 
-static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
-    ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW), unit_param(m, u, LNFB), N, m->config.channels);
+static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u,
+                                    const Real *x, const HeadActs *h, int64_t N) {
+    ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW),
+                          unit_param(m, u, LNFB), N, m->config.channels);
 }
-// Only the losses (evaluation). logits(N, Vp): a place for them, or NULL where the workspace holds them.
-static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, Real *logits, const int32_t *targets, int64_t N) {
-    ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
-                   0.0f, false);
+// Only the losses (evaluation). logits(N, Vp): a place for them, or NULL where the workspace holds
+// them.
+static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u,
+                                   const HeadActs *h, Real *logits, const int32_t *targets,
+                                   int64_t N) {
+    ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, N,
+                   m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f, false);
 }
 // dx(N,C) from the gradient of the layernorm's output
-static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h, int64_t N) {
+static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const UnitStates *u,
+                                         Real *dx, const Real *x, const HeadActs *h, int64_t N) {
     ops_zero(s, dx, (size_t)(N * m->config.channels) * ops_real_bytes());
-    ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, m->config.channels);
+    ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N,
+                                 m->config.channels);
 }
-// Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale` (1 / tokens of the step).
-static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
+// Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale`
+// (1 / tokens of the step).
+static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u,
+                                           Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
-    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, N, m->config.channels, m->config.vocab,
-                   m->config.padded_vocab, scale, u->accumulate[STORAGE_WTE]);
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE),
+                   targets, N, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
+                   scale, u->accumulate[STORAGE_WTE]);
     gpt_head_backward_lnf(s, m, u, dx, x, h, N);
 }
-static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
-    ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x, h->mean, h->rstd, N, m->config.channels,
+static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
+                                            const Real *x, const HeadActs *h, int64_t N) {
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x,
+                                  h->mean, h->rstd, N, m->config.channels,
                                   u->accumulate[STORAGE_LNF]);
 }
 

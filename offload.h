@@ -1,16 +1,24 @@
-// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
-// storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
+// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in
+// docs/offload.md): which states lie in the host's memory, storage by storage and kind by kind
+// (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters
-//            for each use. Among them the storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device
-//            updates, all kinds of a storage where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which
-//            wait longest; where blocks are computed again, what goes into them. That goes on until the device's budget holds; what still has room then
-//            comes back, from what went last.
-// Gradients  where the device needs less for them, then: not those of private runs, or of quantized reductions.
-// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
-// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
-//            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
-// Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move
+//            once a step, gradients in each micro-batch, parameters for each use. Among them the
+//            storages whose backward pass comes first (the last blocks); of the optimizer kind by
+//            kind where the device updates, all kinds of a storage where the host does, which has
+//            them in its hands anyway. Then activations, of the first blocks first, which wait
+//            longest; where blocks are computed again, what goes into them. That goes on until the
+//            device's budget holds; what still has room then comes back, from what went last.
+// Gradients  where the device needs less for them, then: not those of private runs, or of quantized
+//            reductions.
+// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized
+// ones, whose records stay on the device.
+// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process
+//            takes there, and these states. Of the optimizer's what the host has no room for lies
+//            on disk (store/disk.h), in the same order, kind by kind; where the host has no budget,
+//            and a disk is given, all of it.
+// Ranks      have one schedule for all, so what one puts on the host its partners of that storage
+//            do, too.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
 
@@ -19,29 +27,35 @@
 
 // Bytes that the device holds of a state if it is there.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
-    const bool none = !store_holds(s, storage) || (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
-    const int64_t elements = s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
+    const bool none = !store_holds(s, storage) ||
+                      (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
+    const int64_t elements =
+        s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
 // Would the device have room for something else if the parameters of a storage lay on the host?
 static inline bool offload_has_parameters(const Store *s, int storage) {
-    return store_holds(s, storage) && s->layout.owners.turns[storage] && !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->layout.owners.turns[storage] &&
+           !zero_param_apart(&s->policy);
 }
 // The same of its gradient: there is less to hold of one that comes and goes.
 static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
     const Owners *h = &s->layout.owners;
-    return o->gradients && store_holds(s, storage) && !h->tied[storage] && (h->turns[storage] || holders_of(h, storage) > 1);
+    return o->gradients && store_holds(s, storage) && !h->tied[storage] &&
+           (h->turns[storage] || holders_of(h, storage) > 1);
 }
 // What may go to the host, of this rank.
 typedef struct {
     const Store *store;           // planned with all states on the device
     bool parameters, activations; // besides the optimizer's states
-    int64_t block_bytes, in_flight;   // of a block's activations; micro-batches whose activations are there at once
-    int first, end;               // units
+    // of a block's activations; micro-batches whose activations are there at once
+    int64_t block_bytes, in_flight;
+    int first, end; // units
 } OffloadScope;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What is free: kept up to date while states leave and come back, storage by storage; a plan of everything at each turn would take too long
+// -------------------------------------------------------------------------------------------------
+// What is free: kept up to date while states leave and come back, storage by storage; a plan of
+// everything at each turn would take too long
 
 // A shelf that lends whole arrays, of parameters or of gradients.
 typedef struct {
@@ -55,13 +69,21 @@ static inline LentBuffer lent_make(const Store *s, const Offload *o, StateKind k
     const size_t n = (size_t)s->model->storages;
     LentBuffer l;
     memset(&l, 0, sizeof l);
-    l.kind = kind, l.apart = (bool *)checked_calloc(n, 2 * sizeof(bool), "offload"), l.far = l.apart + n;
-    l.plan = store_lent_plan(s, o, kind, l.apart, l.far), l.sum = buffer_sum(&s->layout, &l.plan);
+    l.kind = kind;
+    l.apart = (bool *)checked_calloc(n, 2 * sizeof(bool), "offload");
+    l.far = l.apart + n;
+    l.plan = store_lent_plan(s, o, kind, l.apart, l.far);
+    l.sum = buffer_sum(&s->layout, &l.plan);
     for (size_t i = 0; i < n; i++) { l.gone += l.far[i]; }
     return l;
 }
-static inline void lent_free(LentBuffer *l) { free(l->apart), buffer_sum_free(&l->sum); }
-static inline int64_t lent_bytes(const LentBuffer *l, const Store *s) { return buffer_sum_bytes(&l->sum, &s->layout, &l->plan); }
+static inline void lent_free(LentBuffer *l) {
+    free(l->apart);
+    buffer_sum_free(&l->sum);
+}
+static inline int64_t lent_bytes(const LentBuffer *l, const Store *s) {
+    return buffer_sum_bytes(&l->sum, &s->layout, &l->plan);
+}
 // Follows the placement of a storage.
 static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, int storage) {
     const bool far = offload_has(o, storage, l->kind);
@@ -69,20 +91,24 @@ static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, 
     policy.offload = o;
     if (far == l->far[storage]) { return; }
     l->gone += far ? 1 : -1;
-    if (l->gone == far) { // the first to leave, or the last to come back: all others may lie elsewhere then
+    // the first to leave, or the last to come back: all others may lie elsewhere then
+    if (l->gone == far) {
         const StateKind kind = l->kind;
-        lent_free(l), *l = lent_make(s, o, kind);
+        lent_free(l);
+        *l = lent_make(s, o, kind);
         return;
     }
     buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, -1);
-    l->far[storage] = far, l->apart[storage] = store_lent_apart(&policy, &s->layout.owners, &l->plan, l->kind, storage);
+    l->far[storage] = far;
+    l->apart[storage] = store_lent_apart(&policy, &s->layout.owners, &l->plan, l->kind, storage);
     buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, 1);
 }
 
 typedef struct {
     const OffloadScope *scope;
     const Offload *placed;
-    bool stored;   // what the host has less of is counted: what lies on disk; else what the device has less of
+    // what the host has less of is counted: what lies on disk; else what the device has less of
+    bool stored;
     int64_t bytes; // of optimizer's states that have left
     Largest piece; // bytes of each storage's longest piece on its way
     // of the device
@@ -98,7 +124,8 @@ static inline int *offload_blocks(const OffloadScope *f) {
     int *blocks = (int *)checked_calloc((size_t)m->storages, sizeof(int), "offload");
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(m, u, used), blocks[used[0]]++;
+        gpt_unit_storages(m, u, used);
+        blocks[used[0]]++;
     }
     return blocks;
 }
@@ -106,13 +133,18 @@ static inline int *offload_blocks(const OffloadScope *f) {
 static inline void totals_count(OffloadTotals *t, int storage, int times) {
     const Store *s = t->scope->store;
     if (t->stored) {
-        t->bytes += times * offload_stored(t->placed, storage) * store_own_elements(s, storage) * (int64_t)sizeof(float);
+        t->bytes += times * offload_stored(t->placed, storage) * store_own_elements(s, storage) *
+                    (int64_t)sizeof(float);
         return;
     }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (offload_has(t->placed, storage, (StateKind)kind)) { t->bytes += times * offload_bytes(s, storage, (StateKind)kind); }
+        if (offload_has(t->placed, storage, (StateKind)kind)) {
+            t->bytes += times * offload_bytes(s, storage, (StateKind)kind);
+        }
     }
-    if (offload_has(t->placed, storage, STATE_ACTIVATIONS)) { t->stashed += times * t->blocks[storage]; }
+    if (offload_has(t->placed, storage, STATE_ACTIVATIONS)) {
+        t->stashed += times * t->blocks[storage];
+    }
 }
 static inline void totals_count_piece(OffloadTotals *t, int storage) {
     int64_t longest = store_piece_bytes(t->scope->store, t->placed, storage);
@@ -123,33 +155,54 @@ static inline OffloadTotals totals_make(const OffloadScope *f, const Offload *o,
     const Store *s = f->store;
     OffloadTotals t;
     memset(&t, 0, sizeof t);
-    t.scope = f, t.placed = o, t.stored = stored, t.piece = largest_make(s->model->storages), t.blocks = offload_blocks(f);
-    for (int i = 0; i < s->model->storages; i++) { totals_count(&t, i, 1), totals_count_piece(&t, i); }
-    t.params = lent_make(s, NULL, STATE_PARAMETERS), t.gradients = lent_make(s, NULL, STATE_GRADIENT);
+    t.scope = f;
+    t.placed = o;
+    t.stored = stored;
+    t.piece = largest_make(s->model->storages);
+    t.blocks = offload_blocks(f);
+    for (int i = 0; i < s->model->storages; i++) {
+        totals_count(&t, i, 1);
+        totals_count_piece(&t, i);
+    }
+    t.params = lent_make(s, NULL, STATE_PARAMETERS);
+    t.gradients = lent_make(s, NULL, STATE_GRADIENT);
     t.lent = lent_bytes(&t.params, s) + lent_bytes(&t.gradients, s);
-    lent_free(&t.params), lent_free(&t.gradients);
-    t.params = lent_make(s, o, STATE_PARAMETERS), t.gradients = lent_make(s, o, STATE_GRADIENT);
+    lent_free(&t.params);
+    lent_free(&t.gradients);
+    t.params = lent_make(s, o, STATE_PARAMETERS);
+    t.gradients = lent_make(s, o, STATE_GRADIENT);
     return t;
 }
-static inline void totals_free(OffloadTotals *t) { free(t->piece.node), free(t->blocks), lent_free(&t->params), lent_free(&t->gradients); }
+static inline void totals_free(OffloadTotals *t) {
+    free(t->piece.node);
+    free(t->blocks);
+    lent_free(&t->params);
+    lent_free(&t->gradients);
+}
 // The states of a storage that have left are these now; gone: [storages] the placement's table.
-static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage, unsigned char bits) {
+static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage,
+                              unsigned char bits) {
     if (gone[storage] == bits) { return; }
     totals_count(t, storage, -1);
     gone[storage] = bits;
-    totals_count(t, storage, 1), totals_count_piece(t, storage);
-    lent_follow(&t->params, t->scope->store, t->placed, storage), lent_follow(&t->gradients, t->scope->store, t->placed, storage);
+    totals_count(t, storage, 1);
+    totals_count_piece(t, storage);
+    lent_follow(&t->params, t->scope->store, t->placed, storage);
+    lent_follow(&t->gradients, t->scope->store, t->placed, storage);
 }
 // How much less there is than with all states there.
 static inline int64_t totals_freed(const OffloadTotals *t) {
     const OffloadScope *f = t->scope;
-    const int64_t longest = largest_of(&t->piece), slot_bytes = t->placed->cpu_update ? 0 : MOVING_PIECES * round_up(longest, 64);
+    const int64_t longest = largest_of(&t->piece),
+                  slot_bytes = t->placed->cpu_update ? 0 : MOVING_PIECES * round_up(longest, 64);
     if (t->stored) { return t->bytes - (int64_t)store_disk_buffers_bytes((size_t)longest); }
-    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) - lent_bytes(&t->gradients, f->store), stashed = f->in_flight * t->stashed;
+    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) -
+                         lent_bytes(&t->gradients, f->store),
+                  stashed = f->in_flight * t->stashed;
     return t->bytes + lent - slot_bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What leaves, in which order
 
 // What goes to the host together: kinds (bits) of a storage.
@@ -161,25 +214,35 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 // All of its states.
 static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind);
+    }
     return all;
 }
 static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsigned char kinds) {
-    turns[n].storage = storage, turns[n].kinds = kinds;
+    turns[n].storage = storage;
+    turns[n].kinds = kinds;
     return n + (kinds != 0);
 }
 // In their order; returns how many. blocks: [storages] that use each.
-static inline int offload_turns(const OffloadScope *f, const Offload *o, const int *blocks, OffloadTurn *turns) {
+static inline int offload_turns(const OffloadScope *f, const Offload *o, const int *blocks,
+                                OffloadTurn *turns) {
     const Store *s = f->store;
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = offload_optimizer(s, i);
         if (o->cpu_update) { n = offload_add_turn(turns, n, i, all); }
-        for (int kind = STATE_MASTER; kind <= STATE_V && !o->cpu_update; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+        for (int kind = STATE_MASTER; kind <= STATE_V && !o->cpu_update; kind++) {
+            n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
+        }
     }
-    for (int i = s->model->storages - 1; i >= 0; i--) { n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_gradient(s, o, i) << STATE_GRADIENT)); }
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        n = offload_add_turn(turns, n, i,
+                             (unsigned char)(offload_has_gradient(s, o, i) << STATE_GRADIENT));
+    }
     for (int i = s->model->storages - 1; i >= 0 && f->parameters; i--) {
-        n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
+        n = offload_add_turn(turns, n, i,
+                             (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
     }
     for (int i = 0; i < s->model->storages && f->activations; i++) { // those that wait longest
         n = offload_add_turn(turns, n, i, (unsigned char)((blocks[i] > 0) << STATE_ACTIVATIONS));
@@ -191,7 +254,9 @@ static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTu
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+            n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
+        }
     }
     return n;
 }
@@ -205,13 +270,22 @@ typedef struct {
 } OffloadTier;
 static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool stored) {
     const size_t most = OFFLOAD_TURNS * (size_t)f->store->model->storages + 1;
-    OffloadTier tier = {stored ? o->disk : o->host, totals_make(f, o, stored), (OffloadTurn *)checked_malloc(most * sizeof(OffloadTurn), "offload"), 0};
-    tier.count = stored ? offload_disk_turns(f->store, o, tier.turns) : offload_turns(f, o, tier.totals.blocks, tier.turns);
+    OffloadTier tier = {stored ? o->disk : o->host, totals_make(f, o, stored),
+                        (OffloadTurn *)checked_malloc(most * sizeof(OffloadTurn), "offload"), 0};
+    tier.count = stored ? offload_disk_turns(f->store, o, tier.turns)
+                        : offload_turns(f, o, tier.totals.blocks, tier.turns);
     return tier;
 }
-static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) { return offload_tier(o, f, false); }
-static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) { return offload_tier(o, f, true); }
-static inline void offload_tier_free(OffloadTier *tier) { totals_free(&tier->totals), free(tier->turns); }
+static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) {
+    return offload_tier(o, f, false);
+}
+static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) {
+    return offload_tier(o, f, true);
+}
+static inline void offload_tier_free(OffloadTier *tier) {
+    totals_free(&tier->totals);
+    free(tier->turns);
+}
 // Of the host: how much less it holds with states on disk than with all of these there.
 static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
     OffloadTotals t = totals_make(f, o, true);
@@ -226,21 +300,27 @@ static inline void offload_leave(OffloadTier *tier, int turn) {
 }
 static inline void offload_return(OffloadTier *tier, int turn, const unsigned char *fixed) {
     const OffloadTurn *t = &tier->turns[turn];
-    totals_set(&tier->totals, tier->gone, t->storage, tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
+    totals_set(&tier->totals, tier->gone, t->storage,
+               tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
 }
-// Lets come back, from what left last, what still has room. The host updates what it has of a storage where it has the rest.
-static inline void offload_return_some(OffloadTier *tier, const unsigned char *fixed, double excess) {
+// Lets come back, from what left last, what still has room. The host updates what it has of a
+// storage where it has the rest.
+static inline void offload_return_some(OffloadTier *tier, const unsigned char *fixed,
+                                       double excess) {
     for (int k = tier->count - 1; k >= 0; k--) {
         const int storage = tier->turns[k].storage;
         const unsigned char before = tier->gone[storage];
         offload_return(tier, k, fixed);
         const bool offloaded = tier->gone[storage] & ((1 << HOST_KINDS) - 1);
-        const bool apart = tier->totals.placed->cpu_update && offloaded && !(tier->gone[storage] & OPTIMIZER_STATES);
-        if (apart || (double)totals_freed(&tier->totals) < excess) { totals_set(&tier->totals, tier->gone, storage, before); }
+        const bool apart = tier->totals.placed->cpu_update && offloaded &&
+                           !(tier->gone[storage] & OPTIMIZER_STATES);
+        if (apart || (double)totals_freed(&tier->totals) < excess) {
+            totals_set(&tier->totals, tier->gone, storage, before);
+        }
     }
 }
-// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. Returns how many are free at
-// best; the placement is that one.
+// Moves states from there until `excess` bytes are free that would be missing with all of them in
+// it, or nothing is left. Returns how many are free at best; the placement is that one.
 static inline int64_t offload_fill(OffloadTier tier, double excess) {
     const size_t n = (size_t)tier.totals.scope->store->model->storages;
     unsigned char *fixed = (unsigned char *)checked_malloc(n, "offload"); // what has left anyway
@@ -248,32 +328,45 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
     int64_t most = totals_freed(&tier.totals), frees = most;
     int best = 0, turn = 0; // turns
     while (turn < tier.count && (double)frees < excess) {
-        offload_leave(&tier, turn++), frees = totals_freed(&tier.totals);
-        if (frees > most) { most = frees, best = turn; }
+        offload_leave(&tier, turn++);
+        frees = totals_freed(&tier.totals);
+        if (frees > most) {
+            most = frees;
+            best = turn;
+        }
     }
     while (turn > best) { offload_return(&tier, --turn, fixed); }
     if ((double)most >= excess) { offload_return_some(&tier, fixed, excess); }
-    free(fixed), offload_tier_free(&tier);
+    free(fixed);
+    offload_tier_free(&tier);
     return most;
 }
 // Where updates are apart from the parameters in use, gradients as well, and all masters.
 static inline void offload_keep_gradients(Offload *o, const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
-        if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
+        if (o->delays && store_holds(s, i)) {
+            o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT;
+        }
     }
 }
 static inline void offload_all(OffloadTier tier) {
-    for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
+    for (int k = 0; k < tier.count; k++) {
+        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds;
+    }
     offload_tier_free(&tier);
 }
-// What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
+// What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than
+// this rank asked for, on any. All ranks call it.
 static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
     const size_t n = (size_t)storages;
     unsigned char *all = (unsigned char *)checked_calloc((size_t)comm->ranks, n, "offload");
     int more = 0;
     comm_all_gather_small(comm, gone, all, n);
     for (size_t i = 0; i < n; i++) {
-        for (int r = 0; r < comm->ranks; r++) { more |= all[(size_t)r * n + i] & ~gone[i], gone[i] |= all[(size_t)r * n + i]; }
+        for (int r = 0; r < comm->ranks; r++) {
+            more |= all[(size_t)r * n + i] & ~gone[i];
+            gone[i] |= all[(size_t)r * n + i];
+        }
     }
     free(all);
     return comm_agree_max(comm, more != 0);
@@ -283,26 +376,41 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
-    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
+    // parameters are their own
+    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32;
     if (!offload_has_states(o, storage)) { return 0; }
     const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
-    if (!o->cpu_update) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
+    if (!o->cpu_update) {
+        return offload_states(o, storage) * word + (in ? gradient : 0) +
+               (far && (!in || masters) ? size : 0);
+    }
     if (in) { return far ? 0 : size; }
-    return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
+    // gradients, and parameters that are their own masters
+    return word - gradient + (!far && masters && !o->delays ? size : 0);
 }
 // Does it bring parameters from the host? (hpZ: from the copies it does not.)
-static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }
+static inline bool offload_brings(const Store *s, const Action *a) {
+    return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage);
+}
 // block_bytes: of a block's activations. moved: in, out.
-static inline void offload_moves(const Store *s, const Schedule *step, size_t block_bytes, int64_t moved[2]) {
+static inline void offload_moves(const Store *s, const Schedule *step, size_t block_bytes,
+                                 int64_t moved[2]) {
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
-        for (int i = 0; i < s->model->storages; i++) { moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way); }
+        for (int i = 0; i < s->model->storages; i++) {
+            moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way);
+        }
     }
     for (int i = 0; i < step->count; i++) {
         const Action *a = &step->actions[i];
         const bool sum = a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM;
-        if (sum) { moved[a->kind == ACT_EVICT_SUM] += store_own_elements(s, a->storage) * (int64_t)sizeof(float); }
-        if (offload_brings(s, a)) { moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype); }
+        if (sum) {
+            moved[a->kind == ACT_EVICT_SUM] +=
+                store_own_elements(s, a->storage) * (int64_t)sizeof(float);
+        }
+        if (offload_brings(s, a)) {
+            moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype);
+        }
         if (action_of_stash(a->kind)) { moved[a->kind == ACT_EVICT_STASH] += (int64_t)block_bytes; }
     }
 }

@@ -1,14 +1,19 @@
-// ops_cpu.h: the tensor operations on the processor (the contract is ops.h). OpenMP for the team, CBLAS for the matrices.
+// ops_cpu.h: the tensor operations on the processor (the contract is ops.h). OpenMP for the team,
+// CBLAS for the matrices.
 //
-// Plan       A matrix product takes nearly all the time of a step, so everything else is arranged around it. The output is
-//            cut into large tiles; a thread takes a tile, calls a serial sgemm for it and applies what follows (GELU, softmax)
-//            while the tile is in cache. A bias costs nothing: the tile is filled with it and sgemm adds to the tile.
-//            Attention works in 64 x 64 tiles with its own register-blocked product: BLAS would spend its time packing.
-// Speed      is left to the compiler's vectoriser: `omp simd` loops, and GCC vector types where registers must be blocked.
-//            No intrinsics, so the same text serves AVX2, AVX-512 and others.
-// Threads    Work is cut by shape, never by who is free, or each piece is computed alike whoever takes it: results do not
-//            depend on timing. Blocks of elements are cut at fixed places, so the tail that the vectoriser treats apart is
-//            the end of the array for any thread count.
+// Plan       A matrix product takes nearly all the time of a step, so everything else is arranged
+//            around it. The output is cut into large tiles; a thread takes a tile, calls a serial
+//            sgemm for it and applies what follows (GELU, softmax) while the tile is in cache. A
+//            bias costs nothing: the tile is filled with it and sgemm adds to the tile. Attention
+//            works in 64 x 64 tiles with its own register-blocked product: BLAS would spend its
+//            time packing.
+// Speed      is left to the compiler's vectoriser: `omp simd` loops, and GCC vector types where
+//            registers must be blocked. No intrinsics, so the same text serves AVX2, AVX-512 and
+//            others.
+// Threads    Work is cut by shape, never by who is free, or each piece is computed alike whoever
+//            takes it: results do not depend on timing. Blocks of elements are cut at fixed places,
+//            so the tail that the vectoriser treats apart is the end of the array for any thread
+//            count.
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
@@ -21,15 +26,18 @@
 #include <omp.h>      // the team
 #include <sys/mman.h> // mmap, and madvise: huge pages
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Real is a float here, and only here.
 static inline float *f32(Real *p) { return (float *)p; }
 static inline const float *f32_const(const Real *p) { return (const float *)p; }
 static inline Real *real_at(Real *p, int64_t elements) { return (Real *)(f32(p) + elements); }
-static inline const Real *real_at_const(const Real *p, int64_t elements) { return (const Real *)(f32_const(p) + elements); }
+static inline const Real *real_at_const(const Real *p, int64_t elements) {
+    return (const Real *)(f32_const(p) + elements);
+}
 static inline size_t ops_real_bytes(void) { return sizeof(float); }
 
-// Vectors as wide as the machine's, for the one kernel that needs its registers named. Never passed by value (ABI).
+// Vectors as wide as the machine's, for the one kernel that needs its registers named. Never passed
+// by value (ABI).
 #ifdef __AVX512F__
 enum { LANES = 16, PANEL = 8 }; // 8 x 2 of 32 registers accumulate
 #else
@@ -37,17 +45,19 @@ enum { LANES = 8, PANEL = 4 }; // 4 x 2 of 16
 #endif
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-#ifndef POLL_WORK           // tests make it small
-#define POLL_WORK 100000000 // multiply-adds between two calls of progress: 1 to 2 ms, in which a link must not run dry
+#ifndef POLL_WORK // tests make it small
+// multiply-adds between two calls of progress: 1 to 2 ms, in which a link must not run dry
+#define POLL_WORK 100000000
 #endif
 
 static inline void poll_after_row(Stream *s, int64_t row) {
     if (row % 1024 == 1023) { poll_messages(s); }
 }
 
-// The BLAS must not start threads under our own. Setting the OpenMP count inside a region holds for this thread and region
-// only (a region of one thread does not count as parallel, so a BLAS on OpenMP would spread out there); a BLAS with its own
-// threads is told once, if it is one that can be told.
+// The BLAS must not start threads under our own. Setting the OpenMP count inside a region holds for
+// this thread and region only (a region of one thread does not count as parallel, so a BLAS on
+// OpenMP would spread out there); a BLAS with its own threads is told once, if it is one that can
+// be told.
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -69,14 +79,20 @@ static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
 // Operations return when done.
 static inline void ops_open(Stream *s, int place, DType real) {
-    (void)place, (void)real;
-    omp_set_num_threads(s->threads); // also where none are asked for: more, on cores of other ranks, would wait there for their next turn
+    (void)place;
+    (void)real;
+    // also where none are asked for: more, on cores of other ranks, would wait there for their next
+    // turn
+    omp_set_num_threads(s->threads);
 }
 static inline void ops_close(Stream *s) { (void)s; }
 static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
 static inline const char *ops_attention(void) { return "own"; }
 static inline const char *ops_products(void) { return "CBLAS"; }
-static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
+static inline const char *ops_device(double *bf16_flops) {
+    *bf16_flops = 0;
+    return "";
+}
 static inline void ops_wait(Stream *s) { (void)s; }
 // The library of a CPU computes a product in one way.
 static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
@@ -88,31 +104,51 @@ static inline void ops_matmuls_use(Stream *s, const MatmulChoices *choices) {
     (void)s;
     (void)choices;
 }
-static inline MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted, MatmulChoices *made) {
+static inline MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted,
+                                          MatmulChoices *made) {
     const MatmulGain none = {0, 0, 0, 0};
     (void)s;
     (void)wanted;
     made->count = 0;
     return none;
 }
-static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) { return (void)s, (void)key, (void)bytes, true; } // a call costs nothing
+// a call costs nothing
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
+    (void)s;
+    (void)key;
+    (void)bytes;
+    return true;
+}
 static inline void ops_repeat_end(Stream *s) { (void)s; }
 
 struct OpsMark {
     double at;
 };
-static inline OpsMark *ops_mark_make(void) { return (OpsMark *)checked_calloc(1, sizeof(OpsMark), "marks"); }
+static inline OpsMark *ops_mark_make(void) {
+    return (OpsMark *)checked_calloc(1, sizeof(OpsMark), "marks");
+}
 static inline void ops_mark_free(OpsMark *m) { free(m); }
-static inline void ops_mark(Stream *s, OpsMark *m) { (void)s, m->at = seconds_now(); }
-static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) { return (void)s, to->at - from->at; }
-static inline void ops_range_begin(const char *what, const char *of, int number) { (void)what, (void)of, (void)number; }
+static inline void ops_mark(Stream *s, OpsMark *m) {
+    (void)s;
+    m->at = seconds_now();
+}
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
+    (void)s;
+    return to->at - from->at;
+}
+static inline void ops_range_begin(const char *what, const char *of, int number) {
+    (void)what;
+    (void)of;
+    (void)number;
+}
 static inline void ops_range_end(void) {}
 static inline void ops_profiler(bool on) { (void)on; }
 
-// --- memory and precision --------------------------------------------------------------------------------------------
-// Large ones are mappings of their own, whose pages come as zeros. The team touches them, so that they exist, and on machines with
-// several memories lie near a thread that uses them. Huge pages are asked for whole 2 MiB only, so the resident size is the size asked
-// for. Small ones end where sanitizers see it.
+// --- memory and precision ------------------------------------------------------------------------
+// Large ones are mappings of their own, whose pages come as zeros. The team touches them, so that
+// they exist, and on machines with several memories lie near a thread that uses them. Huge pages
+// are asked for whole 2 MiB only, so the resident size is the size asked for. Small ones end where
+// sanitizers see it.
 enum { HUGE_PAGE = 2 << 20 };
 typedef struct { // lies in front of what is returned
     void *whole;
@@ -148,11 +184,22 @@ static inline void ops_free(void *p) {
 }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
-static inline void *ops_alloc_far(size_t bytes, bool *pinned) { return *pinned = true, ops_alloc(bytes); } // another place of the same memory
-static inline void ops_free_far(void *p, bool pinned) { (void)pinned, ops_free(p); }
+// another place of the same memory
+static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
+    *pinned = true;
+    return ops_alloc(bytes);
+}
+static inline void ops_free_far(void *p, bool pinned) {
+    (void)pinned;
+    ops_free(p);
+}
 static inline void ops_link_open(Stream *link, const Stream *of) { *link = *of; }
 static inline void ops_link_close(Stream *link) { memset(link, 0, sizeof *link); }
-static inline void ops_follow(Stream *s, Stream *after) { (void)s, (void)after; } // a call returns when all is done
+// a call returns when all is done
+static inline void ops_follow(Stream *s, Stream *after) {
+    (void)s;
+    (void)after;
+}
 static inline bool ops_memory_apart(void) { return false; }
 static inline double ops_memory_available(void) { return (double)INFINITY; }
 
@@ -160,7 +207,8 @@ static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes)
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < blocks; b++) {
-        memcpy((char *)to + b * block, (const char *)from + b * block, (size_t)min_i64(block, (int64_t)bytes - b * block));
+        memcpy((char *)to + b * block, (const char *)from + b * block,
+               (size_t)min_i64(block, (int64_t)bytes - b * block));
         poll_after_block(s, b);
     }
 }
@@ -172,10 +220,18 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
         poll_after_block(s, b);
     }
 }
-static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) { ops_copy(s, device, host, bytes); }
-static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) { ops_copy(s, host, device, (size_t)n * sizeof(float)); }
-static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
-static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
+static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
+    ops_copy(s, device, host, bytes);
+}
+static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
+    ops_copy(s, host, device, (size_t)n * sizeof(float));
+}
+static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
+    ops_copy(s, host, device, bytes);
+}
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
+    ops_copy(s, host, device, bytes);
+}
 
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
     if (dtype == DTYPE_FP32) {
@@ -187,11 +243,14 @@ static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype,
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
 #pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { y[i] = bf16_to_float(x[i]); }
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) {
+            y[i] = bf16_to_float(x[i]);
+        }
         poll_after_block(s, b);
     }
 }
-static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
+                                     Rounding r) {
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));
         return;
@@ -206,10 +265,11 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
     ops_convert_float(s, out, f32_const(in), dtype, n, round_to_nearest());
 }
 
-// --- scalar functions the vectoriser can take whole -------------------------------------------------------------------
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to its last bit, and a polynomial
-// of degree 7 (Moshier's Cephes coefficients) gives e^r. Within 1.5 units in the last place. Below -87.3 the result is 0
-// (it would be denormal), above 88.3 it stays at e^88.3. NaN stays NaN.
+// --- scalar functions the vectoriser can take whole ----------------------------------------------
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to its
+// last bit, and a polynomial of degree 7 (Moshier's Cephes coefficients) gives e^r. Within 1.5
+// units in the last place. Below -87.3 the result is 0 (it would be denormal), above 88.3 it stays
+// at e^88.3. NaN stays NaN.
 static inline float fast_exp(float x) {
     float t = x > 88.3f ? 88.3f : x;
     t = t < -87.3f ? -87.3f : t;
@@ -229,16 +289,22 @@ static inline float fast_exp(float x) {
     return x < -87.3f ? 0.0f : p * power;
 }
 
-// GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no cancellation for x << 0.
-static inline float gelu_sigmoid_power(float x) { return -1.5957691216f * (x + 0.044715f * x * x * x); } // -2u
+// GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no
+// cancellation for x << 0.
+// -2u
+static inline float gelu_sigmoid_power(float x) {
+    return -1.5957691216f * (x + 0.044715f * x * x * x);
+}
 static inline float gelu_value(float x) { return x / (1.0f + fast_exp(gelu_sigmoid_power(x))); }
 static inline float gelu_slope(float x) {
     float e = fast_exp(gelu_sigmoid_power(x)), sigmoid = 1.0f / (1.0f + e);
     return sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x);
 }
 
-// --- embedding -------------------------------------------------------------------------------------------------------
-static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C) {
+// --- embedding -----------------------------------------------------------------------------------
+static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
+                                         const Real *wte, const Real *wpe, int64_t rows, int64_t T,
+                                         int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < rows * T; n++) {
         float *y = f32(out) + n * C;
@@ -248,14 +314,17 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
     }
 }
 
-// A thread owns a slice of the channels and adds the tokens in their order: no two threads meet, and the sum of a repeated
-// token has one order for any thread count.
-static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, const int32_t *tokens, const float *factors, int64_t N, int64_t T, int64_t C) {
+// A thread owns a slice of the channels and adds the tokens in their order: no two threads meet,
+// and the sum of a repeated token has one order for any thread count.
+static inline void embedding_scatter(Stream *s, float *dwte, const float *dout,
+                                     const int32_t *tokens, const float *factors, int64_t N,
+                                     int64_t T, int64_t C) {
     const int64_t lines = ceil_div(C, 16); // slices are whole cache lines
 #pragma omp parallel num_threads(s->threads)
     {
         int64_t begin = 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num());
-        int64_t end = min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
+        int64_t end =
+            min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
         for (int64_t n = 0; n < N; n++) {
             float *to = dwte + tokens[n] * C;
             const float *from = dout + n * C, factor = factors ? factors[n / T] : 1.0f;
@@ -265,8 +334,10 @@ static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, 
         }
     }
 }
-static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, const float *factors, int64_t rows,
-                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
+static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
+                                          const int32_t *tokens, const float *factors, int64_t rows,
+                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT,
+                                          bool accumulate_wte, bool accumulate_wpe) {
     if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     if (dwte) { embedding_scatter(s, dwte, f32_const(dout), tokens, factors, rows * T, T, C); }
     if (!dwpe) { return; }
@@ -275,7 +346,8 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     for (int64_t t = 0; t < T; t++) {
         float *to = dwpe + t * C;
         for (int64_t b = 0; b < rows; b++) {
-            const float *from = f32_const(dout) + (b * T + t) * C, factor = factors ? factors[b] : 1.0f;
+            const float *from = f32_const(dout) + (b * T + t) * C,
+                        factor = factors ? factors[b] : 1.0f;
             if (factor == 0.0f) { continue; }
 #pragma omp simd
             for (int64_t c = 0; c < C; c++) { to[c] += factor * from[c]; }
@@ -283,20 +355,24 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     }
 }
 
-// --- layernorm: a row fits the nearest cache, so the passes over it cost one pass over memory --------------------------
-static inline void layernorm_row(float *out, float *mean, float *rstd, const float *x, const float *weight, const float *bias, int64_t C) {
+// --- layernorm: a row fits the nearest cache, so the passes over it cost one pass over memory ----
+static inline void layernorm_row(float *out, float *mean, float *rstd, const float *x,
+                                 const float *weight, const float *bias, int64_t C) {
     float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < C; c++) { sum += x[c]; }
     const float m = sum / (float)C;
+// around the mean: no cancellation
 #pragma omp simd reduction(+ : squares)
-    for (int64_t c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); } // around the mean: no cancellation
+    for (int64_t c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
     const float r = 1.0f / sqrtf(squares / (float)C + 1e-5f);
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) { out[c] = (x[c] - m) * r * weight[c] + bias[c]; }
-    *mean = m, *rstd = r;
+    *mean = m;
+    *rstd = r;
 }
-static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum, const Real *a, const Real *b, const Real *weight,
+static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
+                                         const Real *a, const Real *b, const Real *weight,
                                          const Real *bias, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
@@ -308,14 +384,17 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
             for (int64_t c = 0; c < C; c++) { total[c] = x[c] + y[c]; }
             x = total;
         }
-        layernorm_row(f32(out) + n * C, mean + n, rstd + n, x, f32_const(weight), f32_const(bias), C);
+        layernorm_row(f32(out) + n * C, mean + n, rstd + n, x, f32_const(weight), f32_const(bias),
+                      C);
         poll_after_row(s, n);
     }
 }
 
 // With h = (x - mean) rstd and g = dout * weight:  dx = rstd (g - average(g) - h average(g h))
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in, const Real *weight, const float *mean,
-                                                const float *rstd, int64_t N, int64_t C) {
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
+                                                const Real *in, const Real *weight,
+                                                const float *mean, const float *rstd, int64_t N,
+                                                int64_t C) {
     const float *w = f32_const(weight);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
@@ -331,19 +410,24 @@ static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real
         }
         const float g_mean = g_sum / (float)C, gh_mean = gh_sum / (float)C;
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++) { dx[c] += r * (dy[c] * w[c] - g_mean - (x[c] - m) * r * gh_mean); }
+        for (int64_t c = 0; c < C; c++) {
+            dx[c] += r * (dy[c] * w[c] - g_mean - (x[c] - m) * r * gh_mean);
+        }
         poll_after_row(s, n);
     }
 }
 
 // A thread owns a slice of the channels and adds the rows in their order.
-static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, const float *mean,
-                                                 const float *rstd, int64_t N, int64_t C, bool accumulate) {
+static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
+                                                 const Real *dout, const Real *in,
+                                                 const float *mean, const float *rstd, int64_t N,
+                                                 int64_t C, bool accumulate) {
     const int64_t lines = ceil_div(C, 16);
 #pragma omp parallel num_threads(s->threads)
     {
         int64_t begin = 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num());
-        int64_t end = min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
+        int64_t end =
+            min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
         for (int64_t c = begin; c < end && !accumulate; c++) { dweight[c] = dbias[c] = 0.0f; }
         for (int64_t n = 0; n < N; n++) {
             const float *dy = f32_const(dout) + n * C, *x = f32_const(in) + n * C;
@@ -358,7 +442,7 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
     }
 }
 
-// --- matmul: tiles of the output -------------------------------------------------------------------------------------
+// --- matmul: tiles of the output -----------------------------------------------------------------
 typedef struct {
     int64_t rows, cols, tile_rows, tile_cols, across, tiles;
 } Tiling;
@@ -366,20 +450,26 @@ typedef struct {
     int64_t row, col, rows, cols;
 } Tile;
 
-// The grid that finishes first, by a model in multiply-adds. sgemm packs its operands anew for each tile; packing an element of
-// the left one (tile_rows x depth) costs about 40 multiply-adds, of the right one (tile_cols x depth) about 24 (measured).
+// The grid that finishes first, by a model in multiply-adds. sgemm packs its operands anew for each
+// tile; packing an element of the left one (tile_rows x depth) costs about 40 multiply-adds, of the
+// right one (tile_cols x depth) about 24 (measured).
 static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int threads) {
     Tiling best = {rows, cols, rows, cols, 1, 0};
     double best_cost = 1e300;
     for (int64_t down = 1; down <= 64 && rows && cols && (down == 1 || rows / down >= 32); down++) {
         const int64_t r = round_up(ceil_div(rows, down), 16);
         for (int64_t across = 1; across <= 64 && (across == 1 || cols / across >= 32); across++) {
-            const int64_t c = round_up(ceil_div(cols, across), 16), tiles = ceil_div(rows, r) * ceil_div(cols, c);
-            const double tile = (double)(r * c + 40 * r + 24 * c), late = tile * 256.0 / (double)POLL_WORK; // see sgemm_tile
-            const double cost = tile * (double)ceil_div(tiles, threads) * (depth >= 256 && late > 1.0 ? late : 1.0);
+            const int64_t c = round_up(ceil_div(cols, across), 16),
+                          tiles = ceil_div(rows, r) * ceil_div(cols, c);
+            // see sgemm_tile
+            const double tile = (double)(r * c + 40 * r + 24 * c),
+                         late = tile * 256.0 / (double)POLL_WORK;
+            const double cost =
+                tile * (double)ceil_div(tiles, threads) * (depth >= 256 && late > 1.0 ? late : 1.0);
             if (cost < best_cost) {
                 const Tiling t = {rows, cols, r, c, ceil_div(cols, c), tiles};
-                best_cost = cost, best = t;
+                best_cost = cost;
+                best = t;
             }
         }
     }
@@ -387,24 +477,30 @@ static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int 
 }
 static inline Tile tile_at(const Tiling *g, int64_t i) {
     Tile t;
-    t.row = i / g->across * g->tile_rows, t.col = i % g->across * g->tile_cols;
-    t.rows = min_i64(g->tile_rows, g->rows - t.row), t.cols = min_i64(g->tile_cols, g->cols - t.col);
+    t.row = i / g->across * g->tile_rows;
+    t.col = i % g->across * g->tile_cols;
+    t.rows = min_i64(g->tile_rows, g->rows - t.row);
+    t.cols = min_i64(g->tile_cols, g->cols - t.col);
     return t;
 }
 
-// c(m, n) = beta c + a b, cut along the inner dimension so that messages are polled in time: sgemm itself works in slices of
-// 200 to 400, so cuts of 256 and more cost nothing (measured).
-static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
+// c(m, n) = beta c + a b, cut along the inner dimension so that messages are polled in time: sgemm
+// itself works in slices of 200 to 400, so cuts of 256 and more cost nothing (measured).
+static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m,
+                              int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
                               int64_t ldb, float beta, float *c, int64_t ldc) {
-    const int64_t slices = max_i64(1, min_i64(ceil_div(m * n * k, POLL_WORK), k / 256)), slice = round_up(ceil_div(k, slices), 32);
+    const int64_t slices = max_i64(1, min_i64(ceil_div(m * n * k, POLL_WORK), k / 256)),
+                  slice = round_up(ceil_div(k, slices), 32);
     for (int64_t i = 0; i < k; i += slice) {
-        cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)min_i64(slice, k - i), 1.0f, a + (ta == CblasTrans ? i * lda : i), (int)lda,
+        cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)min_i64(slice, k - i), 1.0f,
+                    a + (ta == CblasTrans ? i * lda : i), (int)lda,
                     b + (tb == CblasTrans ? i : i * ldb), (int)ldb, i ? 1.0f : beta, c, (int)ldc);
         poll_messages(s);
     }
 }
 
-static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N, int64_t C,
+static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                      const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
     const Tiling grid = tile_output(N, OC, C, s->threads);
     blas_serial_once();
@@ -415,9 +511,11 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
             float *y = f32(out) + t.row * OC + t.col;
-            for (int64_t n = 0; n < t.rows && bias; n++) { memcpy(y + n * OC, f32_const(bias) + t.col, (size_t)t.cols * sizeof(float)); }
-            sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, f32_const(in) + t.row * C, C, f32_const(weight) + t.col * C, C, bias ? 1.0f : 0.0f, y,
-                       OC);
+            for (int64_t n = 0; n < t.rows && bias; n++) {
+                memcpy(y + n * OC, f32_const(bias) + t.col, (size_t)t.cols * sizeof(float));
+            }
+            sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, f32_const(in) + t.row * C, C,
+                       f32_const(weight) + t.col * C, C, bias ? 1.0f : 0.0f, y, OC);
             for (int64_t n = 0; n < t.rows && gelu; n++) {
                 const float *x = y + n * OC;
                 float *g = f32(gelu) + (t.row + n) * OC + t.col;
@@ -428,8 +526,9 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     }
 }
 
-static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N, int64_t C,
-                                             int64_t OC) {
+static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
+                                             const Real *weight, const Real *pre_gelu, int64_t N,
+                                             int64_t C, int64_t OC) {
     const Tiling grid = tile_output(N, C, OC, s->threads);
     blas_serial_once();
 #pragma omp parallel num_threads(s->threads)
@@ -439,7 +538,8 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
             float *dx = f32(din) + t.row * C + t.col;
-            sgemm_tile(s, CblasNoTrans, CblasNoTrans, t.rows, t.cols, OC, f32_const(dout) + t.row * OC, OC, f32_const(weight) + t.col, C, 0.0f, dx, C);
+            sgemm_tile(s, CblasNoTrans, CblasNoTrans, t.rows, t.cols, OC,
+                       f32_const(dout) + t.row * OC, OC, f32_const(weight) + t.col, C, 0.0f, dx, C);
             for (int64_t n = 0; n < t.rows && pre_gelu; n++) {
                 float *d = dx + n * C;
                 const float *x = f32_const(pre_gelu) + (t.row + n) * C + t.col;
@@ -450,8 +550,10 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
     }
 }
 
-// sums(cols) [+]= column sums of x(rows, cols), its rows `stride` apart, in the order of rows, four at a time
-static inline void column_sums(float *sums, const float *x, int64_t rows, int64_t cols, int64_t stride, bool accumulate) {
+// sums(cols) [+]= column sums of x(rows, cols), its rows `stride` apart, in the order of rows, four
+// at a time
+static inline void column_sums(float *sums, const float *x, int64_t rows, int64_t cols,
+                               int64_t stride, bool accumulate) {
     for (int64_t c = 0; c < cols && !accumulate; c++) { sums[c] = 0.0f; }
     int64_t n = 0;
     for (; n + 4 <= rows; n += 4) {
@@ -464,8 +566,9 @@ static inline void column_sums(float *sums, const float *x, int64_t rows, int64_
         for (int64_t i = 0; i < cols; i++) { sums[i] += x[n * stride + i]; }
     }
 }
-static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N, int64_t C, int64_t OC,
-                                              bool accumulate) {
+static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
+                                              const Real *dout, const Real *in, int64_t N,
+                                              int64_t C, int64_t OC, bool accumulate) {
     if (N == 0) { // a sum of nothing
         if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
         if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
@@ -480,9 +583,11 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
             const float *dy = f32_const(dout) + t.row;
-            if (dbias && t.col == 0) { column_sums(dbias + t.row, dy, N, t.rows, OC, accumulate); } // also brings dout near for sgemm
-            sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, N, dy, OC, f32_const(in) + t.col, C, accumulate ? 1.0f : 0.0f, dweight + t.row * C + t.col,
-                       C);
+            // also brings dout near for sgemm
+            if (dbias && t.col == 0) { column_sums(dbias + t.row, dy, N, t.rows, OC, accumulate); }
+            sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, N, dy, OC,
+                       f32_const(in) + t.col, C, accumulate ? 1.0f : 0.0f,
+                       dweight + t.row * C + t.col, C);
         }
     }
 }
@@ -498,11 +603,13 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
     }
 }
 
-// --- attention: small products on packed tiles ------------------------------------------------------------------------
-enum { TILE = 64 }; // queries and keys of a tile: the score tile (16 KiB) stays in the nearest cache
+// --- attention: small products on packed tiles ---------------------------------------------------
+// queries and keys of a tile: the score tile (16 KiB) stays in the nearest cache
+enum { TILE = 64 };
 
-// Which part of a product counts when the tile lies on the diagonal: queries see keys up to their own place. Score tiles are held
-// with a row for each key, so that the softmax of 64 queries runs down the columns, in whole vectors, without sums across a vector.
+// Which part of a product counts when the tile lies on the diagonal: queries see keys up to their
+// own place. Score tiles are held with a row for each key, so that the softmax of 64 queries runs
+// down the columns, in whole vectors, without sums across a vector.
 typedef enum {
     WHOLE,
     OUT_ABOVE, // c is (keys, queries): columns from the row on
@@ -510,10 +617,11 @@ typedef enum {
     A_BELOW    // a is (queries, keys): inner index up to the row
 } Part;
 
-// c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), all sums in registers; `vectors` is a constant where it is
-// called. a's element (i, k) is at a[i * a_row + k * a_inner].
-static inline __attribute__((always_inline)) void multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_inner,
-                                                                 const float *b, int64_t ldb, int64_t from, int64_t to, bool add) {
+// c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), all sums in registers;
+// `vectors` is a constant where it is called. a's element (i, k) is at a[i * a_row + k * a_inner].
+static inline __attribute__((always_inline)) void
+multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t a_row,
+               int64_t a_inner, const float *b, int64_t ldb, int64_t from, int64_t to, bool add) {
     Lanes sum[PANEL][2];
 #pragma GCC unroll 8
     for (int i = 0; i < PANEL; i++) {
@@ -539,21 +647,28 @@ static inline __attribute__((always_inline)) void multiply_panel(const int vecto
         }
     }
 }
-// c(m, n) [+]= a(m, inner) b(inner, n); n is a multiple of LANES and m is rounded up to whole panels (operands and results have room;
-// what the padding holds stays in the padding)
-static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t ldb, int64_t m, int64_t n,
+// c(m, n) [+]= a(m, inner) b(inner, n); n is a multiple of LANES and m is rounded up to whole
+// panels (operands and results have room; what the padding holds stays in the padding)
+static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row,
+                                 int64_t a_inner, const float *b, int64_t ldb, int64_t m, int64_t n,
                                  int64_t inner, Part part, bool add) {
     for (int64_t i = 0; i < m; i += PANEL) {
-        const int64_t from = part == A_ABOVE ? i : 0, to = part == A_BELOW ? min_i64(inner, i + PANEL) : inner;
+        const int64_t from = part == A_ABOVE ? i : 0,
+                      to = part == A_BELOW ? min_i64(inner, i + PANEL) : inner;
         const float *ai = a + i * a_row;
         float *ci = c + i * ldc;
         int64_t j = part == OUT_ABOVE ? i / LANES * LANES : 0;
-        for (; j + 2 * LANES <= n; j += 2 * LANES) { multiply_panel(2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
-        for (; j < n; j += LANES) { multiply_panel(1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
+        for (; j + 2 * LANES <= n; j += 2 * LANES) {
+            multiply_panel(2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
+        }
+        for (; j < n; j += LANES) {
+            multiply_panel(1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
+        }
     }
 }
 
-// What a thread holds of one head. Tp and Dp are T and D = C/NH rounded up (to TILE, to LANES); the padding is zero.
+// What a thread holds of one head. Tp and Dp are T and D = C/NH rounded up (to TILE, to LANES); the
+// padding is zero.
 typedef struct {
     float *q, *k, *v, *dout, *dq; // (Tp, Dp); q scaled by 1/sqrt(D); forward uses k and v only
     float *q_t, *dout_t;          // (D, Tp); forward uses a tile of q_t, (D, TILE)
@@ -571,13 +686,23 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *flo
     const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES);
     float *begin = at;
     HeadSpace h;
-    h.q = take_floats(&at, Tp * Dp), h.k = take_floats(&at, Tp * Dp), h.v = take_floats(&at, Tp * Dp);
-    h.dout = take_floats(&at, Tp * Dp), h.dq = take_floats(&at, Tp * Dp);
-    h.q_t = take_floats(&at, D * Tp), h.dout_t = take_floats(&at, D * Tp);
-    h.out = take_floats(&at, TILE * Dp), h.dk = take_floats(&at, TILE * Dp), h.dv = take_floats(&at, TILE * Dp);
-    h.scores = take_floats(&at, TILE * TILE), h.dscores = take_floats(&at, TILE * TILE);
-    h.top = take_floats(&at, TILE), h.sum = take_floats(&at, TILE), h.factor = take_floats(&at, TILE);
-    h.delta = take_floats(&at, Tp), h.lse = take_floats(&at, Tp);
+    h.q = take_floats(&at, Tp * Dp);
+    h.k = take_floats(&at, Tp * Dp);
+    h.v = take_floats(&at, Tp * Dp);
+    h.dout = take_floats(&at, Tp * Dp);
+    h.dq = take_floats(&at, Tp * Dp);
+    h.q_t = take_floats(&at, D * Tp);
+    h.dout_t = take_floats(&at, D * Tp);
+    h.out = take_floats(&at, TILE * Dp);
+    h.dk = take_floats(&at, TILE * Dp);
+    h.dv = take_floats(&at, TILE * Dp);
+    h.scores = take_floats(&at, TILE * TILE);
+    h.dscores = take_floats(&at, TILE * TILE);
+    h.top = take_floats(&at, TILE);
+    h.sum = take_floats(&at, TILE);
+    h.factor = take_floats(&at, TILE);
+    h.delta = take_floats(&at, Tp);
+    h.lse = take_floats(&at, Tp);
     *floats = at - begin;
     return h;
 }
@@ -589,17 +714,22 @@ static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
 }
 
 // to(n, Dp) = scale * from(n, D), rows of `from` `stride` apart
-static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D, int64_t stride, float scale) {
+static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
+                             float scale) {
     const int64_t Dp = round_up(D, LANES);
     for (int64_t t = 0; t < n; t++) {
-        for (int64_t d = 0; d < D && t + 8 < n; d += 16) { __builtin_prefetch(from + (t + 8) * stride + d); } // rows lie pages apart
+        // rows lie pages apart
+        for (int64_t d = 0; d < D && t + 8 < n; d += 16) {
+            __builtin_prefetch(from + (t + 8) * stride + d);
+        }
 #pragma omp simd
         for (int64_t d = 0; d < D; d++) { to[t * Dp + d] = from[t * stride + d] * scale; }
         for (int64_t d = D; d < Dp; d++) { to[t * Dp + d] = 0.0f; }
     }
 }
 // to(D, Tp) = scale * transpose of from(n, D)
-static inline void pack_columns(float *to, const float *from, int64_t n, int64_t D, int64_t stride, float scale) {
+static inline void pack_columns(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
+                                float scale) {
     const int64_t Tp = round_up(n, TILE);
     for (int64_t t0 = 0; t0 < Tp; t0 += 16) {
         const int64_t end = min_i64(n, t0 + 16);
@@ -610,14 +740,17 @@ static inline void pack_columns(float *to, const float *from, int64_t n, int64_t
     }
 }
 
-// Row `key` of a score tile counts from this column on (whole vectors); columns before `key` itself are then hidden.
-static inline int64_t first_seen(int64_t key, bool diagonal) { return diagonal ? key / LANES * LANES : 0; }
+// Row `key` of a score tile counts from this column on (whole vectors); columns before `key` itself
+// are then hidden.
+static inline int64_t first_seen(int64_t key, bool diagonal) {
+    return diagonal ? key / LANES * LANES : 0;
+}
 static inline void hide_future(float *score, int64_t key, bool diagonal) {
     for (int64_t c = first_seen(key, diagonal); c < key && diagonal; c++) { score[c] = -1e30f; }
 }
 
-// The scores of n keys join the running softmax of 64 queries: scores become e^(score - top), factor is by how much earlier sums
-// shrink.
+// The scores of n keys join the running softmax of 64 queries: scores become e^(score - top),
+// factor is by how much earlier sums shrink.
 static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
     float top[TILE];
     memcpy(top, h->top, sizeof top);
@@ -626,7 +759,9 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
         hide_future(score, k, diagonal);
         for (int64_t c = first_seen(k, diagonal); c < TILE; c += LANES) {
 #pragma omp simd
-            for (int64_t l = c; l < c + LANES; l++) { top[l] = score[l] > top[l] ? score[l] : top[l]; }
+            for (int64_t l = c; l < c + LANES; l++) {
+                top[l] = score[l] > top[l] ? score[l] : top[l];
+            }
         }
     }
 #pragma omp simd
@@ -647,22 +782,29 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
     }
 }
 
-// One query tile against all keys up to it. h->k and h->v hold the head. Queries beyond T are zeros and computed along.
-static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, const float *q, int64_t q0, int64_t T, int64_t C, int64_t D) {
+// One query tile against all keys up to it. h->k and h->v hold the head. Queries beyond T are zeros
+// and computed along.
+static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, const float *q,
+                                        int64_t q0, int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES), m = min_i64(TILE, T - q0);
     pack_columns(h->q_t, q + q0 * 3 * C, m, D, 3 * C, 1.0f / sqrtf((float)D));
-    for (int64_t i = 0; i < TILE; i++) { h->top[i] = -1e30f, h->sum[i] = 0.0f; }
+    for (int64_t i = 0; i < TILE; i++) {
+        h->top[i] = -1e30f;
+        h->sum[i] = 0.0f;
+    }
     for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
         const bool diagonal = k0 == q0;
         const int64_t n = min_i64(TILE, T - k0);
-        multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t, TILE, n, TILE, D, diagonal ? OUT_ABOVE : WHOLE, false);
+        multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t, TILE, n, TILE, D,
+                      diagonal ? OUT_ABOVE : WHOLE, false);
         softmax_tile(h, n, diagonal);
         for (int64_t i = 0; i < m && k0; i++) {
             float *o = h->out + i * Dp;
 #pragma omp simd
             for (int64_t d = 0; d < Dp; d++) { o[d] *= h->factor[i]; }
         }
-        multiply_tile(h->out, Dp, h->scores, 1, TILE, h->v + k0 * Dp, Dp, m, Dp, n, diagonal ? A_BELOW : WHOLE, k0 > 0);
+        multiply_tile(h->out, Dp, h->scores, 1, TILE, h->v + k0 * Dp, Dp, m, Dp, n,
+                      diagonal ? A_BELOW : WHOLE, k0 > 0);
     }
     for (int64_t i = 0; i < m; i++) {
         const float share = 1.0f / h->sum[i];
@@ -671,8 +813,10 @@ static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, co
     }
 }
 
-// A piece of work is a head and every `groups`-th of its query tiles, so that few heads still feed many threads.
-static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH) {
+// A piece of work is a head and every `groups`-th of its query tiles, so that few heads still feed
+// many threads.
+static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
+                                         int64_t rows, int64_t T, int64_t C, int64_t NH) {
     const int64_t D = C / NH, heads = rows * NH, tiles = ceil_div(T, TILE);
     if (heads * T == 0) { return; }
     const int64_t groups = min_i64(tiles, ceil_div(4 * s->threads, heads));
@@ -686,21 +830,26 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
             pack_rows(h.k, q + C, T, D, 3 * C, 1.0f);
             pack_rows(h.v, q + 2 * C, T, D, 3 * C, 1.0f);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
-                attention_query_tile(&h, f32(out) + b * T * C + first, lse + head * T, q, i * TILE, T, C, D);
+                attention_query_tile(&h, f32(out) + b * T * C + first, lse + head * T, q, i * TILE,
+                                     T, C, D);
                 poll_messages(s);
             }
         }
     }
 }
 
-// One key tile against one query tile. p = e^(q k - lse), dp = dout v, ds = p (dp - delta), all keys x queries:
-// dv += p dout, dk += ds q (q is scaled), dq += ds^T k (scaled at the end)
-static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0, int64_t T, int64_t D) {
-    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), m = min_i64(TILE, T - q0), n = min_i64(TILE, T - k0);
+// One key tile against one query tile. p = e^(q k - lse), dp = dout v, ds = p (dp - delta), all
+// keys x queries: dv += p dout, dk += ds q (q is scaled), dq += ds^T k (scaled at the end)
+static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0, int64_t T,
+                                           int64_t D) {
+    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), m = min_i64(TILE, T - q0),
+                  n = min_i64(TILE, T - k0);
     const bool diagonal = k0 == q0;
     const float *lse = h->lse + q0, *delta = h->delta + q0;
-    multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t + q0, Tp, n, TILE, D, diagonal ? OUT_ABOVE : WHOLE, false);
-    multiply_tile(h->dscores, TILE, h->v + k0 * Dp, Dp, 1, h->dout_t + q0, Tp, n, TILE, D, diagonal ? OUT_ABOVE : WHOLE, false);
+    multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t + q0, Tp, n, TILE, D,
+                  diagonal ? OUT_ABOVE : WHOLE, false);
+    multiply_tile(h->dscores, TILE, h->v + k0 * Dp, Dp, 1, h->dout_t + q0, Tp, n, TILE, D,
+                  diagonal ? OUT_ABOVE : WHOLE, false);
     for (int64_t k = 0; k < n; k++) {
         float *p = h->scores + k * TILE, *ds = h->dscores + k * TILE;
         hide_future(p, k, diagonal);
@@ -712,13 +861,17 @@ static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0,
             }
         }
     }
-    multiply_tile(h->dv, Dp, h->scores, TILE, 1, h->dout + q0 * Dp, Dp, n, Dp, m, diagonal ? A_ABOVE : WHOLE, true);
-    multiply_tile(h->dk, Dp, h->dscores, TILE, 1, h->q + q0 * Dp, Dp, n, Dp, m, diagonal ? A_ABOVE : WHOLE, true);
-    multiply_tile(h->dq + q0 * Dp, Dp, h->dscores, 1, TILE, h->k + k0 * Dp, Dp, m, Dp, n, diagonal ? A_BELOW : WHOLE, true);
+    multiply_tile(h->dv, Dp, h->scores, TILE, 1, h->dout + q0 * Dp, Dp, n, Dp, m,
+                  diagonal ? A_ABOVE : WHOLE, true);
+    multiply_tile(h->dk, Dp, h->dscores, TILE, 1, h->q + q0 * Dp, Dp, n, Dp, m,
+                  diagonal ? A_ABOVE : WHOLE, true);
+    multiply_tile(h->dq + q0 * Dp, Dp, h->dscores, 1, TILE, h->k + k0 * Dp, Dp, m, Dp, n,
+                  diagonal ? A_BELOW : WHOLE, true);
 }
 
-static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, const float *dout, const float *q, const float *out, const float *lse, int64_t T,
-                                           int64_t C, int64_t D) {
+static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, const float *dout,
+                                           const float *q, const float *out, const float *lse,
+                                           int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES);
     const float scale = 1.0f / sqrtf((float)D);
     pack_rows(h->q, q, T, D, 3 * C, scale);
@@ -753,8 +906,9 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, c
     }
 }
 
-static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse, int64_t rows, int64_t T,
-                                          int64_t C, int64_t NH) {
+static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
+                                          const Real *out, const float *lse, int64_t rows,
+                                          int64_t T, int64_t C, int64_t NH) {
     const int64_t D = C / NH, heads = rows * NH;
     if (heads * T == 0) { return; }
 #pragma omp parallel num_threads(s->threads)
@@ -762,57 +916,80 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
         HeadSpace h = thread_head_space(s, T, D);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t head = 0; head < heads; head++) {
-            const int64_t b = head / NH, at = b * T * C + (head % NH) * D, at_qkv = b * T * 3 * C + (head % NH) * D;
-            attention_backward_head(s, &h, f32(dqkv) + at_qkv, f32_const(dout) + at, f32_const(qkv) + at_qkv, f32_const(out) + at, lse + head * T, T, C, D);
+            const int64_t b = head / NH, at = b * T * C + (head % NH) * D,
+                          at_qkv = b * T * 3 * C + (head % NH) * D;
+            attention_backward_head(s, &h, f32(dqkv) + at_qkv, f32_const(dout) + at,
+                                    f32_const(qkv) + at_qkv, f32_const(out) + at, lse + head * T, T,
+                                    C, D);
         }
     }
 }
 
-// --- classifier ------------------------------------------------------------------------------------------------------
-// A chunk of rows keeps all its logits, since the softmax needs a whole row before any gradient. They lie as tiles of the
-// vocabulary, each (R, width) and contiguous; or where dlogits are wanted, in whole rows. First sweep: logits of a tile, which become
-// e^(logit - maximum of the row in this tile) at once. Between: the log-sum-exp of each row from its tiles. Second sweep: the tile
-// becomes dlogits by one multiplication, and serves dwte (its own rows) and dx (each thread its own sum) while it is in cache.
+// --- classifier ----------------------------------------------------------------------------------
+// A chunk of rows keeps all its logits, since the softmax needs a whole row before any gradient.
+// They lie as tiles of the vocabulary, each (R, width) and contiguous; or where dlogits are wanted,
+// in whole rows. First sweep: logits of a tile, which become e^(logit - maximum of the row in this
+// tile) at once. Between: the log-sum-exp of each row from its tiles. Second sweep: the tile
+// becomes dlogits by one multiplication, and serves dwte (its own rows) and dx (each thread its own
+// sum) while it is in cache.
 enum {
-    CLASSIFIER_ROWS = 512, // of a chunk: each chunk reads and writes dwte once, and holds rows x V logits
+    // of a chunk: each chunk reads and writes dwte once, and holds rows x V logits
+    CLASSIFIER_ROWS = 512,
     CLASSIFIER_COLS = 2048 // of a tile, at most
 };
 typedef struct {
-    int64_t R, C, V, width, tiles, tiles_a_thread; // a thread sweeps contiguous tiles, the same ones in both sweeps
-    int64_t first, each, Vp;                       // the chunk's first row; as ops.h has them
-    float *logits;                                 // (tiles, R, width), or (R, Vp) that the caller keeps
-    int64_t row, next;                             // from a row of a tile to the next; from tile to tile
-    float *maximum, *sum;                          // (tiles, R)
-    float *target;                                 // (R) logit of the target
-    double *lse;                                   // (R)
-    float *dx;                                     // (threads, R, C)
+    // a thread sweeps contiguous tiles, the same ones in both sweeps
+    int64_t R, C, V, width, tiles, tiles_a_thread;
+    int64_t first, each, Vp; // the chunk's first row; as ops.h has them
+    // (tiles, R, width), or (R, Vp) that the caller keeps
+    float *logits;
+    // from a row of a tile to the next; from tile to tile
+    int64_t row, next;
+    float *maximum, *sum; // (tiles, R)
+    float *target;        // (R) logit of the target
+    double *lse;          // (R)
+    float *dx;            // (threads, R, C)
 } Classifier;
 // most: rows of a chunk; logits: the workspace holds these, too
-static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, int64_t most, bool logits, int64_t *floats) {
+static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads,
+                                          int64_t most, bool logits, int64_t *floats) {
     float *begin = at;
     Classifier k;
-    k.C = C, k.V = V, k.first = 0, k.each = N, k.Vp = V;
+    k.C = C;
+    k.V = V;
+    k.first = 0;
+    k.each = N;
+    k.Vp = V;
     k.R = ceil_div(N, max_i64(1, ceil_div(N, most)));
     k.tiles_a_thread = ceil_div(V, (int64_t)threads * CLASSIFIER_COLS);
     k.tiles = k.tiles_a_thread * threads;
     k.width = round_up(ceil_div(V, k.tiles), 16);
     k.logits = logits ? take_floats(&at, k.tiles * k.R * k.width) : NULL;
-    k.row = k.width, k.next = k.R * k.width;
-    k.maximum = take_floats(&at, k.tiles * k.R), k.sum = take_floats(&at, k.tiles * k.R), k.target = take_floats(&at, k.R);
+    k.row = k.width;
+    k.next = k.R * k.width;
+    k.maximum = take_floats(&at, k.tiles * k.R);
+    k.sum = take_floats(&at, k.tiles * k.R);
+    k.target = take_floats(&at, k.R);
     k.lse = (double *)(void *)take_floats(&at, 2 * k.R);
     k.dx = take_floats(&at, threads * k.R * C);
     *floats = at - begin;
     return k;
 }
-static inline int64_t classifier_width(const Classifier *k, int64_t tile) { return min_i64(k->width, k->V - tile * k->width); }
-static inline float *classifier_logits(const Classifier *k, int64_t tile, int64_t i) { return k->logits + tile * k->next + i * k->row; }
+static inline int64_t classifier_width(const Classifier *k, int64_t tile) {
+    return min_i64(k->width, k->V - tile * k->width);
+}
+static inline float *classifier_logits(const Classifier *k, int64_t tile, int64_t i) {
+    return k->logits + tile * k->next + i * k->row;
+}
 
 // First sweep, one tile: logits(rows, w) = x wte_tile^T, then e^(logit - maximum)
-static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, const float *x, const float *wte,
+static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64_t tile,
+                                           int64_t rows, const float *x, const float *wte,
                                            const int32_t *targets) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
     if (w <= 0) { return; }
-    sgemm_tile(s, CblasNoTrans, CblasTrans, rows, w, k->C, x, k->C, wte + v0 * k->C, k->C, 0.0f, classifier_logits(k, tile, 0), k->row);
+    sgemm_tile(s, CblasNoTrans, CblasTrans, rows, w, k->C, x, k->C, wte + v0 * k->C, k->C, 0.0f,
+               classifier_logits(k, tile, 0), k->row);
     for (int64_t i = 0; i < rows; i++) {
         float *l = classifier_logits(k, tile, i), top = l[0], sum = 0.0f;
         if (targets[i] >= v0 && targets[i] < v0 + w) { k->target[i] = l[targets[i] - v0]; }
@@ -823,7 +1000,8 @@ static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64
             l[c] = fast_exp(l[c] - top);
             sum += l[c];
         }
-        k->maximum[tile * k->R + i] = top, k->sum[tile * k->R + i] = sum;
+        k->maximum[tile * k->R + i] = top;
+        k->sum[tile * k->R + i] = sum;
     }
 }
 
@@ -831,7 +1009,9 @@ static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64
 static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t target) {
     double top = -INFINITY, sum = 0.0;
     int64_t t = 0;
-    for (; t < k->tiles && classifier_width(k, t) > 0; t++) { top = fmax(top, (double)k->maximum[t * k->R + i]); }
+    for (; t < k->tiles && classifier_width(k, t) > 0; t++) {
+        top = fmax(top, (double)k->maximum[t * k->R + i]);
+    }
     do { // there is at least one tile
         t--;
         sum += (double)k->sum[t * k->R + i] * exp((double)k->maximum[t * k->R + i] - top);
@@ -841,7 +1021,8 @@ static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t 
 }
 
 // Second sweep, one tile: dlogits = scale (softmax - one at the target), 0 in masked rows
-static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, int64_t rows, const int32_t *targets, float scale) {
+static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, int64_t rows,
+                                           const int32_t *targets, float scale) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
     for (int64_t i = 0; i < rows; i++) {
         float *l = classifier_logits(k, tile, i);
@@ -856,28 +1037,38 @@ static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, in
     }
 }
 // The rows of dwte of one tile, from the rows of the chunk that share them
-static inline void classifier_tile_dwte(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dwte, const float *x, bool accumulate) {
+static inline void classifier_tile_dwte(Stream *s, const Classifier *k, int64_t tile, int64_t rows,
+                                        float *dwte, const float *x, bool accumulate) {
     for (int64_t i = 0, next; i < rows; i = next) {
         const int64_t sample = (k->first + i) / k->each;
         next = min_i64(rows, (sample + 1) * k->each - k->first);
-        sgemm_tile(s, CblasTrans, CblasNoTrans, classifier_width(k, tile), k->C, next - i, classifier_logits(k, tile, i), k->row, x + i * k->C, k->C,
-                   accumulate || (k->first + i) % k->each ? 1.0f : 0.0f, dwte + (sample * k->Vp + tile * k->width) * k->C, k->C);
+        sgemm_tile(s, CblasTrans, CblasNoTrans, classifier_width(k, tile), k->C, next - i,
+                   classifier_logits(k, tile, i), k->row, x + i * k->C, k->C,
+                   accumulate || (k->first + i) % k->each ? 1.0f : 0.0f,
+                   dwte + (sample * k->Vp + tile * k->width) * k->C, k->C);
     }
 }
-static inline void classifier_tile_backward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dx, bool first, float *dwte, const float *x,
-                                            const float *wte, const int32_t *targets, float scale, bool accumulate) {
+static inline void classifier_tile_backward(Stream *s, const Classifier *k, int64_t tile,
+                                            int64_t rows, float *dx, bool first, float *dwte,
+                                            const float *x, const float *wte,
+                                            const int32_t *targets, float scale, bool accumulate) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile), C = k->C;
     if (w <= 0) {
-        if (dx && first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); } // more threads than tiles
+        // more threads than tiles
+        if (dx && first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); }
         return;
     }
     const float *dlogits = classifier_logits(k, tile, 0);
     classifier_tile_dlogits(k, tile, rows, targets, scale);
     if (dwte) { classifier_tile_dwte(s, k, tile, rows, dwte, x, accumulate); }
-    if (dx) { sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->row, wte + v0 * C, C, first ? 0.0f : 1.0f, dx, C); }
+    if (dx) {
+        sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->row, wte + v0 * C, C,
+                   first ? 0.0f : 1.0f, dx, C);
+    }
 }
 
-static inline void classifier_sum_dx(const Classifier *k, float *dx, int64_t i, int64_t shares) { // of row i
+// of row i
+static inline void classifier_sum_dx(const Classifier *k, float *dx, int64_t i, int64_t shares) {
     const int64_t C = k->C;
     memcpy(dx + i * C, k->dx + i * C, (size_t)C * sizeof(float));
     for (int64_t share = 1; share < shares; share++) {
@@ -886,15 +1077,19 @@ static inline void classifier_sum_dx(const Classifier *k, float *dx, int64_t i, 
         for (int64_t c = 0; c < C; c++) { dx[i * C + c] += part[c]; }
     }
 }
-static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses, float *dx, float *dwte, bool gradients, const float *x,
-                                    const float *wte, const int32_t *targets, float scale, bool accumulate) {
+static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses,
+                                    float *dx, float *dwte, bool gradients, const float *x,
+                                    const float *wte, const int32_t *targets, float scale,
+                                    bool accumulate) {
     const int64_t per = k->tiles_a_thread, shares = k->tiles / per;
 #pragma omp parallel num_threads(s->threads)
     {
         blas_serial_here();
 #pragma omp for schedule(static, 1)
         for (int64_t share = 0; share < shares; share++) {
-            for (int64_t t = share * per; t < (share + 1) * per; t++) { classifier_tile_forward(s, k, t, rows, x, wte, targets); }
+            for (int64_t t = share * per; t < (share + 1) * per; t++) {
+                classifier_tile_forward(s, k, t, rows, x, wte, targets);
+            }
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) { losses[i] = classifier_row_loss(k, i, targets[i]); }
@@ -902,7 +1097,8 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows
 #pragma omp for schedule(static, 1)
             for (int64_t share = 0; share < shares; share++) {
                 for (int64_t t = share * per; t < (share + 1) * per; t++) {
-                    classifier_tile_backward(s, k, t, rows, dx ? k->dx + share * k->R * k->C : NULL, t == share * per, dwte, x, wte, targets, scale,
+                    classifier_tile_backward(s, k, t, rows, dx ? k->dx + share * k->R * k->C : NULL,
+                                             t == share * per, dwte, x, wte, targets, scale,
                                              accumulate);
                 }
             }
@@ -914,44 +1110,63 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows
     }
 }
 
-static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
-                                  int64_t N, int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
+static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
+                                  const Real *x, const Real *wte, const int32_t *targets, int64_t N,
+                                  int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
+                                  bool accumulate) {
     if (N == 0) {
         if (dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
         return;
     }
-    for (int64_t b = 0; b < N / each && dwte && !accumulate; b++) { ops_zero(s, dwte + (b * Vp + V) * C, (size_t)((Vp - V) * C) * sizeof(float)); }
+    for (int64_t b = 0; b < N / each && dwte && !accumulate; b++) {
+        ops_zero(s, dwte + (b * Vp + V) * C, (size_t)((Vp - V) * C) * sizeof(float));
+    }
     int64_t floats;
-    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS, !dlogits, &floats);
-    for (int64_t most = k.R / 2; most && s->workspace_bytes < (size_t)floats * sizeof(float); most /= 2) {
+    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS,
+                                    !dlogits, &floats);
+    for (int64_t most = k.R / 2; most && s->workspace_bytes < (size_t)floats * sizeof(float);
+         most /= 2) {
         k = classifier_space((float *)s->workspace, N, C, V, s->threads, most, !dlogits, &floats);
     }
     assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
-    if (dlogits) { k.logits = f32(dlogits), k.row = Vp, k.next = k.width; }
-    k.each = each, k.Vp = Vp;
+    if (dlogits) {
+        k.logits = f32(dlogits);
+        k.row = Vp;
+        k.next = k.width;
+    }
+    k.each = each;
+    k.Vp = Vp;
     blas_serial_once();
     for (int64_t n = 0; n < N; n += k.R) {
         const int64_t rows = min_i64(k.R, N - n);
         k.first = n;
-        classifier_chunk(s, &k, rows, losses + n, dx ? f32(dx) + n * C : NULL, dwte, dx || dwte || dlogits, f32_const(x) + n * C, f32_const(wte), targets + n,
+        classifier_chunk(s, &k, rows, losses + n, dx ? f32(dx) + n * C : NULL, dwte,
+                         dx || dwte || dlogits, f32_const(x) + n * C, f32_const(wte), targets + n,
                          scale, accumulate);
-        for (int64_t i = 0; i < rows && dlogits; i++) { memset(k.logits + i * Vp + V, 0, (size_t)(Vp - V) * sizeof(float)); }
+        for (int64_t i = 0; i < rows && dlogits; i++) {
+            memset(k.logits + i * Vp + V, 0, (size_t)(Vp - V) * sizeof(float));
+        }
         if (dlogits) { k.logits += k.R * Vp; }
     }
 }
 
-// --- optimizers and norms --------------------------------------------------------------------------------------------
-static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
+// --- optimizers and norms ------------------------------------------------------------------------
+static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
+                             const float *grad, int64_t n, OptimizerStep o) {
     ops_adamw_host(s, master, param, dtype, m, v, grad, n, o);
 }
-static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b,
+                           const float *grad, int64_t n, OptimizerStep o) {
     ops_sgd_host(s, master, param, dtype, b, grad, n, o);
 }
 
-static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
+                                  int64_t chunk, double scale) {
     ops_square_sum_host(s, sum, x, n, chunk, scale);
 }
-static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) { ops_accumulate_host(s, out, in, n); }
+static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
+    ops_accumulate_host(s, out, in, n);
+}
 
 #include "kernels/clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
 #include "kernels/noise_cpu.h"    // noise
@@ -961,9 +1176,13 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
     // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    const int64_t plenty = CLASSIFIER_ROWS, most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
-    classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V), threads, most, shape.logits > 0, &classifier);
-    return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
+    const int64_t plenty = CLASSIFIER_ROWS,
+                  most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
+    classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V),
+                     threads, most, shape.logits > 0, &classifier);
+    return (size_t)max_i64(max_i64(head * threads, classifier),
+                           clip_floats(shape.rows, shape.T, threads)) *
+           sizeof(float);
 }
 
 #endif

@@ -13,7 +13,8 @@
 #include "checkpoint.h" // names of what is in --out
 
 enum { OUTPUTS = 3, OWN_NAMES = 6 };
-static const char *const out_own_names[OWN_NAMES] = {"lock", "stop", "dp_key", "dp_key.tmp", "dp_steps", "dp_steps.tmp"};
+static const char *const out_own_names[OWN_NAMES] = {"lock",       "stop",     "dp_key",
+                                                     "dp_key.tmp", "dp_steps", "dp_steps.tmp"};
 
 typedef struct {
     const char *flag, *path;
@@ -118,7 +119,8 @@ static inline void output_check_place(const Written *w, const char *out) {
     }
     strcpy(folder, f->path);
     path_cut(folder);
-    const bool above = *out && path_resolve(out, made) && (!strcmp(made, folder) || path_in(made, folder));
+    const bool above =
+        *out && path_resolve(out, made) && (!strcmp(made, folder) || path_in(made, folder));
     if (above && access(folder, F_OK)) { return; } // it will be made, for --out
     strcat(folder, "/.");                          // a file is no folder
     if (access(folder, W_OK)) { output_refuse_place(output, strerror(errno)); }

@@ -1,28 +1,34 @@
-// planner.h: which ranks should compute which units (DAPPLE, arXiv 2007.01045, section 4): partition, replicas, placement, micro-batch,
-// recomputation and warm-up of a pipeline, chosen by what the simulator says of its schedule; and what others would choose.
+// planner.h: which ranks should compute which units (DAPPLE, arXiv 2007.01045, section 4):
+// partition, replicas, placement, micro-batch, recomputation and warm-up of a pipeline, chosen by
+// what the simulator says of its schedule; and what others would choose.
 //
-// Each plan has a time that no schedule of it beats (plan_bound: what equations 1 to 3 of the paper count, and the limits of what is in
-// flight). The plans with the least are tried first. What decides is schedule_simulate() on the program that schedule_pipeline() makes of
-// the plan, with one rank per stage, transfers and all-reduces included; a stage's all-reduce begins with its last micro-batch's first
-// gradients, as it will when it runs.
+// Each plan has a time that no schedule of it beats (plan_bound: what equations 1 to 3 of the paper
+// count, and the limits of what is in flight). The plans with the least are tried first. What
+// decides is schedule_simulate() on the program that schedule_pipeline() makes of the plan, with
+// one rank per stage, transfers and all-reduces included; a stage's all-reduce begins with its last
+// micro-batch's first gradients, as it will when it runs.
 //
-// Search: from even stages, from all pairs of stages and from what the baselines choose, stages are split (the paper's transition, equation
-// 5), merged, moved; a beam of the best plans is kept, and each of them is changed in every way until none gets better. Plans whose bound
-// is no better than the beam's worst are not simulated.
+// Search: from even stages, from all pairs of stages and from what the baselines choose, stages are
+// split (the paper's transition, equation 5), merged, moved; a beam of the best plans is kept, and
+// each of them is changed in every way until none gets better. Plans whose bound is no better than
+// the beam's worst are not simulated.
+// plans that are kept, and of them with as many stages and the same micro-batch
 #ifndef PLANNER_H
 #define PLANNER_H
 
 #include "plan/plan.h"      // what a plan costs
 #include "plan/equations.h" // what DAPPLE's planner would choose
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Search
-enum { PLAN_BEAM = 32, PLAN_ALIKE = 2 }; // plans that are kept, and of them with as many stages and the same micro-batch
-enum { PLAN_STAGE_BATCHES = 1 << 20 };   // most stages x micro-batches: half a GiB of actions to replay
+enum { PLAN_BEAM = 32, PLAN_ALIKE = 2 };
+// most stages x micro-batches: half a GiB of actions to replay
+enum { PLAN_STAGE_BATCHES = 1 << 20 };
 typedef struct {
     Plan plan;
     double bound, step_s;
-    bool tried, replayed; // all that it can be changed into was looked at; all of its micro-batches were replayed
+    // all that it can be changed into was looked at; all of its micro-batches were replayed
+    bool tried, replayed;
 } Candidate;
 typedef struct {
     const PlanTask *task;
@@ -32,8 +38,9 @@ typedef struct {
     int64_t *divisors;    // [divisor_count] of the samples, ascending: the micro-batches
     int divisor_count;
     Candidate beam[PLAN_BEAM]; // the best so far, ascending
-    int found, keep;           // there are; at most: fewer of large tasks, whose plans take longer to look at
-    Candidate *pool;           // to be simulated
+    // there are; at most: fewer of large tasks, whose plans take longer to look at
+    int found, keep;
+    Candidate *pool; // to be simulated
     int pooled, pool_capacity;
     uint64_t *seen; // [seen_capacity] plans by what they cost, open addressing
     size_t seen_count, seen_capacity;
@@ -43,11 +50,14 @@ typedef struct {
 static inline Planner planner_make(const PlanTask *t) {
     Planner p;
     memset(&p, 0, sizeof p);
-    p.task = t, p.seen_capacity = 1 << 12, p.keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4;
+    p.task = t;
+    p.seen_capacity = 1 << 12;
+    p.keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4;
     p.ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "planner");
     p.scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "planner");
     p.seen = (uint64_t *)checked_calloc(p.seen_capacity, sizeof(uint64_t), "planner");
-    p.divisors = (int64_t *)checked_malloc(2 * ((size_t)sqrt((double)t->samples) + 1) * sizeof(int64_t), "planner");
+    p.divisors = (int64_t *)checked_malloc(
+        2 * ((size_t)sqrt((double)t->samples) + 1) * sizeof(int64_t), "planner");
     for (int64_t b = 1; b * b <= t->samples; b++) {
         if (t->samples % b == 0) { p.divisors[p.divisor_count++] = b; }
     }
@@ -58,7 +68,11 @@ static inline Planner planner_make(const PlanTask *t) {
     return p;
 }
 static inline void planner_free(Planner *p) {
-    free(p->ranks), free(p->scratch), free(p->divisors), free(p->pool), free(p->seen);
+    free(p->ranks);
+    free(p->scratch);
+    free(p->divisors);
+    free(p->pool);
+    free(p->seen);
     memset(p, 0, sizeof *p);
 }
 
@@ -68,21 +82,27 @@ static inline bool planner_saw_key(Planner *p, uint64_t key) {
     for (; p->seen[i]; i = (i + 1) & (p->seen_capacity - 1)) {
         if (p->seen[i] == key) { return true; }
     }
-    p->seen[i] = key, p->seen_count++;
+    p->seen[i] = key;
+    p->seen_count++;
     return false;
 }
 static inline bool planner_saw(Planner *p, const Plan *plan) {
     const PlanCosts *c = &p->costs;
-    const double *const parts[] = {c->forward, c->backward, c->weight, c->send, c->send_back, c->reduce_late};
+    const double *const parts[] = {c->forward, c->backward,  c->weight,
+                                   c->send,    c->send_back, c->reduce_late};
     Checksum sum = checksum_begin();
-    checksum_add(&sum, &c->micro_batches, sizeof c->micro_batches), checksum_add(&sum, &plan->kind, sizeof plan->kind);
+    checksum_add(&sum, &c->micro_batches, sizeof c->micro_batches);
+    checksum_add(&sum, &plan->kind, sizeof plan->kind);
     checksum_add(&sum, c->live, (size_t)c->stages * sizeof(int));
     checksum_add(&sum, plan->replicas, (size_t)c->stages * sizeof(int));
-    for (int i = 0; i < 6; i++) { checksum_add(&sum, parts[i], (size_t)c->stages * sizeof(double)); }
+    for (int i = 0; i < 6; i++) {
+        checksum_add(&sum, parts[i], (size_t)c->stages * sizeof(double));
+    }
     if (2 * p->seen_count > p->seen_capacity) {
         uint64_t *old = p->seen;
         size_t capacity = p->seen_capacity;
-        p->seen_capacity *= 2, p->seen_count = 0;
+        p->seen_capacity *= 2;
+        p->seen_count = 0;
         p->seen = (uint64_t *)checked_calloc(p->seen_capacity, sizeof(uint64_t), "planner");
         for (size_t i = 0; i < capacity; i++) {
             if (old[i]) { planner_saw_key(p, old[i]); }
@@ -91,12 +111,16 @@ static inline bool planner_saw(Planner *p, const Plan *plan) {
     }
     return planner_saw_key(p, checksum_end(&sum) | 1);
 }
-// Where a plan would be kept: in place of the worst of those alike, or of all, where there are as many as may be.
+// Where a plan would be kept: in place of the worst of those alike, or of all, where there are as
+// many as may be.
 static inline int planner_worst(const Planner *p, const Plan *plan) {
     int alike = 0, worst = p->found;
     for (int i = 0; i < p->found; i++) {
         const Plan *q = &p->beam[i].plan;
-        if (q->stages == plan->stages && q->micro_batch == plan->micro_batch) { alike++, worst = i; }
+        if (q->stages == plan->stages && q->micro_batch == plan->micro_batch) {
+            alike++;
+            worst = i;
+        }
     }
     return alike >= PLAN_ALIKE ? worst : (int)min_i64(p->found, p->keep - 1);
 }
@@ -113,11 +137,15 @@ static inline bool planner_look(Planner *p, const Plan *plan) {
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
-// Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may be better than the beam's worst.
+// Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may
+// be better than the beam's worst.
 static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
     bool replayable = plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
-    if (!replayable || !plan_is_short(p->task, plan) || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
+    if (!replayable || !plan_is_short(p->task, plan) || !planner_look(p, plan) ||
+        planner_saw(p, plan)) {
+        return;
+    }
     double bound = plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     if (p->pooled == p->pool_capacity) {
@@ -126,7 +154,10 @@ static inline void planner_add(Planner *p, const Plan *plan) {
         if (!p->pool) { die(EXIT_RESOURCES, NULL, "cannot hold %d plans", p->pool_capacity); }
     }
     Candidate *c = &p->pool[p->pooled++];
-    c->plan = *plan, c->bound = bound, c->step_s = 0, c->tried = c->replayed = false;
+    c->plan = *plan;
+    c->bound = bound;
+    c->step_s = 0;
+    c->tried = c->replayed = false;
 }
 static inline int candidate_order(const void *a, const void *b) {
     double x = ((const Candidate *)a)->bound, y = ((const Candidate *)b)->bound;
@@ -145,26 +176,33 @@ static inline void planner_run(Planner *p) {
     for (int i = 0; i < p->pooled; i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
-        planner_look(p, &c->plan), keep_alive(); // other ranks may wait
-        c->step_s = plan_simulate(&c->plan, &p->costs), p->simulated++;
+        planner_look(p, &c->plan);
+        keep_alive(); // other ranks may wait
+        c->step_s = plan_simulate(&c->plan, &p->costs);
+        p->simulated++;
         planner_keep(p, c);
     }
     p->pooled = 0;
 }
 
-// Moves the cuts so that the busiest stage has as little to do as can be, with these replicas and this micro-batch, where one micro-batch in
-// flight fits the memory.
-static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first, int end, double most) {
+// Moves the cuts so that the busiest stage has as little to do as can be, with these replicas and
+// this micro-batch, where one micro-batch in flight fits the memory.
+static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first, int end,
+                              double most) {
     const PlanModel *m = t->model;
     const double held = plan_held_rows(p->micro_batch, p->replicas[s]);
     double rows = plan_rows(t, p, s), bytes;
-    return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <= most &&
+    return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <=
+               most &&
            plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
 }
-static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
+// stage after stage, each as many units as `most` seconds allow
+static inline bool plan_fill(const PlanTask *t, Plan *p, double most) {
     bool good = true;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        int high = t->model->units - (p->stages - 1 - s), low = s + 1 < p->stages ? first + 1 : high; // each stage after it has a unit
+        // each stage after it has a unit
+        int high = t->model->units - (p->stages - 1 - s),
+            low = s + 1 < p->stages ? first + 1 : high;
         while (low < high) {
             int middle = (low + high + 1) / 2;
             if (stage_fits(t, p, s, first, middle, most)) {
@@ -173,12 +211,14 @@ static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage
                 high = middle - 1;
             }
         }
-        p->units[s] = low - first, good = good && stage_fits(t, p, s, first, low, most);
+        p->units[s] = low - first;
+        good = good && stage_fits(t, p, s, first, low, most);
     }
     return good;
 }
 static inline void plan_balance(const PlanTask *t, Plan *p) {
-    double low = 0, high = (double)p->micro_batch * (t->model->forward[t->model->units] + t->model->backward[t->model->units]);
+    double low = 0, high = (double)p->micro_batch * (t->model->forward[t->model->units] +
+                                                     t->model->backward[t->model->units]);
     for (int i = 0; i < 24; i++) {
         double middle = (low + high) / 2;
         if (plan_fill(t, p, middle)) {
@@ -190,45 +230,71 @@ static inline void plan_balance(const PlanTask *t, Plan *p) {
     plan_fill(t, p, high);
 }
 
-// How many policies there are to choose from: one, where it does not matter on which nodes a stage is.
-static inline int task_policies(const PlanTask *t, int most) { return t->cluster.nodes > 1 && t->cluster.ranks > 1 ? most : 1; }
-static inline int planner_policies(const Planner *p) { return task_policies(p->task, PLACE_POLICIES); }
+// How many policies there are to choose from: one, where it does not matter on which nodes a stage
+// is.
+static inline int task_policies(const PlanTask *t, int most) {
+    return t->cluster.nodes > 1 && t->cluster.ranks > 1 ? most : 1;
+}
+static inline int planner_policies(const Planner *p) {
+    return task_policies(p->task, PLACE_POLICIES);
+}
 // With each policy for a stage, from which its ranks, and what is left for those after it, follow.
 static inline void planner_add_placed(Planner *p, Plan plan, int s) {
-    for (int policy = 0; policy < planner_policies(p); policy++) { plan.policy[s] = (unsigned char)policy, planner_add(p, &plan); }
+    for (int policy = 0; policy < planner_policies(p); policy++) {
+        plan.policy[s] = (unsigned char)policy;
+        planner_add(p, &plan);
+    }
 }
 // The same, with these cuts and balanced anew.
 static inline void planner_add_both(Planner *p, Plan plan, int s) {
     planner_add_placed(p, plan, s);
-    plan_balance(p->task, &plan), planner_add_placed(p, plan, s);
+    plan_balance(p->task, &plan);
+    planner_add_placed(p, plan, s);
 }
 // Stage s becomes two: the first takes so many of its units and of its replicas.
 static inline Plan plan_split(const Plan *p, int s, int units, int replicas) {
     Plan q = *p;
     q.stages++;
-    for (int i = q.stages - 1; i > s; i--) { q.units[i] = p->units[i - 1], q.replicas[i] = p->replicas[i - 1], q.policy[i] = p->policy[i - 1]; }
-    q.units[s] = units, q.replicas[s] = replicas;
-    q.units[s + 1] -= units, q.replicas[s + 1] -= replicas;
+    for (int i = q.stages - 1; i > s; i--) {
+        q.units[i] = p->units[i - 1];
+        q.replicas[i] = p->replicas[i - 1];
+        q.policy[i] = p->policy[i - 1];
+    }
+    q.units[s] = units;
+    q.replicas[s] = replicas;
+    q.units[s + 1] -= units;
+    q.replicas[s + 1] -= replicas;
     return q;
 }
 static inline Plan plan_merge(const Plan *p, int s) { // with the stage after it
     Plan q = *p;
     q.stages--;
-    q.units[s] += p->units[s + 1], q.replicas[s] += p->replicas[s + 1];
-    for (int i = s + 1; i < q.stages; i++) { q.units[i] = p->units[i + 1], q.replicas[i] = p->replicas[i + 1], q.policy[i] = p->policy[i + 1]; }
+    q.units[s] += p->units[s + 1];
+    q.replicas[s] += p->replicas[s + 1];
+    for (int i = s + 1; i < q.stages; i++) {
+        q.units[i] = p->units[i + 1];
+        q.replicas[i] = p->replicas[i + 1];
+        q.policy[i] = p->policy[i + 1];
+    }
     return q;
 }
-// Splits of a stage: all cuts of few units; of many those near the one that balances the two parts by their replicas, and some of the others.
+// Splits of a stage: all cuts of few units; of many those near the one that balances the two parts
+// by their replicas, and some of the others.
 static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
     enum { MANY = 48, NEAR = 3 };
     const PlanModel *m = p->task->model;
     int first = 0;
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
     const int stride = (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
-    const double begin_s = m->forward[first] + m->backward[first], time_s = m->forward[end] + m->backward[end] - begin_s;
-    for (int i = 0, r; plan->stages < PLAN_STAGES && (r = split_choice(plan->replicas[s], p->task->cluster.ranks, i)); i++) {
+    const double begin_s = m->forward[first] + m->backward[first],
+                 time_s = m->forward[end] + m->backward[end] - begin_s;
+    for (int i = 0, r; plan->stages < PLAN_STAGES &&
+                       (r = split_choice(plan->replicas[s], p->task->cluster.ranks, i));
+         i++) {
         int balanced = 1;
-        while (first + balanced + 1 < end && m->forward[first + balanced] + m->backward[first + balanced] - begin_s < time_s * r / plan->replicas[s]) {
+        while (first + balanced + 1 < end &&
+               m->forward[first + balanced] + m->backward[first + balanced] - begin_s <
+                   time_s * r / plan->replicas[s]) {
             balanced++;
         }
         for (int units = 1; units < plan->units[s]; units++) {
@@ -241,28 +307,35 @@ static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
         }
     }
 }
-// Units and replicas that move from a stage to another: units to the next one, or to the one after it, past what is between them.
+// Units and replicas that move from a stage to another: units to the next one, or to the one after
+// it, past what is between them.
 static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
     static const int shifts[] = {1, 2, 4, 8, -1, -2, -4, -8};
     for (int k = 0; k < 16; k++) {
         int to = s + 1 + k / 8, by = shifts[k % 8];
         if (to >= plan->stages || plan->units[s] <= by || plan->units[to] <= -by) { continue; }
         Plan q = *plan;
-        q.units[s] -= by, q.units[to] += by;
+        q.units[s] -= by;
+        q.units[to] += by;
         planner_add(p, &q);
     }
     for (int to = 0; to < plan->stages; to++) {
         bool close = plan->stages <= 8 || to == s + 1 || to + 1 == s;
-        for (int by = 1; to != s && close && by < plan->replicas[s]; by = 2 * by + (by == 1 ? p->task->cluster.ranks - 2 : 0)) {
+        for (int by = 1; to != s && close && by < plan->replicas[s];
+             by = 2 * by + (by == 1 ? p->task->cluster.ranks - 2 : 0)) {
             Plan q = *plan;
-            q.replicas[s] -= by, q.replicas[to] += by;
+            q.replicas[s] -= by;
+            q.replicas[to] += by;
             planner_add_both(p, q, s);
             if (p->task->cluster.ranks < 2) { break; }
         }
     }
 }
-static inline bool planner_asks(const Planner *p, int64_t micro_batch) { return !p->task->micro_batch || micro_batch == p->task->micro_batch; }
-// What holds for all stages: micro-batch, recomputation, warm-up or zero bubble; with these cuts, or balanced anew too.
+static inline bool planner_asks(const Planner *p, int64_t micro_batch) {
+    return !p->task->micro_batch || micro_batch == p->task->micro_batch;
+}
+// What holds for all stages: micro-batch, recomputation, warm-up or zero bubble; with these cuts,
+// or balanced anew too.
 typedef struct {
     PipelineKind kind;
     Warmup warmup;
@@ -278,17 +351,26 @@ static inline void planner_add_settings(Planner *p, const Plan *plan, bool balan
     for (int i = 0; i < PLAN_SETTINGS * p->divisor_count; i++) {
         const PlanSetting *setting = &plan_settings[i % PLAN_SETTINGS];
         Plan q = *plan;
-        q.micro_batch = p->divisors[i / PLAN_SETTINGS], q.warmup = setting->warmup, q.recompute = setting->recompute;
+        q.micro_batch = p->divisors[i / PLAN_SETTINGS];
+        q.warmup = setting->warmup;
+        q.recompute = setting->recompute;
         if (q.kind != PIPELINE_GPIPE) { q.kind = setting->kind; }
-        bool wanted = setting->kind != PIPELINE_ZERO_BUBBLE || (p->zero_bubble && q.stages > 1 && q.kind == setting->kind);
-        if (!wanted || !planner_asks(p, q.micro_batch) || (q.recompute && isinf(p->task->memory))) { continue; }
+        bool wanted = setting->kind != PIPELINE_ZERO_BUBBLE ||
+                      (p->zero_bubble && q.stages > 1 && q.kind == setting->kind);
+        if (!wanted || !planner_asks(p, q.micro_batch) || (q.recompute && isinf(p->task->memory))) {
+            continue;
+        }
         planner_add(p, &q);
-        if (balanced_too) { plan_balance(p->task, &q), planner_add(p, &q); }
+        if (balanced_too) {
+            plan_balance(p->task, &q);
+            planner_add(p, &q);
+        }
     }
 }
 static inline void planner_add_neighbours(Planner *p, const Plan *plan) {
     for (int s = 0; s < plan->stages; s++) {
-        planner_add_splits(p, plan, s), planner_add_moves(p, plan, s);
+        planner_add_splits(p, plan, s);
+        planner_add_moves(p, plan, s);
         if (s + 1 < plan->stages) { planner_add_both(p, plan_merge(plan, s), s); }
         planner_add_placed(p, *plan, s);
     }
@@ -303,30 +385,40 @@ static inline void planner_add_neighbours(Planner *p, const Plan *plan) {
 static inline Plan plan_even(const PlanTask *t, int stages, int64_t micro_batch) {
     Plan q;
     memset(&q, 0, sizeof q);
-    q.stages = stages, q.micro_batch = micro_batch, q.kind = PIPELINE_DAPPLE, q.warmup = WARMUP_A;
-    for (int s = 0; s < stages; s++) { q.replicas[s] = task_ranks(t) / stages + (s < task_ranks(t) % stages); }
+    q.stages = stages;
+    q.micro_batch = micro_batch;
+    q.kind = PIPELINE_DAPPLE;
+    q.warmup = WARMUP_A;
+    for (int s = 0; s < stages; s++) {
+        q.replicas[s] = task_ranks(t) / stages + (s < task_ranks(t) % stages);
+    }
     plan_balance(t, &q);
     return q;
 }
-static inline int task_most_stages(const PlanTask *t) { return (int)min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES); }
+static inline int task_most_stages(const PlanTask *t) {
+    return (int)min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES);
+}
 
 // Replays the first of the beam in full, until that is the best still.
 static inline void planner_finish(Planner *p) {
     while (p->found && !p->beam[0].replayed) {
         Candidate first = p->beam[0];
         planner_look(p, &first.plan);
-        first.step_s = plan_replay(&first.plan, &p->costs, p->costs.micro_batches), first.replayed = true;
+        first.step_s = plan_replay(&first.plan, &p->costs, p->costs.micro_batches);
+        first.replayed = true;
         memmove(p->beam, p->beam + 1, (size_t)--p->found * sizeof(Candidate));
         planner_keep(p, &first);
     }
 }
-// The best that these stages can be with any micro-batch, recomputation and warm-up that the task allows. found is 0 where nothing fits.
+// The best that these stages can be with any micro-batch, recomputation and warm-up that the task
+// allows. found is 0 where nothing fits.
 static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
     Candidate best;
     memset(&best, 0, sizeof best);
     Planner p = planner_make(t);
     if (plan->stages) { planner_add_settings(&p, plan, false); }
-    planner_run(&p), planner_finish(&p);
+    planner_run(&p);
+    planner_finish(&p);
     if (p.found) { best = p.beam[0]; }
     planner_free(&p);
     return best;
@@ -334,19 +426,24 @@ static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
 
 // All partitions, replicas and policies from this unit and rank on.
 static inline void planner_add_all(Planner *p, Plan *plan, int unit, int rank) {
-    const int s = plan->stages, units = p->task->model->units - unit, ranks = task_ranks(p->task) - rank;
+    const int s = plan->stages, units = p->task->model->units - unit,
+              ranks = task_ranks(p->task) - rank;
     if (!units && !ranks) { planner_add_settings(p, plan, false); }
     for (int u = 1; u <= units; u++) {
         for (int r = 1; r <= ranks; r++) {
             for (int policy = 0; policy < planner_policies(p); policy++) {
-                plan->stages = s + 1, plan->units[s] = u, plan->replicas[s] = r, plan->policy[s] = (unsigned char)policy;
+                plan->stages = s + 1;
+                plan->units[s] = u;
+                plan->replicas[s] = r;
+                plan->policy[s] = (unsigned char)policy;
                 planner_add_all(p, plan, unit + u, rank + r);
             }
         }
     }
     plan->stages = s;
 }
-// Finds the best plans; p->beam[0 .. found - 1] has them, where any fits the memory. The search begins with these too.
+// Finds the best plans; p->beam[0 .. found - 1] has them, where any fits the memory. The search
+// begins with these too.
 static inline void planner_search(Planner *p, const Candidate *known, int count) {
     p->zero_bubble = true;
     for (int i = 0; i < count; i++) {
@@ -362,7 +459,8 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
     }
     Plan any = plan_even(p->task, 1, 1);
     any.stages = 0;
-    if (p->task->model->units * task_ranks(p->task) <= 24) { planner_add_all(p, &any, 0, 0); } // some thousands
+    // some thousands
+    if (p->task->model->units * task_ranks(p->task) <= 24) { planner_add_all(p, &any, 0, 0); }
     planner_run(p);
     for (int i = 0; i < p->found;) {
         if (p->beam[i].tried) {
@@ -371,18 +469,21 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
         }
         Plan plan = p->beam[i].plan;
         p->beam[i].tried = true;
-        planner_add_neighbours(p, &plan), planner_run(p);
+        planner_add_neighbours(p, &plan);
+        planner_run(p);
         i = 0;
     }
     planner_finish(p);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Baselines: what others would choose. A plan of 0 stages: nothing.
 
-// What equations 1 to 3 of DAPPLE choose among all plans, with the task's micro-batch, and the task's memory for one micro-batch at least in each stage. Where
-// the task has none it is 1, as in the paper's code, whose slices may be fractions of a sample; but data parallelism, whose all-reduce overlaps with
-// a micro-batch's backward pass, may have any. `complete`: no plan is better.
+// What equations 1 to 3 of DAPPLE choose among all plans, with the task's micro-batch, and the
+// task's memory for one micro-batch at least in each stage. Where the task has none it is 1, as in
+// the paper's code, whose slices may be fractions of a sample; but data parallelism, whose
+// all-reduce overlaps with a micro-batch's backward pass, may have any. `complete`: no plan is
+// better.
 typedef struct {
     Plan plan; // 0 stages: none fits
     double step_s;
@@ -396,7 +497,9 @@ static inline EquationChoice planner_by_equations(const PlanTask *t) {
     Plan whole = plan_even(&paper, 1, 1);
     for (int64_t b = 1; b <= t->samples; b++) {
         whole.micro_batch = b;
-        if (t->micro_batch ? b == t->micro_batch : t->samples % b == 0) { equation_offer(&e, &whole); }
+        if (t->micro_batch ? b == t->micro_batch : t->samples % b == 0) {
+            equation_offer(&e, &whole);
+        }
     }
     Plan straight = plan_even(&paper, task_most_stages(t), paper.micro_batch);
     equation_offer(&e, &straight);
@@ -406,7 +509,8 @@ static inline EquationChoice planner_by_equations(const PlanTask *t) {
     return choice;
 }
 
-// GPipe (arXiv 1811.06965): all forwards, then all backwards; stages of equally many units, on equally many ranks each.
+// GPipe (arXiv 1811.06965): all forwards, then all backwards; stages of equally many units, on
+// equally many ranks each.
 static inline Candidate planner_gpipe(const PlanTask *t) {
     Candidate best;
     memset(&best, 0, sizeof best);
@@ -414,18 +518,24 @@ static inline Candidate planner_gpipe(const PlanTask *t) {
     for (int stages = 2; stages <= task_most_stages(t); stages++) {
         Plan q = plan_even(t, stages, 1);
         q.kind = PIPELINE_GPIPE;
-        for (int s = 0; s < stages; s++) { q.units[s] = t->model->units / stages + (s < t->model->units % stages); }
+        for (int s = 0; s < stages; s++) {
+            q.units[s] = t->model->units / stages + (s < t->model->units % stages);
+        }
         if (task_ranks(t) % stages == 0) { planner_add_settings(&p, &q, false); }
     }
-    planner_run(&p), planner_finish(&p);
+    planner_run(&p);
+    planner_finish(&p);
     if (p.found) { best = p.beam[0]; }
     planner_free(&p);
     return best;
 }
 
-// PipeDream's planner (SOSP 2019, section 3.1), from the paper: level by level, inside of a node, then between nodes,
-//   A(i..j, m) = min over s, m' of max{ A(i..s, m - m'), 2 a_s / bandwidth, T(s..j, m') },  T(i..j, m) = max{ A of the level below, 2 (m - 1) w / bandwidth } / m
-// where level 0 is the time of a profiled batch: the least time of the slowest stage. Of large levels m counts in groups of ranks.
+// PipeDream's planner (SOSP 2019, section 3.1), from the paper: level by level, inside of a node,
+// then between nodes,
+//   A(i..j, m) = min over s, m' of max{ A(i..s, m - m'), 2 a_s / bandwidth, T(s..j, m') },  T(i..j,
+//   m) = max{ A of the level below, 2 (m - 1) w / bandwidth } / m
+// where level 0 is the time of a profiled batch: the least time of the slowest stage. Of large
+// levels m counts in groups of ranks.
 enum { PIPEDREAM_UNITS = 160, PIPEDREAM_GROUPS = 16 };
 typedef struct {
     const PlanModel *model;
@@ -437,36 +547,52 @@ typedef struct {
 } PipeDream;
 static inline double pipedream_stage(const PipeDream *d, int i, int j, int m) {
     const PlanModel *model = d->model;
-    double time =
-        d->below ? d->below[i * (model->units + 1) + j] : model->batch * (model->forward[j] + model->backward[j] - model->forward[i] - model->backward[i]);
+    double time = d->below ? d->below[i * (model->units + 1) + j]
+                           : model->batch * (model->forward[j] + model->backward[j] -
+                                             model->forward[i] - model->backward[i]);
     int members = m * d->of;
-    return fmax(time, 2.0 * (members - 1) * (model->parameters[j] - model->parameters[i]) / d->bytes_per_s) / members;
+    return fmax(time, 2.0 * (members - 1) * (model->parameters[j] - model->parameters[i]) /
+                          d->bytes_per_s) /
+           members;
 }
 static inline void pipedream_solve(PipeDream *d, int first) {
     const int units = d->model->units, width = d->groups + 1;
     for (int j = first + 1; j <= units; j++) {
         for (int m = 1; m <= d->groups; m++) {
             int at = j * width + m;
-            d->best[at] = pipedream_stage(d, first, j, m), d->split[at] = -1, d->take[at] = m;
+            d->best[at] = pipedream_stage(d, first, j, m);
+            d->split[at] = -1;
+            d->take[at] = m;
             for (int s = first + 1; s < j; s++) {
                 double link = 2 * d->model->batch * d->model->cut[s] / d->bytes_per_s;
                 for (int k = 1; k < m && link < d->best[at]; k++) {
-                    double slowest = fmax(fmax(d->best[s * width + m - k], link), pipedream_stage(d, s, j, k));
-                    if (slowest < d->best[at]) { d->best[at] = slowest, d->split[at] = s, d->take[at] = k; }
+                    double slowest =
+                        fmax(fmax(d->best[s * width + m - k], link), pipedream_stage(d, s, j, k));
+                    if (slowest < d->best[at]) {
+                        d->best[at] = slowest;
+                        d->split[at] = s;
+                        d->take[at] = k;
+                    }
                 }
             }
         }
     }
 }
-static inline PipeDream pipedream_make(const PlanModel *m, const double *below, int members, double rate) {
+static inline PipeDream pipedream_make(const PlanModel *m, const double *below, int members,
+                                       double rate) {
     int of = (int)ceil_div(members, PIPEDREAM_GROUPS);
     while (members % of) { of++; }
     size_t n = ((size_t)m->units + 1) * ((size_t)(members / of) + 1);
     PipeDream d = {m, below, members / of, of, rate * 1e9, NULL, NULL, NULL};
-    d.best = (double *)checked_calloc(n, sizeof(double), "PipeDream"), d.split = (int *)checked_calloc(2 * n, sizeof(int), "PipeDream"), d.take = d.split + n;
+    d.best = (double *)checked_calloc(n, sizeof(double), "PipeDream");
+    d.split = (int *)checked_calloc(2 * n, sizeof(int), "PipeDream");
+    d.take = d.split + n;
     return d;
 }
-static inline void pipedream_free(PipeDream *d) { free(d->best), free(d->split); }
+static inline void pipedream_free(PipeDream *d) {
+    free(d->best);
+    free(d->split);
+}
 typedef struct {
     int first, end, members;
 } PipeDreamStage;
@@ -476,7 +602,9 @@ static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeD
     for (int m = d->groups; end > first; n++) {
         int at = end * (d->groups + 1) + m;
         PipeDreamStage stage = {d->split[at] < 0 ? first : d->split[at], end, d->take[at] * d->of};
-        out[n] = stage, m -= d->take[at], end = stage.first;
+        out[n] = stage;
+        m -= d->take[at];
+        end = stage.first;
     }
     return n;
 }
@@ -488,27 +616,38 @@ static inline Plan planner_pipedream(const PlanTask *t) {
     Plan p;
     memset(&p, 0, sizeof p);
     if (units > PIPEDREAM_UNITS) { return p; }
-    double *below = (double *)checked_calloc((size_t)(units + 1) * (size_t)(units + 1), sizeof(double), "PipeDream");
-    PipeDream inner = pipedream_make(m, NULL, t->cluster.ranks, t->cluster.intra), outer = pipedream_make(m, below, t->cluster.nodes, t->cluster.inter);
+    double *below = (double *)checked_calloc((size_t)(units + 1) * (size_t)(units + 1),
+                                             sizeof(double), "PipeDream");
+    PipeDream inner = pipedream_make(m, NULL, t->cluster.ranks, t->cluster.intra),
+              outer = pipedream_make(m, below, t->cluster.nodes, t->cluster.inter);
     for (int i = 0; i < units; i++) {
         pipedream_solve(&inner, i);
-        for (int j = i + 1; j <= units; j++) { below[i * (units + 1) + j] = inner.best[j * (inner.groups + 1) + inner.groups]; }
+        for (int j = i + 1; j <= units; j++) {
+            below[i * (units + 1) + j] = inner.best[j * (inner.groups + 1) + inner.groups];
+        }
     }
     pipedream_solve(&outer, 0);
-    p.kind = PIPELINE_DAPPLE, p.micro_batch = 1;
-    for (int k = pipedream_stages(&outer, 0, units, machines) - 1; k >= 0; k--) { // in the order of the units
+    p.kind = PIPELINE_DAPPLE;
+    p.micro_batch = 1;
+    // in the order of the units
+    for (int k = pipedream_stages(&outer, 0, units, machines) - 1; k >= 0; k--) {
         pipedream_solve(&inner, machines[k].first);
         int n = pipedream_stages(&inner, machines[k].first, machines[k].end, stages);
         for (int i = n - 1; i >= 0; i--, p.stages++) {
-            p.units[p.stages] = stages[i].end - stages[i].first, p.replicas[p.stages] = stages[i].members * machines[k].members;
-            p.policy[p.stages] = n > 1 && machines[k].members == t->cluster.nodes ? PLACE_SCATTER : PLACE_APPEND; // on each of its machines
+            p.units[p.stages] = stages[i].end - stages[i].first;
+            p.replicas[p.stages] = stages[i].members * machines[k].members;
+            // on each of its machines
+            p.policy[p.stages] =
+                n > 1 && machines[k].members == t->cluster.nodes ? PLACE_SCATTER : PLACE_APPEND;
         }
     }
-    pipedream_free(&inner), pipedream_free(&outer), free(below);
+    pipedream_free(&inner);
+    pipedream_free(&outer);
+    free(below);
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // All of it
 enum { PLAN_OTHERS = 8 };
 typedef struct {
@@ -521,16 +660,20 @@ typedef struct {
 
 static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
     if (!c->plan.stages || a->others == PLAN_OTHERS) { return; }
-    a->other[a->others] = *c, a->name[a->others++] = name;
+    a->other[a->others] = *c;
+    a->name[a->others++] = name;
 }
 static inline bool plans_alike(const Plan *a, const Plan *b) { // but for the cuts
-    return a->stages == b->stages && a->micro_batch == b->micro_batch && !memcmp(a->replicas, b->replicas, (size_t)a->stages * sizeof(int));
+    return a->stages == b->stages && a->micro_batch == b->micro_batch &&
+           !memcmp(a->replicas, b->replicas, (size_t)a->stages * sizeof(int));
 }
 // The best of the beam that differ from those before.
 static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
     for (int i = 1; i < p->found; i++) {
         bool known = plans_alike(&p->beam[i].plan, &a->best.plan);
-        for (int k = 0; k < a->others; k++) { known = known || plans_alike(&p->beam[i].plan, &a->other[k].plan); }
+        for (int k = 0; k < a->others; k++) {
+            known = known || plans_alike(&p->beam[i].plan, &a->other[k].plan);
+        }
         if (!known) { answer_add(a, "runner-up", &p->beam[i]); }
     }
 }
@@ -540,17 +683,23 @@ static inline PlanAnswer planner_answer(const PlanTask *t) {
     memset(&a, 0, sizeof a);
     Plan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
     a.equations = planner_by_equations(t);
-    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t), plan_best_setting(t, &pipedream), plan_best_setting(t, &a.equations.plan)};
-    static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner", "equations 1 to 3"};
+    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t),
+                          plan_best_setting(t, &pipedream),
+                          plan_best_setting(t, &a.equations.plan)};
+    static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner",
+                                        "equations 1 to 3"};
     for (int i = 0; i < 4; i++) { answer_add(&a, names[i], &others[i]); }
     Planner p = planner_make(t);
     planner_search(&p, others, 4);
-    if (p.found) { a.best = p.beam[0], answer_add_runners(&a, &p); }
+    if (p.found) {
+        a.best = p.beam[0];
+        answer_add_runners(&a, &p);
+    }
     planner_free(&p);
     return a;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // --plan
 
 static inline void print_number_list(FILE *to, const int *numbers, int n) {
@@ -568,51 +717,73 @@ static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) { /
     planner_look(p, plan);
     fprintf(to, "\"stages\":[");
     for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
-        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s], plan->replicas[s]);
-        print_number_list(to, p->ranks + rank, plan->replicas[s]), fprintf(to, "]}");
+        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s],
+                plan->replicas[s]);
+        print_number_list(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "]}");
     }
     fprintf(to,
             "],\"micro_batch\":%" PRId64
-            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\",\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
-            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false", "ab"[plan->warmup], pipeline_kind_names[plan->kind],
-            1e3 * c -> step_s);
-    for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]); }
+            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\","
+            "\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
+            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false",
+            "ab"[plan->warmup], pipeline_kind_names[plan->kind], 1e3 * c -> step_s);
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
+    }
     fprintf(to, "],\"bubble\":%.17g}", plan_bubble(plan, &p->costs, c->step_s));
 }
 static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
-    fprintf(to, "{"), print_plan_json(to, p, &a->best), fprintf(to, ",\"alternatives\":[");
+    fprintf(to, "{");
+    print_plan_json(to, p, &a->best);
+    fprintf(to, ",\"alternatives\":[");
     for (int i = 0; i < a->others; i++) {
-        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]), print_plan_json(to, p, &a->other[i]), fprintf(to, "}");
+        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
+        print_plan_json(to, p, &a->other[i]);
+        fprintf(to, "}");
     }
     fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
     if (a->equations.plan.stages) {
-        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}", a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+        fprintf(to,
+                ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
+                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
                 a->equations.complete ? "true" : "false");
     }
     fprintf(to, "}\n");
 }
-static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c, double one_rank_s) {
+static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c,
+                                   double one_rank_s) {
     const Plan *plan = &c->plan;
     planner_look(p, plan);
-    fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name, 1e3 * c->step_s, one_rank_s / c->step_s,
-            100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
+    fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
+            1e3 * c->step_s, one_rank_s / c->step_s, 100 * plan_bubble(plan, &p->costs, c->step_s),
+            p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
             plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
             : plan->warmup == WARMUP_B    ? "warm-up b"
                                           : "warm-up a");
-    for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]); }
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]);
+    }
     fprintf(to, "\n");
 }
 static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
     const Plan *plan = &a->best.plan;
-    fprintf(to, "                        step against 1 rank             micro-batches          units:replicas of the stages\n");
+    fprintf(to, "                        step against 1 rank             micro-batches          "
+                "units:replicas of the stages\n");
     print_plan_line(to, p, "plan", &a->best, one_rank_s);
-    for (int i = 0; i < a->others; i++) { print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s); }
+    for (int i = 0; i < a->others; i++) {
+        print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s);
+    }
     planner_look(p, plan);
-    fprintf(to, "\nstage   units   forward ms  backward ms   to next ms  all-reduce ms   memory MiB  ranks\n");
-    for (int s = 0, first = 0, rank = 0; s < plan->stages; first += plan->units[s], rank += plan->replicas[s++]) {
-        fprintf(to, "%5d %4d-%-4d %9.3f %12.3f %12.3f %14.3f %12.1f  ", s, first, first + plan->units[s] - 1, 1e3 * p->costs.forward[s],
-                1e3 * p->costs.backward[s], 1e3 * p->costs.send[s], 1e3 * p->costs.reduce[s], p->costs.memory[s] / 1048576);
-        print_ranges(to, p->ranks + rank, plan->replicas[s]), fprintf(to, "\n");
+    fprintf(to, "\nstage   units   forward ms  backward ms   to next ms  all-reduce ms   memory "
+                "MiB  ranks\n");
+    for (int s = 0, first = 0, rank = 0; s < plan->stages;
+         first += plan->units[s], rank += plan->replicas[s++]) {
+        fprintf(to, "%5d %4d-%-4d %9.3f %12.3f %12.3f %14.3f %12.1f  ", s, first,
+                first + plan->units[s] - 1, 1e3 * p->costs.forward[s], 1e3 * p->costs.backward[s],
+                1e3 * p->costs.send[s], 1e3 * p->costs.reduce[s], p->costs.memory[s] / 1048576);
+        print_ranges(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "\n");
     }
 }
 
@@ -623,52 +794,75 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     Planner p = planner_make(t);
     Plan q = plan_even(t, (int)min_i64(placement.stages, PLAN_STAGES), 1);
     memset(&a, 0, sizeof a);
-    if (placement.stages > PLAN_STAGES) { die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES); }
-    for (int s = 0; s < placement.stages; s++) { q.units[s] = placement.stage[s].units, q.replicas[s] = placement.stage[s].replicas; }
-    q.kind = (PipelineKind)o->pipeline_schedule, q.warmup = (Warmup)o->pipeline_warmup, q.recompute = o->recompute == RECOMPUTE_BLOCK;
+    if (placement.stages > PLAN_STAGES) {
+        die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES);
+    }
+    for (int s = 0; s < placement.stages; s++) {
+        q.units[s] = placement.stage[s].units;
+        q.replicas[s] = placement.stage[s].replicas;
+    }
+    q.kind = (PipelineKind)o->pipeline_schedule;
+    q.warmup = (Warmup)o->pipeline_warmup;
+    q.recompute = o->recompute == RECOMPUTE_BLOCK;
     for (int i = 0; i < p.divisor_count; i++) {
         q.micro_batch = p.divisors[i];
         if (planner_asks(&p, q.micro_batch)) { planner_add(&p, &q); }
     }
-    planner_run(&p), planner_finish(&p);
+    planner_run(&p);
+    planner_finish(&p);
     if (p.found) { a.best = p.beam[0]; }
-    planner_free(&p), placement_free(&placement);
+    planner_free(&p);
+    placement_free(&placement);
     return a;
 }
 // What the flags ask a plan for, of this model on this cluster.
-static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster, const Options *o, const OptionsGiven *given) {
-    PlanTask t = {model, *cluster, 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
+static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
+                                    const Options *o, const OptionsGiven *given) {
+    PlanTask t = {model,
+                  *cluster,
+                  0,
+                  option_size("device-memory", o->device_memory),
+                  given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
+                  false};
     int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
-            tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
+            tokens =
+                o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
     t.samples = tokens / o->seq_len;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
-        die(EXIT_INPUT, "a step is whole samples, not too many", "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
+        die(EXIT_INPUT, "a step is whole samples, not too many",
+            "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
             o->seq_len);
     }
     if (t.micro_batch && t.samples % t.micro_batch) {
-        die(EXIT_INPUT, "a step is whole micro-batches", "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples, t.micro_batch);
+        die(EXIT_INPUT, "a step is whole micro-batches",
+            "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples,
+            t.micro_batch);
     }
     return t;
 }
-// The best plan, or what is predicted for the stages that --pipeline gives; told (NULL: not) as a table or as JSON. Ends the program where none fits.
+// The best plan, or what is predicted for the stages that --pipeline gives; told (NULL: not) as a
+// table or as JSON. Ends the program where none fits.
 static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o) {
     PlanTask t = *task;
     const PlanModel *model = t.model;
     PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
     *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
     if (!a->best.plan.stages) {
-        die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch", "no plan fits into %.0f bytes of memory and %d actions of a rank",
-            t.memory, SCHEDULE_MAX);
+        die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch",
+            "no plan fits into %.0f bytes of memory and %d actions of a rank", t.memory,
+            SCHEDULE_MAX);
     }
     Planner p = planner_make(&t);
-    double one_rank_s = (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
+    double one_rank_s =
+        (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
     if (to && o->json) {
         print_answer_json(to, &p, a, one_rank_s);
     } else if (to) {
         print_answer(to, &p, a, one_rank_s);
     }
     Plan best = a->best.plan;
-    planner_free(&p), free(a);
+    planner_free(&p);
+    free(a);
     return best;
 }
 // --plan for --profile on --cluster.
@@ -690,17 +884,22 @@ static inline int64_t plan_depth(const PlanTask *t, const Plan *p) {
 // Units and ranks of its stages.
 static inline Placement plan_placement(const PlanTask *t, const Plan *p) {
     Placement placement = placement_make(p->stages);
-    int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0, unit = 0;
+    int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0,
+        unit = 0;
     int *scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "placement");
     plan_place(t, p, ranks, scratch);
     for (int s = 0; s < p->stages; s++) {
         Stage *stage = &placement.stage[s];
-        stage->first_unit = unit, stage->units = p->units[s], stage->replicas = p->replicas[s];
+        stage->first_unit = unit;
+        stage->units = p->units[s];
+        stage->replicas = p->replicas[s];
         stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
         memcpy(stage->ranks, ranks + at, (size_t)stage->replicas * sizeof(int));
-        unit += stage->units, at += stage->replicas;
+        unit += stage->units;
+        at += stage->replicas;
     }
-    free(ranks), free(scratch);
+    free(ranks);
+    free(scratch);
     return placement;
 }
 

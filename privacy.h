@@ -1,23 +1,32 @@
 // privacy.h: what a private run promises, and what it has spent of it.
 //
-// Promise  whoever sees the checkpoints and what is printed cannot tell whether one window (--dp-unit document: one document) was in the
-//          training data, but for epsilon and delta. Each step takes each of W windows with probability q = S / W, S being the samples that
-//          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and divides by S, whatever number was drawn.
-// Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed --dp-epsilon is not taken.
-// Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom met that what it could add to delta (which
-//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand, where
-//          there are more windows than that.
-// History  one line of each checkpoint's manifest: the settings under which its steps were taken. A run that resumes has the same, or does
-//          not begin: no step leaves the account, and none is counted by another's rule.
-// Parts    Cyclic micro-batches compute with different versions of the parameters (cyclic.h). So a sample's part is drawn, too, and none depends on
-//          others: one that is there or not moves no other from one version to another. Each part has its cap.
-// Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its owner may read. Steps that were lost
-//          after a checkpoint are taken again with the same key: they draw the same samples and noise, give what they gave, and count
-//          once. So resuming without the key is refused. It is never printed; checkpoints hold a fingerprint.
-// Replay   the same noise around another gradient would tell the difference of both. OUT/dp_steps says how many steps have drawn noise, and
-//          since which step under the flags and data of the last one, of which it has a fingerprint. Where steps lie after the checkpoint, a
-//          run begins only if all of these had the flags and data that it has. Two runs that go on from copies of one OUT cannot know of each
-//          other: do not do that.
+// Promise  whoever sees the checkpoints and what is printed cannot tell whether one window
+//          (--dp-unit document: one document) was in the training data, but for epsilon and delta.
+//          Each step takes each of W windows with probability q = S / W, S being the samples that
+//          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and
+//          divides by S, whatever number was drawn.
+// Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed
+//          --dp-epsilon is not taken.
+// Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom
+//          met that what it could add to delta (which others are cut tells whether a sample was
+//          there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand,
+//          where there are more windows than that.
+// History  one line of each checkpoint's manifest: the settings under which its steps were taken. A
+//          run that resumes has the same, or does not begin: no step leaves the account, and none
+//          is counted by another's rule.
+// Parts    Cyclic micro-batches compute with different versions of the parameters (cyclic.h). So a
+//          sample's part is drawn, too, and none depends on others: one that is there or not moves
+//          no other from one version to another. Each part has its cap.
+// Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its
+//          owner may read. Steps that were lost after a checkpoint are taken again with the same
+//          key: they draw the same samples and noise, give what they gave, and count once. So
+//          resuming without the key is refused. It is never printed; checkpoints hold a
+//          fingerprint.
+// Replay   the same noise around another gradient would tell the difference of both. OUT/dp_steps
+//          says how many steps have drawn noise, and since which step under the flags and data of
+//          the last one, of which it has a fingerprint. Where steps lie after the checkpoint, a run
+//          begins only if all of these had the flags and data that it has. Two runs that go on from
+//          copies of one OUT cannot know of each other: do not do that.
 #ifndef PRIVACY_H
 #define PRIVACY_H
 
@@ -28,40 +37,56 @@
 #include "support/files.h" // files of OUT
 
 typedef struct {
-    bool on;                                           // else nothing below counts
-    bool rdp, shown;                                   // --dp-accountant, --dp-show-private
-    int64_t windows, samples;                          // of the training data (W; 0: not known, nothing is trained); of a step, on average (S)
-    int64_t most, parts, most_of_part;                 // samples of a step at most; cyclic micro-batches, of each at most
-    double sigma, delta, clip, target;                 // noise in thresholds; delta; threshold R; --dp-epsilon, 0: there is none
-    int64_t style, function, unit, document, relation; // as options have them; document: windows of one
-    int64_t steps, allowed;                            // of the run; of these, until the target is reached
+    bool on;         // else nothing below counts
+    bool rdp, shown; // --dp-accountant, --dp-show-private
+    // of the training data (W; 0: not known, nothing is trained); of a step, on average (S)
+    int64_t windows, samples;
+    // samples of a step at most; cyclic micro-batches, of each at most
+    int64_t most, parts, most_of_part;
+    // noise in thresholds; delta; threshold R; --dp-epsilon, 0: there is none
+    double sigma, delta, clip, target;
+    // as options have them; document: windows of one
+    int64_t style, function, unit, document, relation;
+    // of the run; of these, until the target is reached
+    int64_t steps, allowed;
     uint32_t key[8];
-    uint64_t fingerprint, data, path; // of the key; of the training data, which the owner sets before privacy_begin(); of flags and data
-    int ledger;                       // OUT/dp_steps of rank 0, or -1; it says:
-    int64_t taken, since;             // steps that have drawn noise, once or again; the first (from 0) of those under ...
-    uint64_t drawn;                   // ... this path, the last one's
-    int64_t last_steps;               // the last answer
+    // of the key; of the training data, which the owner sets before privacy_begin(); of flags and
+    // data
+    uint64_t fingerprint, data, path;
+    int ledger; // OUT/dp_steps of rank 0, or -1; it says:
+    // steps that have drawn noise, once or again; the first (from 0) of those under ...
+    int64_t taken, since;
+    uint64_t drawn;     // ... this path, the last one's
+    int64_t last_steps; // the last answer
     PrivacyLoss last_loss;
 } Privacy;
 
 enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
 static const double CAP_SHARE = 1e-5;
-static double account_run_seconds = 600; // of this processor, to find a run's noise or steps when it begins; tests take less
+// of this processor, to find a run's noise or steps when it begins; tests take less
+static double account_run_seconds = 600;
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Epsilon
 
-// Of steps that take `samples` on average. Poisson's tail by Chernoff, which is above that of any number of windows.
-static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t document, double delta) {
+// Of steps that take `samples` on average. Poisson's tail by Chernoff, which is above that of any
+// number of windows.
+static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t document,
+                                           double delta) {
     double seldom = log(CAP_SHARE * delta / MOST_STEPS);
     int64_t others = (int64_t)ceil(mean + ceil(6.5 * sqrt(mean)));
-    while ((double)others - mean - (double)others * log((double)others / mean) > seldom) { others++; }
+    while ((double)others - mean - (double)others * log((double)others / mean) > seldom) {
+        others++;
+    }
     return windows ? min_i64(others + document, windows) : others + document;
 }
 
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
-    double q = (double)p->samples / (double)p->windows, delta = p->most_of_part < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta; // none is cut
-    PrivacySetting s = {q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
+    // none is cut
+    double q = (double)p->samples / (double)p->windows,
+           delta = p->most_of_part < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta;
+    PrivacySetting s = {
+        q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
 // What the accountant works on, for who waits.
@@ -70,7 +95,8 @@ static inline const char *privacy_question(const PrivacySetting *s, char text[PR
     snprintf(text, PRIVACY_QUESTION, "to account for %" PRId64 " private steps", s->steps);
     return text;
 }
-// What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is accounted once.
+// What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is
+// accounted once.
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
     if (steps == 0) { return nothing; }
@@ -79,8 +105,10 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
         PrivacySetting s = privacy_setting(p, steps);
         char question[PRIVACY_QUESTION];
         account_watch(privacy_question(&s, question), 0);
-        p->last_loss = account_epsilon(&s, NAN), p->last_steps = steps;
-        if (p->target > 0 && p->last_loss.high > p->target) { // the search for noise or steps has seen that it is not, by a narrower interval
+        p->last_loss = account_epsilon(&s, NAN);
+        p->last_steps = steps;
+        // the search for noise or steps has seen that it is not, by a narrower interval
+        if (p->target > 0 && p->last_loss.high > p->target) {
             p->last_loss.high = fmin(p->last_loss.high, account_epsilon(&s, p->target).high);
         }
         account_unwatch();
@@ -88,7 +116,9 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     return p->last_loss;
 }
 // Steps of the whole run that may be taken: at most `steps`, fewer where the target comes first.
-static inline int64_t privacy_allowed_steps(const Privacy *p) { return p->on ? p->allowed : INT64_MAX; }
+static inline int64_t privacy_allowed_steps(const Privacy *p) {
+    return p->on ? p->allowed : INT64_MAX;
+}
 
 static inline void privacy_find_noise(Privacy *p, Comm *comm) {
     PrivacySetting s = privacy_setting(p, max_i64(p->steps, 1));
@@ -100,8 +130,9 @@ static inline void privacy_find_noise(Privacy *p, Comm *comm) {
     }
     comm_broadcast(comm, &p->sigma, sizeof p->sigma, 0);
     if (isinf(p->sigma)) {
-        die(EXIT_INPUT, "ask for more --dp-epsilon, or take fewer --steps or a smaller --batch-tokens", "no noise keeps --dp-epsilon %g over %" PRId64 " steps",
-            p->target, p->steps);
+        die(EXIT_INPUT,
+            "ask for more --dp-epsilon, or take fewer --steps or a smaller --batch-tokens",
+            "no noise keeps --dp-epsilon %g over %" PRId64 " steps", p->target, p->steps);
     }
 }
 static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
@@ -113,45 +144,65 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     } else if (comm->rank == 0) {
         char question[PRIVACY_QUESTION];
         account_watch(privacy_question(&s, question), account_run_seconds);
-        if (account_epsilon(&s, p->target).high > p->target) { p->allowed = account_search(s, p->target, false, 0, p->steps); }
+        if (account_epsilon(&s, p->target).high > p->target) {
+            p->allowed = account_search(s, p->target, false, 0, p->steps);
+        }
         account_unwatch();
     }
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }
 
-// From the flags and the training data (windows 0: none was opened). A run that does not resume gets its noise here. All ranks call it. Ends
-// the program where no promise can be kept.
-static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows, int64_t samples, int64_t steps, Comm *comm) {
+// From the flags and the training data (windows 0: none was opened). A run that does not resume
+// gets its noise here. All ranks call it. Ends the program where no promise can be kept.
+static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows,
+                                   int64_t samples, int64_t steps, Comm *comm) {
     Privacy p;
     memset(&p, 0, sizeof p);
-    p.ledger = -1, p.on = options_private(o, given), p.steps = p.allowed = steps;
+    p.ledger = -1;
+    p.on = options_private(o, given);
+    p.steps = p.allowed = steps;
     if (!p.on) { return p; }
-    p.rdp = o->dp_accountant == DP_RDP, p.shown = o->dp_show_private != 0;
-    p.windows = windows, p.samples = samples;
-    p.sigma = o->dp_noise, p.clip = o->dp_clip, p.target = o->dp_epsilon;
+    p.rdp = o->dp_accountant == DP_RDP;
+    p.shown = o->dp_show_private != 0;
+    p.windows = windows;
+    p.samples = samples;
+    p.sigma = o->dp_noise;
+    p.clip = o->dp_clip;
+    p.target = o->dp_epsilon;
     p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : (double)NAN;
-    p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
+    p.style = o->dp_clip_style;
+    p.function = o->dp_clip_function;
+    p.unit = o->dp_unit;
+    p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
     p.parts = o->cyclic ? max_i64(1, o->cyclic_stages) : 1;
     const double parts = (double)p.parts, delta = windows || o->dp_delta > 0 ? p.delta : 1e-12;
-    p.most_of_part = privacy_most_samples((double)samples / parts, windows, p.document, delta / parts), p.most = p.parts * p.most_of_part;
+    p.most_of_part =
+        privacy_most_samples((double)samples / parts, windows, p.document, delta / parts);
+    p.most = p.parts * p.most_of_part;
     if (windows) { p.most = min_i64(p.most, windows); }
     if (windows == 0 && steps == 0) { return p; }
     if (samples > windows) {
         die(EXIT_INPUT, "choose a smaller --batch-tokens, or more training data",
-            "a private step takes each window with probability samples / windows, at most 1: --batch-tokens stands for %" PRId64
-            " samples, --train has %" PRId64 " windows",
+            "a private step takes each window with probability samples / windows, at most 1: "
+            "--batch-tokens stands for %" PRId64 " samples, --train has %" PRId64 " windows",
             samples, windows);
     }
-    if ((double)steps > MOST_STEPS) { die(EXIT_INPUT, "choose fewer --steps", "%" PRId64 " private steps: %g are accounted at most", steps, MOST_STEPS); }
+    if ((double)steps > MOST_STEPS) {
+        die(EXIT_INPUT, "choose fewer --steps",
+            "%" PRId64 " private steps: %g are accounted at most", steps, MOST_STEPS);
+    }
     if (o->resume) { return p; }
     if (!given->at[OPTION_INDEX_dp_noise]) { privacy_find_noise(&p, comm); }
     privacy_find_allowed(&p, comm);
-    if (p.allowed == 0 && steps) { die(EXIT_INPUT, "ask for more of either", "not one step with --dp-noise %g keeps --dp-epsilon %g", p.sigma, p.target); }
+    if (p.allowed == 0 && steps) {
+        die(EXIT_INPUT, "ask for more of either",
+            "not one step with --dp-noise %g keeps --dp-epsilon %g", p.sigma, p.target);
+    }
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // History: "name=value" for each setting, and steps=; or "none"
 
 enum { PRIVACY_SETTINGS = 11 };
@@ -159,8 +210,10 @@ typedef struct {
     const char *name, *flag;
     char value[40];
 } PrivacyText;
-static inline void privacy_text(PrivacyText *t, const char *name, const char *flag, double value) { // the shortest text that is this value
-    t->name = name, t->flag = flag;
+// the shortest text that is this value
+static inline void privacy_text(PrivacyText *t, const char *name, const char *flag, double value) {
+    t->name = name;
+    t->flag = flag;
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(t->value, sizeof t->value, "%.*g", digits, value);
         if (strtod(t->value, NULL) == value) { return; }
@@ -168,7 +221,8 @@ static inline void privacy_text(PrivacyText *t, const char *name, const char *fl
 }
 static inline void privacy_pick(PrivacyText *t, const char *name, int index, int64_t value) {
     const OptionSpec *spec = &option_specs[index];
-    t->name = name, t->flag = spec->name;
+    t->name = name;
+    t->flag = spec->name;
     option_choice_text(spec, value, t->value, sizeof t->value);
 }
 static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETTINGS]) {
@@ -182,17 +236,21 @@ static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETT
     privacy_pick(&t[7], "unit", OPTION_INDEX_dp_unit, p->unit);
     privacy_text(&t[8], "windows_per_document", "dp-windows-per-document", (double)p->document);
     privacy_pick(&t[9], "neighbours", OPTION_INDEX_dp_neighbours, p->relation);
-    t[10].name = "key", t[10].flag = "dp-key";
+    t[10].name = "key";
+    t[10].flag = "dp-key";
     snprintf(t[10].value, sizeof t[10].value, "%016" PRIx64, p->fingerprint);
 }
 // What goes into the manifest of a checkpoint after so many steps.
-static inline void privacy_history(const Privacy *p, int64_t steps, char text[PRIVACY_HISTORY_MAX]) {
+static inline void privacy_history(const Privacy *p, int64_t steps,
+                                   char text[PRIVACY_HISTORY_MAX]) {
     PrivacyText t[PRIVACY_SETTINGS];
     size_t n = 0;
     snprintf(text, PRIVACY_HISTORY_MAX, "none");
     if (!p->on) { return; }
     privacy_settings(p, t);
-    for (int i = 0; i < PRIVACY_SETTINGS; i++) { n += (size_t)snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value); }
+    for (int i = 0; i < PRIVACY_SETTINGS; i++) {
+        n += (size_t)snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value);
+    }
     snprintf(text + n, PRIVACY_HISTORY_MAX - n, "steps=%" PRId64, steps);
 }
 // The value of a name, "" where it is not there or too long to be one.
@@ -201,49 +259,67 @@ static inline void history_value(const char *history, const char *name, char *va
     value[0] = 0;
     for (const char *word = history; *word; word += strcspn(word, " "), word += strspn(word, " ")) {
         size_t n = strcspn(word, " ");
-        if (n <= length || strncmp(word, name, length) || word[length] != '=' || n - length - 1 >= bytes) { continue; }
+        if (n <= length || strncmp(word, name, length) || word[length] != '=' ||
+            n - length - 1 >= bytes) {
+            continue;
+        }
         snprintf(value, bytes, "%.*s", (int)(n - length - 1), word + length + 1);
     }
 }
 
-// Ends the program where the checkpoint's steps were taken under other settings than the next ones would be.
+// Ends the program where the checkpoint's steps were taken under other settings than the next ones
+// would be.
 static inline void privacy_compare(const Privacy *p, const char *history, int64_t step) {
-    const char *hint = "one account holds for one setting: give what the checkpoint has, or begin anew in another --out without --resume";
+    const char *hint = "one account holds for one setting: give what the checkpoint has, or begin "
+                       "anew in another --out without --resume";
     PrivacyText t[PRIVACY_SETTINGS];
     char value[40], steps[40];
     privacy_settings(p, t);
     for (int i = 0; i < PRIVACY_SETTINGS; i++) {
         history_value(history, t[i].name, value, sizeof value);
         if (strcmp(value, t[i].value)) {
-            die(EXIT_INPUT, hint, "--%s with --resume: the checkpoint's private steps were taken with %s %s, and this run would take %s", t[i].flag, t[i].name,
-                *value ? value : "(not told)", t[i].value);
+            die(EXIT_INPUT, hint,
+                "--%s with --resume: the checkpoint's private steps were taken with %s %s, and "
+                "this run would take %s",
+                t[i].flag, t[i].name, *value ? value : "(not told)", t[i].value);
         }
     }
     history_value(history, "steps", value, sizeof value);
     snprintf(steps, sizeof steps, "%" PRId64, step);
-    if (strcmp(value, steps)) { die(EXIT_INPUT, "the manifest was changed", "the checkpoint of step %s has a privacy history of %s steps", steps, value); }
+    if (strcmp(value, steps)) {
+        die(EXIT_INPUT, "the manifest was changed",
+            "the checkpoint of step %s has a privacy history of %s steps", steps, value);
+    }
 }
 // A private run goes on only from a private one, whose noise it keeps where it is not told another.
-static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const char *history, int64_t step) {
+static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const char *history,
+                                 int64_t step) {
     const char *hint = "begin anew in another --out without --resume";
     bool private_before = strcmp(history, "none") != 0;
     if (p->steps > step && private_before && !p->on) {
-        die(EXIT_INPUT, "give the --dp-... flags again, or --model of an exported file to begin another run from it",
-            "the checkpoint is of a private run: steps without privacy would undo what it promised");
+        die(EXIT_INPUT,
+            "give the --dp-... flags again, or --model of an exported file to begin another run "
+            "from it",
+            "the checkpoint is of a private run: steps without privacy would undo what it "
+            "promised");
     }
     if (p->steps > step && !private_before && p->on) {
-        die(EXIT_INPUT, hint, "the checkpoint is of a run without privacy: what it has seen of the data cannot be hidden any more");
+        die(EXIT_INPUT, hint,
+            "the checkpoint is of a run without privacy: what it has seen of the data cannot be "
+            "hidden any more");
     }
     if (!p->on || !private_before || given->at[OPTION_INDEX_dp_noise]) { return; }
     char value[40], *end = value;
     history_value(history, "sigma", value, sizeof value);
     p->sigma = strtod(value, &end);
     if (end == value || *end || !(p->sigma >= LEAST_SIGMA && p->sigma <= MOST_SIGMA)) {
-        die(EXIT_INPUT, hint, "--dp-epsilon needs noise, and the checkpoint's steps were taken with sigma %s", *value ? value : "(not told)");
+        die(EXIT_INPUT, hint,
+            "--dp-epsilon needs noise, and the checkpoint's steps were taken with sigma %s",
+            *value ? value : "(not told)");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Files of rank 0
 
 // Writes a file that only its owner may read, all of it or nothing.
@@ -253,11 +329,13 @@ static inline void privacy_write(const char *out, const char *name, const char *
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     const int fd = file_create(temporary, 0600);
     size_t length = strlen(text);
-    bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) && !close(fd) && !rename(temporary, path);
+    bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) &&
+                   !close(fd) && !rename(temporary, path);
     if (!written) {
         const bool input = errno == EEXIST || errno == EISDIR; // something else has the name
         const char *hint = "without it the run could not be resumed";
-        die(input ? EXIT_INPUT : EXIT_RESOURCES, hint, "cannot write %s: %s", path, strerror(errno));
+        die(input ? EXIT_INPUT : EXIT_RESOURCES, hint, "cannot write %s: %s", path,
+            strerror(errno));
     }
     sync_folder(out);
 }
@@ -267,10 +345,13 @@ static inline bool privacy_read(const char *out, const char *name, char *text, s
     struct stat info;
     snprintf(path, sizeof path, "%s/%s", out, name);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-    ssize_t n = fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode) ? read(fd, text, bytes - 1) : -1;
+    ssize_t n =
+        fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode) ? read(fd, text, bytes - 1) : -1;
     if (fd >= 0) { close(fd); }
     text[n > 0 ? n : 0] = 0;
-    if (n >= 0 && (info.st_mode & 077)) { fprintf(stderr, "warning: %s can be read by others: chmod 600 it\n", path); }
+    if (n >= 0 && (info.st_mode & 077)) {
+        fprintf(stderr, "warning: %s can be read by others: chmod 600 it\n", path);
+    }
     return n >= 0;
 }
 
@@ -278,45 +359,62 @@ static inline bool privacy_read(const char *out, const char *name, char *text, s
 static inline void privacy_take_key(Privacy *p, const Options *o) {
     char text[80] = "";
     if (*o->dp_key) {
-        fprintf(stderr, "warning: --dp-key is for tests: nothing is private from those who know the key\n");
+        fprintf(stderr,
+                "warning: --dp-key is for tests: nothing is private from those who know the key\n");
         snprintf(text, sizeof text, "%s", o->dp_key);
     } else if (o->resume) {
         if (!privacy_read(o->out, "dp_key", text, sizeof text)) {
-            die(EXIT_INPUT, "put the run's dp_key back there; without it, begin anew in another --out without --resume",
-                "%s/dp_key cannot be read: with another key, steps that were lost after the checkpoint would be drawn anew and count twice", o->out);
+            die(EXIT_INPUT,
+                "put the run's dp_key back there; without it, begin anew in another --out without "
+                "--resume",
+                "%s/dp_key cannot be read: with another key, steps that were lost after the "
+                "checkpoint would be drawn anew and count twice",
+                o->out);
         }
         text[strcspn(text, "\n")] = 0;
     } else {
-        noise_key_make(p->key), noise_key_to_hex(text, p->key);
+        noise_key_make(p->key);
+        noise_key_to_hex(text, p->key);
     }
     if (!noise_key_from_hex(p->key, text)) {
-        die(EXIT_INPUT, "put the run's dp_key back there", "%s/dp_key is no key: expected 64 hexadecimal digits", o->out);
+        die(EXIT_INPUT, "put the run's dp_key back there",
+            "%s/dp_key is no key: expected 64 hexadecimal digits", o->out);
     }
     noise_wipe(text, sizeof text);
 }
 static inline void privacy_keep_key(const Privacy *p, const Options *o) {
     char text[66];
     noise_key_to_hex(text, p->key);
-    text[64] = '\n', text[65] = 0;
+    text[64] = '\n';
+    text[65] = 0;
     privacy_write(o->out, "dp_key", text);
     noise_wipe(text, sizeof text);
 }
 
-// Tells apart flags and data with which the same step computes something else. Those of the history are not here, nor who computes what: that
-// changes rounding only, which the grid of noise_add() hides but for one element in thousands; nor names of data (--train, --tokenizer):
-// the checksum of what they hold, dataset_checksum(), is.
+// Tells apart flags and data with which the same step computes something else. Those of the history
+// are not here, nor who computes what: that changes rounding only, which the grid of noise_add()
+// hides but for one element in thousands; nor names of data (--train, --tokenizer): the checksum of
+// what they hold, dataset_checksum(), is.
 static inline uint64_t privacy_path(const Options *o, uint64_t data) {
-    static const char *const alike[] = {"train", "val",           "tokenizer",         "micro-batch",     "recompute",  "reduce-dtype",
-                                        "zero",  "micro-batches", "pipeline-schedule", "pipeline-warmup", "cyclic-mode"};
-    bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1; // the rate then depends on the last step's number
+    static const char *const alike[] = {
+        "train",        "val",  "tokenizer",     "micro-batch",       "recompute",
+        "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup",
+        "cyclic-mode"};
+    // the rate then depends on the last step's number
+    bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1;
     Checksum sum = checksum_begin();
     checksum_add(&sum, &data, sizeof data);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         bool other = !strcmp(spec->group, "privacy") || !strcmp(spec->group, "cluster");
-        if (!strcmp(spec->group, "run")) { other = strcmp(spec->name, "seed") && !(steps_matter && !strcmp(spec->name, "steps")); }
-        other |= !strcmp(spec->name, "pipeline") && o->dp_clip_style != DP_STAGE; // else groups are its stages
-        for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) { other |= !strcmp(spec->name, alike[j]); }
+        if (!strcmp(spec->group, "run")) {
+            other = strcmp(spec->name, "seed") && !(steps_matter && !strcmp(spec->name, "steps"));
+        }
+        // else groups are its stages
+        other |= !strcmp(spec->name, "pipeline") && o->dp_clip_style != DP_STAGE;
+        for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) {
+            other |= !strcmp(spec->name, alike[j]);
+        }
         char value[1100];
         option_value_text(o, spec, value, sizeof value);
         if (!other) { checksum_add(&sum, value, strlen(value) + 1); }
@@ -324,53 +422,82 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data) {
     return checksum_end(&sum);
 }
 enum { LEDGER_BYTES = 59 };
-static inline void ledger_text(const Privacy *p, char text[LEDGER_BYTES + 1]) { // of one length: it is written over
-    snprintf(text, LEDGER_BYTES + 1, "%020" PRId64 " %020" PRId64 " %016" PRIx64 "\n", p->taken, p->since, p->drawn);
+// of one length: it is written over
+static inline void ledger_text(const Privacy *p, char text[LEDGER_BYTES + 1]) {
+    snprintf(text, LEDGER_BYTES + 1, "%020" PRId64 " %020" PRId64 " %016" PRIx64 "\n", p->taken,
+             p->since, p->drawn);
 }
 static inline bool ledger_parse(Privacy *p, const char *text) {
     char again[LEDGER_BYTES + 1];
-    bool known = sscanf(text, "%20" SCNd64 " %20" SCNd64 " %16" SCNx64, &p->taken, &p->since, &p->drawn) == 3;
-    if (!known || p->since < 0 || p->since > p->taken || (double)p->taken > MOST_STEPS) { return false; }
+    bool known = sscanf(text, "%20" SCNd64 " %20" SCNd64 " %16" SCNx64, &p->taken, &p->since,
+                        &p->drawn) == 3;
+    if (!known || p->since < 0 || p->since > p->taken || (double)p->taken > MOST_STEPS) {
+        return false;
+    }
     ledger_text(p, again);
     return !strcmp(text, again);
 }
-// Before a step, counted from 0, draws noise. One write that no kill can tear; where it came and the step did not, a step more is guarded. It
-// reaches the disk where flags change and before a checkpoint: else what a machine without power loses was not seen by anybody.
+// Before a step, counted from 0, draws noise. One write that no kill can tear; where it came and
+// the step did not, a step more is guarded. It reaches the disk where flags change and before a
+// checkpoint: else what a machine without power loses was not seen by anybody.
 static inline void privacy_note(Privacy *p, int64_t step) {
     char text[LEDGER_BYTES + 1];
     bool changed = p->drawn != p->path;
-    if (changed) { p->drawn = p->path, p->since = step; }
+    if (changed) {
+        p->drawn = p->path;
+        p->since = step;
+    }
     p->taken = max_i64(p->taken, step + 1);
     if (p->ledger < 0) { return; }
     ledger_text(p, text);
-    if (pwrite(p->ledger, text, LEDGER_BYTES, 0) != LEDGER_BYTES || (changed && fdatasync(p->ledger))) {
-        die(EXIT_RESOURCES, "a step that draws noise must be noted before", "cannot write dp_steps into --out: %s", strerror(errno));
+    if (pwrite(p->ledger, text, LEDGER_BYTES, 0) != LEDGER_BYTES ||
+        (changed && fdatasync(p->ledger))) {
+        die(EXIT_RESOURCES, "a step that draws noise must be noted before",
+            "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
 // Before a checkpoint is written.
 static inline void privacy_sync(const Privacy *p) {
     if (p->ledger >= 0 && fdatasync(p->ledger)) {
-        die(EXIT_RESOURCES, "a checkpoint without it could not be resumed", "cannot write dp_steps into --out: %s", strerror(errno));
+        die(EXIT_RESOURCES, "a checkpoint without it could not be resumed",
+            "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
-// Of a run that resumes after `step` steps: every later one that has drawn noise drew it on the present path. Paths change only where none lie
-// after the checkpoint, so those from `since` on had one path, and the one before `since` had another. No longer history is needed.
+// Of a run that resumes after `step` steps: every later one that has drawn noise drew it on the
+// present path. Paths change only where none lie after the checkpoint, so those from `since` on had
+// one path, and the one before `since` had another. No longer history is needed.
 static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t step) {
-    const char *lost = "put the run's dp_steps back there; without it, begin anew in another --out without --resume";
+    const char *lost = "put the run's dp_steps back there; without it, begin anew in another --out "
+                       "without --resume";
     char text[LEDGER_BYTES + 2]; // longer is seen as such
     if (!privacy_read(o->out, "dp_steps", text, sizeof text)) {
-        die(EXIT_INPUT, lost, "%s/dp_steps cannot be read: steps that were lost after the checkpoint may have drawn noise under other flags", o->out);
+        die(EXIT_INPUT, lost,
+            "%s/dp_steps cannot be read: steps that were lost after the checkpoint may have drawn "
+            "noise under other flags",
+            o->out);
     }
-    if (!ledger_parse(p, text)) { die(EXIT_INPUT, lost, "%s/dp_steps is damaged: expected two numbers of 20 digits and one of 16 hexadecimal digits", o->out); }
+    if (!ledger_parse(p, text)) {
+        die(EXIT_INPUT, lost,
+            "%s/dp_steps is damaged: expected two numbers of 20 digits and one of 16 hexadecimal "
+            "digits",
+            o->out);
+    }
     if (p->taken < step) {
-        die(EXIT_INPUT, lost, "%s/dp_steps is of another run or time: it knows of %" PRId64 " steps, the checkpoint has %" PRId64, o->out, p->taken, step);
+        die(EXIT_INPUT, lost,
+            "%s/dp_steps is of another run or time: it knows of %" PRId64
+            " steps, the checkpoint has %" PRId64,
+            o->out, p->taken, step);
     }
     if (p->taken > step && (p->since > step || p->drawn != p->path)) {
         const char *hint = p->since > step
-                               ? "flags were changed after this checkpoint: go on from a later one, or begin anew in another --out without --resume"
-                               : "give the flags and data of the run that was stopped; once there is a checkpoint of its last step, they may change";
+                               ? "flags were changed after this checkpoint: go on from a later "
+                                 "one, or begin anew in another --out without --resume"
+                               : "give the flags and data of the run that was stopped; once there "
+                                 "is a checkpoint of its last step, they may change";
         die(EXIT_INPUT, hint,
-            "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, under other flags: the same noise around other gradients would show them",
+            "steps %" PRId64 " to %" PRId64
+            " have drawn noise after this checkpoint, under other flags: the same noise around "
+            "other gradients would show them",
             step + 1, p->taken);
     }
 }
@@ -380,34 +507,53 @@ static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t ste
     if (resumes) {
         privacy_check_ledger(p, o, step);
     } else {
-        p->taken = p->since = step, p->drawn = p->path;
+        p->taken = p->since = step;
+        p->drawn = p->path;
         ledger_text(p, text);
         privacy_write(o->out, "dp_steps", text);
     }
     snprintf(path, sizeof path, "%s/dp_steps", o->out);
     p->ledger = open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (p->ledger < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write %s: %s", path, strerror(errno)); }
+    if (p->ledger < 0) {
+        die(EXIT_RESOURCES, "--out must be writable", "cannot write %s: %s", path, strerror(errno));
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Begin and end
 
 static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step) {
-    if (p->allowed <= step && p->steps > step) { fprintf(stderr, "warning: no step is left that keeps --dp-epsilon %g\n", p->target); }
-    if (p->sigma < LEAST_SIGMA) { fprintf(stderr, "warning: --dp-noise %g hides nothing: this run is not private\n", p->sigma); }
-    if (p->shown) { fprintf(stderr, "warning: --dp-show-private: epsilon does not hold for who sees the losses, norms and samples of steps\n"); }
-    if (o->val_every && !strcmp(o->train, o->val)) { fprintf(stderr, "warning: --val is the training data: no epsilon counts what its loss tells\n"); }
+    if (p->allowed <= step && p->steps > step) {
+        fprintf(stderr, "warning: no step is left that keeps --dp-epsilon %g\n", p->target);
+    }
+    if (p->sigma < LEAST_SIGMA) {
+        fprintf(stderr, "warning: --dp-noise %g hides nothing: this run is not private\n",
+                p->sigma);
+    }
+    if (p->shown) {
+        fprintf(stderr, "warning: --dp-show-private: epsilon does not hold for who sees the "
+                        "losses, norms and samples of steps\n");
+    }
+    if (o->val_every && !strcmp(o->train, o->val)) {
+        fprintf(stderr,
+                "warning: --val is the training data: no epsilon counts what its loss tells\n");
+    }
 }
-// When the weights are there: compares with the history of the checkpoint of this step ("": the run begins anew), takes the key, counts the
-// steps that are allowed. All ranks call it, of private runs and of others.
-static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given, const char *history, int64_t step, Comm *comm) {
+// When the weights are there: compares with the history of the checkpoint of this step ("": the run
+// begins anew), takes the key, counts the steps that are allowed. All ranks call it, of private
+// runs and of others.
+static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given,
+                                 const char *history, int64_t step, Comm *comm) {
     bool resumes = *history != 0;
     if (resumes) { privacy_adopt(p, given, history, step); }
     if (!p->on || p->windows == 0) { return; }
     if (comm->rank == 0) { privacy_take_key(p, o); }
     comm_broadcast(comm, p->key, sizeof p->key, 0);
     p->fingerprint = noise_fingerprint(p->key);
-    if (resumes) { privacy_compare(p, history, step), privacy_find_allowed(p, comm); }
+    if (resumes) {
+        privacy_compare(p, history, step);
+        privacy_find_allowed(p, comm);
+    }
     p->allowed = max_i64(p->allowed, step); // what was taken was taken
     if (comm->rank) { return; }
     if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
@@ -417,22 +563,29 @@ static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGive
 // Forgets the key.
 static inline void privacy_end(Privacy *p, const Options *o) {
     if (!p->on) { return; }
-    noise_wipe(p->key, sizeof p->key), noise_wipe((char *)(uintptr_t)o->dp_key, strlen(o->dp_key));
+    noise_wipe(p->key, sizeof p->key);
+    noise_wipe((char *)(uintptr_t)o->dp_key, strlen(o->dp_key));
     if (p->ledger >= 0) { close(p->ledger); }
     p->ledger = -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What is told: by rank 0
 
 // Rounded up, to be claimed; what is a multiple but for rounding stays.
-static inline double privacy_up(double x, double unit) { return ceil(x / unit * (1 - 1e-12)) * unit; }
-static inline double privacy_delta_up(const Privacy *p) { return privacy_up(p->delta, pow(10, floor(log10(p->delta)) - 2)); } // three digits
+static inline double privacy_up(double x, double unit) {
+    return ceil(x / unit * (1 - 1e-12)) * unit;
+}
+// three digits
+static inline double privacy_delta_up(const Privacy *p) {
+    return privacy_up(p->delta, pow(10, floor(log10(p->delta)) - 2));
+}
 static inline void privacy_protected(const Privacy *p, char *text, size_t bytes) {
     if (p->unit == DP_SEQUENCE) {
         snprintf(text, bytes, "each window of the training data");
     } else {
-        snprintf(text, bytes, "each document of the training data (%" PRId64 " window%s of it)", p->document, p->document > 1 ? "s at most" : "");
+        snprintf(text, bytes, "each document of the training data (%" PRId64 " window%s of it)",
+                 p->document, p->document > 1 ? "s at most" : "");
     }
 }
 static inline void privacy_print_start(FILE *to, Privacy *p) {
@@ -442,17 +595,29 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     privacy_settings(p, t);
     privacy_protected(p, protected_text, sizeof protected_text);
     if (p->sigma >= LEAST_SIGMA) {
-        fprintf(to, "privacy    epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s (%s), by %s\n",
-                privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p), p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
+        fprintf(to,
+                "privacy    epsilon %.4f at delta %.3g after %" PRId64
+                " steps, for %s (%s), by %s\n",
+                privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p),
+                p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
     } else {
         fprintf(to, "privacy    none: noise of %g hides nothing\n", p->sigma);
     }
-    fprintf(to, "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64 " a step on average, %" PRId64 " at most\n",
+    fprintf(to,
+            "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64
+            " a step on average, %" PRId64 " at most\n",
             (double)p->samples / (double)p->windows, p->samples, p->windows, p->most);
-    fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n", t[4].value, t[5].value, t[6].value, t[2].value);
-    if (p->shown) { fprintf(to, "           losses, norms and samples of private steps are shown: who sees them knows more than epsilon says\n"); }
+    fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n",
+            t[4].value, t[5].value, t[6].value, t[2].value);
+    if (p->shown) {
+        fprintf(to, "           losses, norms and samples of private steps are shown: who sees "
+                    "them knows more than epsilon says\n");
+    }
     if (p->allowed < p->steps) {
-        fprintf(to, "           stops after step %" PRId64 " of %" PRId64 ": the next exceeds epsilon %g\n", p->allowed, p->steps, p->target);
+        fprintf(to,
+                "           stops after step %" PRId64 " of %" PRId64
+                ": the next exceeds epsilon %g\n",
+                p->allowed, p->steps, p->target);
     }
 }
 // At the end: what holds after so many steps, why, and what it leaves out.
@@ -460,24 +625,37 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
     char protected_text[120];
     if (!p->on || p->windows == 0) { return; }
     if (p->sigma < LEAST_SIGMA) {
-        fprintf(to, "privacy    none: %" PRId64 " steps with noise of %g, which hides nothing\n", steps, p->sigma);
+        fprintf(to, "privacy    none: %" PRId64 " steps with noise of %g, which hides nothing\n",
+                steps, p->sigma);
         return;
     }
     PrivacyLoss loss = privacy_epsilon(p, steps);
     privacy_protected(p, protected_text, sizeof protected_text);
-    fprintf(to, "privacy    after %" PRId64 " steps: epsilon <= %.4f at delta %.3g, for %s\n", steps, privacy_up(loss.high, 1e-4), privacy_delta_up(p),
-            protected_text);
-    fprintf(to, "           neighbours: data sets that differ by %s (%s)\n", p->relation == DP_ADD_REMOVE ? "one that is there or not" : "another in its place",
+    fprintf(to, "privacy    after %" PRId64 " steps: epsilon <= %.4f at delta %.3g, for %s\n",
+            steps, privacy_up(loss.high, 1e-4), privacy_delta_up(p), protected_text);
+    fprintf(to, "           neighbours: data sets that differ by %s (%s)\n",
+            p->relation == DP_ADD_REMOVE ? "one that is there or not" : "another in its place",
             p->relation == DP_ADD_REMOVE ? "add-remove" : "replace-one");
-    fprintf(to, "           each step took each window with probability %.6g (Poisson) and added noise of %.6g clipping thresholds\n",
+    fprintf(to,
+            "           each step took each window with probability %.6g (Poisson) and added noise "
+            "of %.6g clipping thresholds\n",
             (double)p->samples / (double)p->windows, p->sigma);
     if (p->rdp) { fprintf(to, "           accounted by rdp, an upper bound\n"); }
-    if (!p->rdp) { fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n", loss.low, privacy_up(loss.high, 1e-6)); }
-    fprintf(to, "           not counted: other runs on this data, such as a search for hyper-parameters; time and memory that others on the machine can\n"
-                "           watch; rounding of sums before noise; validation data, which must not be private; copies of a sample elsewhere in the data\n");
-    if (p->shown) { fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): for who saw them epsilon does not hold\n"); }
+    if (!p->rdp) {
+        fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n",
+                loss.low, privacy_up(loss.high, 1e-6));
+    }
+    fprintf(to, "           not counted: other runs on this data, such as a search for "
+                "hyper-parameters; time and memory that others on the machine can\n"
+                "           watch; rounding of sums before noise; validation data, which must not "
+                "be private; copies of a sample elsewhere in the data\n");
+    if (p->shown) {
+        fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): "
+                    "for who saw them epsilon does not hold\n");
+    }
 }
-// Of times and traffic, which follow the number of samples that were drawn: two digits, of means over the run so far.
+// Of times and traffic, which follow the number of samples that were drawn: two digits, of means
+// over the run so far.
 static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
 static inline double privacy_rounded(double x) {
     if (!(x > 0)) { return x; }
@@ -485,10 +663,12 @@ static inline double privacy_rounded(double x) {
     return round(x / unit) * unit;
 }
 static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
-    return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);
+    return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x)
+                       : snprintf(to, bytes, ",\"%s\":null", name);
 }
-// The same as an object: at start for the steps that are allowed, at the end for those that were taken. "null" for a run that is not private.
-// What depends on training data that were not opened (--dry-run) is null.
+// The same as an object: at start for the steps that are allowed, at the end for those that were
+// taken. "null" for a run that is not private. What depends on training data that were not opened
+// (--dry-run) is null.
 static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
     snprintf(text, PRIVACY_JSON_MAX, "null");
     if (!p->on) { return; }
@@ -514,12 +694,18 @@ static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSO
                    {"clip", p->clip},
                    {"windows_per_document", (double)p->document}};
     privacy_settings(p, t);
-    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"", p->rdp ? "rdp" : "prv");
+    size_t n =
+        (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
+                         p->rdp ? "rdp" : "prv");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
+        n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name,
+                                         numbers[i].value);
     }
-    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":%s%s%s}",
-             t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "", known ? t[10].value : "null", known ? "\"" : "");
+    snprintf(text + n, PRIVACY_JSON_MAX - n,
+             ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%"
+             "s\",\"key\":%s%s%s}",
+             t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "",
+             known ? t[10].value : "null", known ? "\"" : "");
 }
 
 #endif

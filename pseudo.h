@@ -1,54 +1,74 @@
-// pseudo.h: Pseudo-to-Real training (Lin et al., M6-10T, arXiv 2110.03888) by sharing weights (Yang et al., SWE, arXiv 2110.03848).
+// pseudo.h: Pseudo-to-Real training (Lin et al., M6-10T, arXiv 2110.03888) by sharing weights (Yang
+// et al., SWE, arXiv 2110.03848).
 //
-// Shared     --share says which blocks use one storage (gpt.h: GptShare): all of them, N that follow each other, or AxB: A distinct blocks, the whole
-//            row of them B times. Nothing else changes: a block computes what it would with its own copy, and its gradient is added to that of the
-//            others, in fp32, wherever they are: one rank, several stages of a pipeline (layout.h: tied), slices. The gradient of the storage is
-//            the mean of its layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and checkpoints are as much smaller.
-// Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
-//            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
-//            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
-//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
-// Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the
-//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (memory_plan.h: foresee).
-//            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
+// Shared     --share says which blocks use one storage (gpt.h: GptShare): all of them, N that
+//            follow each other, or AxB: A distinct blocks, the whole row of them B times. Nothing
+//            else changes: a block computes what it would with its own copy, and its gradient is
+//            added to that of the others, in fp32, wherever they are: one rank, several stages of a
+//            pipeline (layout.h: tied), slices. The gradient of the storage is the mean of its
+//            layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and
+//            checkpoints are as much smaller.
+// Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the
+//            storage it shared, and of its moments. So the function is the same, bit by bit, and so
+//            are the first updates but for the gradients, which are now each layer's own. The
+//            moments of the mean gradient fit copies whose gradients are alike; where they are not,
+//            v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
+//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and
+//            counters anew.
+// Switch     a change of layout between two steps. Of the model before only states stay, and these
+//            leave the device, so that nothing is there twice: the budgets of offload.h hold in
+//            both layouts and between them, and all of it is forecast at the start (memory_plan.h:
+//            foresee). All states pass by all ranks once, a piece at a time, as they would from a
+//            checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
 
 #include "checkpoint.h" // states in pieces
 #include "options.h"    // --share, --delink-...
 
-// What --share says for a model of so many layers. Ends the program where that is no such text, or does not fit.
+// What --share says for a model of so many layers. Ends the program where that is no such text, or
+// does not fit.
 static inline GptShare share_parse(const char *text, int64_t layers) {
-    const char *hint = "none, all, N (blocks that follow each other) or AxB (A distinct blocks, repeated B times), such as 4 or 2x6";
+    const char *hint = "none, all, N (blocks that follow each other) or AxB (A distinct blocks, "
+                       "repeated B times), such as 4 or 2x6";
     long long a = 0, b = 0;
     int used = 0;
     if (!strcmp(text, "none")) { return GPT_SHARE_NONE; }
     if (!strcmp(text, "all")) { return gpt_share(layers, layers, 0); }
     if (sscanf(text, "%9lld%n", &a, &used) == 1 && !text[used] && isdigit((unsigned char)*text)) {
-        if (a < 1 || a > layers) { die(EXIT_INPUT, hint, "--share %.40s: the model has %" PRId64 " blocks", text, layers); }
+        if (a < 1 || a > layers) {
+            die(EXIT_INPUT, hint, "--share %.40s: the model has %" PRId64 " blocks", text, layers);
+        }
         return gpt_share(layers, a, 0);
     }
-    if (sscanf(text, "%9lldx%9lld%n", &a, &b, &used) != 2 || text[used] || !isdigit((unsigned char)*text) || !isdigit((unsigned char)strchr(text, 'x')[1])) {
+    if (sscanf(text, "%9lldx%9lld%n", &a, &b, &used) != 2 || text[used] ||
+        !isdigit((unsigned char)*text) || !isdigit((unsigned char)strchr(text, 'x')[1])) {
         die(EXIT_INPUT, hint, "--share takes none, all, N or AxB, found \"%.40s\"", text);
     }
     if (a < 1 || b < 1 || a * b != layers) {
-        die(EXIT_INPUT, hint, "--share %.40s: %lld times %lld is not the model's %" PRId64 " blocks", text, a, b, layers);
+        die(EXIT_INPUT, hint,
+            "--share %.40s: %lld times %lld is not the model's %" PRId64 " blocks", text, a, b,
+            layers);
     }
     return gpt_share(layers, layers, a);
 }
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Delinking
 
 // Of moments that begin anew nothing is copied.
 static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
-    return kind == STATE_MASTER || (kind != STATE_PREVIOUS && (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
+    return kind == STATE_MASTER ||
+           (kind != STATE_PREVIOUS &&
+            (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
 // Bytes of my slice of a state that is copied.
 static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
-    return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments) ? (size_t)store_own_elements(from, storage) * sizeof(float)
-                                                                                                 : 0;
+    return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments)
+               ? (size_t)store_own_elements(from, storage) * sizeof(float)
+               : 0;
 }
-// What lies on the host of a shared model's states at the switch, beside those of the copies. Those on disk come from there, through their rooms.
+// What lies on the host of a shared model's states at the switch, beside those of the copies. Those
+// on disk come from there, through their rooms.
 static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     size_t bytes = from->disk_buffers.held;
@@ -58,21 +78,26 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     }
     return bytes;
 }
-// The layout changes while states are on their way: those that lie on the device leave it, so that nothing is there twice. [kinds][storages] my slices;
-// NULL: there is nothing to be copied, or it lies on the host or on disk anyway, and stays there until it has been copied.
+// The layout changes while states are on their way: those that lie on the device leave it, so that
+// nothing is there twice. [kinds][storages] my slices; NULL: there is nothing to be copied, or it
+// lies on the host or on disk anyway, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
-    float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *), "shared states");
+    float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *),
+                                              "shared states");
     for (int i = 0; i < STATE_KINDS * storages; i++) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
         if (!bytes || store_on_host(from, (StateKind)(i / storages), i % storages)) { continue; }
         packed[i] = (float *)checked_malloc(bytes, "shared states");
-        store_read_state(from, (StateKind)(i / storages), i % storages, 0, (int64_t)(bytes / sizeof(float)), packed[i]);
+        store_read_state(from, (StateKind)(i / storages), i % storages, 0,
+                         (int64_t)(bytes / sizeof(float)), packed[i]);
     }
     return packed;
 }
-// A state of a storage, from those who own slices of it to all of its copies in `to`. mine: my slice, where it has left the device.
-static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind, int storage) {
+// A state of a storage, from those who own slices of it to all of its copies in `to`. mine: my
+// slice, where it has left the device.
+static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
+                                int storage) {
     const ProcessGroup *process_group = store_process_group(from, storage);
     Slices slices = slices_make(from->model, process_group->all.n, zero_grain(&from->policy), NULL);
     const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
@@ -86,7 +111,8 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
                     store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
                 }
             }
-            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), process_group->all.ranks[i]);
+            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float),
+                           process_group->all.ranks[i]);
             state_piece_take(to, from->model, kind, storage, at, n);
         }
     }
@@ -95,32 +121,41 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
 // Moments that begin anew: their places may have been another model's (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
-        const bool block = gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
+        const bool block =
+            gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
         for (int kind = STATE_M; block && kind <= STATE_V; kind++) {
             if (store_has_state(to, (StateKind)kind)) { store_clear_state(to, (StateKind)kind, i); }
         }
     }
 }
-// Fills the masters and moments of `to`, in whose model no blocks share as they do in `from`'s. packed: of delink_pack, given back storage by storage.
-// *p: notes it. All ranks call it.
-static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments, Progress *p) {
+// Fills the masters and moments of `to`, in whose model no blocks share as they do in `from`'s.
+// packed: of delink_pack, given back storage by storage. *p: notes it. All ranks call it.
+static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments,
+                                 Progress *p) {
     for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
         for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
             float *mine = packed[kind * from->model->storages + i];
-            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, mine, (StateKind)kind, i); }
+            if (delink_copies(from, kind, i, moments)) {
+                delink_state(to, from, mine, (StateKind)kind, i);
+            }
             free(mine);
         }
     }
     free(packed);
     if (moments == DELINK_RESET) { delink_clear_moments(to); }
-    p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
-    store_count_updates(to, p), store_masters_changed(to);
+    p->delinked = p->step;
+    p->restarted = moments == DELINK_RESET ? p->updates : 0;
+    store_count_updates(to, p);
+    store_masters_changed(to);
 }
 // What --share-lr and --delink-warmup make of the learning rate of a step, as a factor.
 static inline double delink_rate(const Options *o, const GptModel *m, const Progress *p) {
     const int64_t since = p->step - p->delinked;
-    const double shared = share_is(m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
-    return shared * (p->delinked && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1);
+    const double shared =
+        share_is(m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
+    return shared * (p->delinked && since < o->delink_warmup
+                         ? (double)(since + 1) / (double)o->delink_warmup
+                         : 1);
 }
 
 #endif

@@ -1,16 +1,21 @@
-// train_gpt: pretrains GPT models. One program, launched with  mpirun -np RANKS ./train_gpt [--flag value ...]
+// train_gpt: pretrains GPT models. One program, launched with  mpirun -np RANKS ./train_gpt [--flag
+// value ...]
 //
-// Reading order: this file from the bottom (main is the recipe) to the top; then the files in the order of the table in README.md,
-// "Read it", which tells each one's question. A file includes only what is in its row there, or below.
-// train_gpt.cu brings the GPU's operations and includes this file.
+// Reading order: this file from the bottom (main is the recipe) to the top; then the files in the
+// order of the table in README.md, "Read it", which tells each one's question. A file includes only
+// what is in its row there, or below. train_gpt.cu brings the GPU's operations and includes this
+// file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, and messages possible: MPI reaches the
-// processor's memory.
-static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
+// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records,
+// and messages possible: MPI reaches the processor's memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
+                           const CommTraffic *traffic) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
-    (void)s, (void)records, (void)traffic;
+    (void)s;
+    (void)records;
+    (void)traffic;
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
@@ -18,28 +23,34 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/memory_plan.h"
 #include "outputs.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Setting up
 
-// Which blocks share: as the flags say; as in the checkpoint that the run begins with, unless it delinks; none where a run goes on that has delinked.
+// Which blocks share: as the flags say; as in the checkpoint that the run begins with, unless it
+// delinks; none where a run goes on that has delinked.
 static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun) {
     const Options *o = &t->options;
     const GptShare asked = share_parse(o->share, config->layers);
     const bool shares = share_is(asked);
     if (o->delink && !share_is(begun)) {
-        die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run", "--delink: %s has no blocks that share", o->model);
+        die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run",
+            "--delink: %s has no blocks that share", o->model);
     }
     if (options_switches(o) && !shares) {
-        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out", "--share %s: no two blocks of this model share, so none can be delinked",
-            o->share);
+        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out",
+            "--share %s: no two blocks of this model share, so none can be delinked", o->share);
     }
     if (shares && t->model_file && !share_same(asked, begun)) {
-        die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share %s with --model %s: its blocks are not the same", o->share, o->model);
+        die(EXIT_INPUT, "begin with a descriptor, such as d12",
+            "--share %s with --model %s: its blocks are not the same", o->share, o->model);
     }
     const GptShare first = !t->model_begun.units ? asked : o->delink ? GPT_SHARE_NONE : begun;
     GptConfig of = *config;
     GptShare newest = first;
-    if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = first; }
+    if (o->resume && options_switches(o) &&
+        !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) {
+        newest = first;
+    }
     return share_is(newest) ? first : newest;
 }
 // A checkpoint may share where the flags, which --compat is about, do not tell.
@@ -47,10 +58,13 @@ static void check_begun(const Trainer *t) {
     const Options *o = &t->options;
     const bool private_run = options_private(o, &t->given), plans = options_plans(o) || o->plan;
     if (t->model_begun.units && !o->resume && checkpoint_lies_in(o->model, o->out)) {
-        die(EXIT_INPUT, "give another --out", "--model %s lies in --out %s, whose checkpoints a new run moves out of the way", o->model, o->out);
+        die(EXIT_INPUT, "give another --out",
+            "--model %s lies in --out %s, whose checkpoints a new run moves out of the way",
+            o->model, o->out);
     }
     if (!share_is(t->model.share) || !(private_run || plans)) { return; }
-    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", o->model,
+    die(EXIT_INPUT, "give --delink, and each block gets its own",
+        "--model %s: its blocks share, which does not go with %s", o->model,
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 static void setup_model(Trainer *t) {
@@ -59,17 +73,21 @@ static void setup_model(Trainer *t) {
     GptShare share = GPT_SHARE_NONE;
     t->dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
     if (checkpoint_model(o->model, &config, &share)) {
-        t->model_file = o->model, t->model_begun = gpt_model_shared(config, share);
+        t->model_file = o->model;
+        t->model_begun = gpt_model_shared(config, share);
     } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
         t->model_file = o->model;
         config = model_file_config(o->model, &t->model_file_dtype);
         if (!t->given.at[OPTION_INDEX_dtype]) { t->dtype = t->model_file_dtype; }
     }
     if (o->stochastic_rounding && t->dtype == DTYPE_FP32) {
-        die(EXIT_INPUT, "give --dtype bf16", "--stochastic-rounding rounds bf16 parameters, and these are fp32");
+        die(EXIT_INPUT, "give --dtype bf16",
+            "--stochastic-rounding rounds bf16 parameters, and these are fp32");
     }
     if (o->seq_len > config.max_seq_len) {
-        die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
+        die(EXIT_INPUT, "choose a smaller --seq-len",
+            "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len,
+            config.max_seq_len);
     }
     t->model = gpt_model_shared(config, setup_share(t, &config, share));
     check_begun(t);
@@ -85,75 +103,102 @@ static void setup_model(Trainer *t) {
 static void setup_ranks(Trainer *t) {
     t->cluster = cluster_parse(t->options.cluster);
     t->ranks = &t->comm.everyone;
-    if (t->cluster.nodes) { t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks), t->ranks = &t->cluster_ranks; }
+    if (t->cluster.nodes) {
+        t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks);
+        t->ranks = &t->cluster_ranks;
+    }
 }
 
 // This rank's stage of the plan is there.
 static void take_stage(Trainer *t) {
     t->stage = &t->plan.placement.stage[placement_stage_of_rank(&t->plan.placement, t->ranks->me)];
-    t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
+    t->shape.first = t->stage->first_unit;
+    t->shape.end = t->stage->first_unit + t->stage->units;
 }
 // Which units each rank computes. Of one stage all.
 static void setup_stages(Trainer *t) {
     const Options *o = &t->options;
     PipelinePlan *p = &t->plan;
     p->depth = INT64_MAX;
-    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->rates, &p->depth)
-                                    : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
-    p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
-    t->shape.recompute = p->recompute, t->shape.limits = limits_of_one();
+    p->placement = options_plans(o)
+                       ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster,
+                                  &t->comm, &t->stream, &t->rates, &p->depth)
+                       : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
+    p->kind = (PipelineKind)o->pipeline_schedule;
+    p->warmup = (Warmup)o->pipeline_warmup;
+    p->recompute = o->recompute == RECOMPUTE_BLOCK;
+    t->shape.recompute = p->recompute;
+    t->shape.limits = limits_of_one();
     take_stage(t);
 }
 
-// Micro-batches that are delayed against each other: who runs them, and what this rank keeps for it.
+// Micro-batches that are delayed against each other: who runs them, and what this rank keeps for
+// it.
 static void setup_cyclic(Trainer *t) {
     const size_t units = (size_t)t->model.units;
-    t->cyclic = cyclic_plan(&t->options, &t->model, t->ranks->n, t->samples, t->options.micro_batch);
+    t->cyclic =
+        cyclic_plan(&t->options, &t->model, t->ranks->n, t->samples, t->options.micro_batch);
     t->p2p = cyclic_p2p(&t->cyclic, &t->model, t->ranks->me);
     int64_t *places = (int64_t *)checked_calloc(units, sizeof(int64_t), "cyclic stages");
     bool *cut = (bool *)checked_calloc(units, sizeof(bool), "cyclic stages");
     cyclic_activations(&t->cyclic, t->model.units, places, cut);
-    t->shape.places = places, t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL, t->shape.limits.in_flight = cyclic_live(&t->cyclic, 0);
+    t->shape.places = places;
+    t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL;
+    t->shape.limits.in_flight = cyclic_live(&t->cyclic, 0);
     t->options.cyclic_stages = t->cyclic.N; // a private run goes on with the same
     if (t->cyclic.mode != CYCLIC_MODEL) { return; }
     t->plan.placement = cyclic_placement(&t->cyclic);
     take_stage(t);
     t->shape.limits = cyclic_limits(&t->cyclic, cyclic_stage_of_rank(&t->cyclic, t->ranks->me));
 }
-// Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank, or as many as --micro-batches.
+// Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank,
+// or as many as --micro-batches.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    const bool whole = t->plan.placement.stages > 1 || o->micro_batches; // --micro-batch is of all of a stage's ranks
-    const int at_once = o->cyclic && t->ranks->n > 1 ? cyclic_stages(o, &t->model, t->ranks->n) : t->ranks->n;
-    int64_t micro = whole ? o->micro_batch : o->micro_batch * at_once, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
+    // --micro-batch is of all of a stage's ranks
+    const bool whole = t->plan.placement.stages > 1 || o->micro_batches;
+    const int at_once =
+        o->cyclic && t->ranks->n > 1 ? cyclic_stages(o, &t->model, t->ranks->n) : t->ranks->n;
+    int64_t micro = whole ? o->micro_batch : o->micro_batch * at_once,
+            tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
     if (o->cyclic && t->ranks->n == 1) { tokens *= max_i64(1, o->cyclic_stages); }
     if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
-        die(EXIT_INPUT, "leave one of them out", "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64, o->batch_tokens,
-            tokens);
+        die(EXIT_INPUT, "leave one of them out",
+            "--batch-tokens %" PRId64
+            " is not --micro-batches x --micro-batch x --seq-len, %" PRId64,
+            o->batch_tokens, tokens);
     }
     tokens = o->batch_tokens ? o->batch_tokens : tokens;
     if (tokens % o->seq_len) {
-        die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
+        die(EXIT_INPUT, "a step is whole samples",
+            "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens,
+            o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
     if (o->cyclic) {
         setup_cyclic(t);
         micro = max_i64(1, ceil_div(ceil_div(t->samples, t->cyclic.N), t->cyclic.pieces));
     }
-    t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
-    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len;
+    t->plan.micro_rows = min_i64(micro, t->samples);
+    t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
+    t->shape.dtype = t->dtype;
+    t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas);
+    t->shape.T = o->seq_len;
     t->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
-// Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made whole.
+// Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made
+// whole.
 static void setup_cyclic_privacy(Trainer *t) {
     t->shape.rows = ceil_div(t->privacy.most_of_part, t->cyclic.pieces);
-    t->shape.clip.fresh = true, t->shape.clip.overlaps = t->cyclic.mode == CYCLIC_SINGLE;
+    t->shape.clip.fresh = true;
+    t->shape.clip.overlaps = t->cyclic.mode == CYCLIC_SINGLE;
     t->shape.limits.clips = cyclic_wte_gradients(&t->cyclic, t->ranks->me);
     gpt_work_check(&t->model.config, t->shape.rows, t->options.seq_len);
 }
-// A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
+// A private run draws each step's samples: then there may be more of them than a step expects. The
+// data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
     if (!o->steps) { return; } // nothing is learnt
@@ -161,23 +206,34 @@ static void setup_privacy(Trainer *t) {
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
     const int stages = t->plan.placement.stages;
-    t->plan.clips = o->dp_clip_style == DP_UNIT ? CLIPS_UNITS : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES : CLIPS_ALL;
-    t->shape.clip = clip_policy(&t->model, o->dp_clip, t->plan.clips, stages, (ClipFunction)o->dp_clip_function);
+    t->plan.clips = o->dp_clip_style == DP_UNIT                  ? CLIPS_UNITS
+                    : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES
+                                                                 : CLIPS_ALL;
+    t->shape.clip = clip_policy(&t->model, o->dp_clip, t->plan.clips, stages,
+                                (ClipFunction)o->dp_clip_function);
     if (t->cyclic.rule) {
         setup_cyclic_privacy(t);
         return;
     }
     const bool often = o->zero > 1 && t->stage->replicas > 1;
-    t->shape.clip.fresh = often || t->most_samples <= (stages > 1 ? t->plan.micro_rows : t->ranks->n);
-    const double whole[4] = {16, 8, 4, 0}; // bytes of a parameter's states that ZeRO leaves on every rank
-    const double states = (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
-    if (stages == 1) { executor_shorten(&t->model, &t->shape, states, often, t->stream.threads); } // else micro-batches are what --micro-batch says
+    t->shape.clip.fresh =
+        often || t->most_samples <= (stages > 1 ? t->plan.micro_rows : t->ranks->n);
+    // bytes of a parameter's states that ZeRO leaves on every rank
+    const double whole[4] = {16, 8, 4, 0};
+    const double states =
+        (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
+    // else micro-batches are what --micro-batch says
+    if (stages == 1) { executor_shorten(&t->model, &t->shape, states, often, t->stream.threads); }
 }
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
-    for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation, cyclic_turns(&t->cyclic));
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.exchange_bytes, &traffic);
+    for (int s = 0; s < t->model.storages; s++) {
+        most = max_i64(most, gpt_storage_elements(&t->model, s));
+    }
+    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank,
+                                           &t->program, &t->evaluation, cyclic_turns(&t->cyclic));
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most,
+                   t->store.exchange_bytes, &traffic);
     free(traffic.peers);
     store_join(&t->store, &t->comm);
 }
@@ -198,7 +254,8 @@ static const char *find_tokenizer(const Trainer *t, bool validates, char *path, 
     return file || !validates ? file : tokenizer_find(o->val, path, bytes);
 }
 
-// Nothing is learnt, and nothing measured, from data of several tokenizers, or of another one than the model's.
+// Nothing is learnt, and nothing measured, from data of several tokenizers, or of another one than
+// the model's.
 static void check_tokenizers(const Trainer *t, const char *file) {
     const Options *o = &t->options;
     const Dataset *data[] = {&t->train, &t->val, &t->hellaswag};
@@ -206,7 +263,9 @@ static void check_tokenizers(const Trainer *t, const char *file) {
     CommonTokenizer common;
     memset(&common, 0, sizeof common);
     common_tokenizer_add(&common, t->tokenizer.id, "the file", file);
-    for (int i = 0; i < 3; i++) { common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]); }
+    for (int i = 0; i < 3; i++) {
+        common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]);
+    }
     common_tokenizer_check_model(&common, (int32_t)t->model.config.vocab);
     for (int i = 0; i < 3; i++) { common_tokenizer_check(&common, data[i], names[i]); }
 }
@@ -226,7 +285,14 @@ static void setup_data(Trainer *t) {
                             o->shuffle != 0,
                             (uint64_t)o->seed,
                             o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0};
-    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
+    DatasetOptions val = {"--val",
+                          o->seq_len,
+                          (int32_t)t->model.config.vocab,
+                          t->tokenizer.eot,
+                          WINDOWS_CONTINUOUS,
+                          false,
+                          0,
+                          0};
     DatasetOptions hellaswag = val;
     hellaswag.flag = "--hellaswag";
     t->steps = o->steps;
@@ -234,7 +300,9 @@ static void setup_data(Trainer *t) {
     if (validates) { t->val = dataset_open(o->val, val); }
     if (*o->hellaswag) { t->hellaswag = choices_open(o->hellaswag, hellaswag); }
     check_tokenizers(t, file);
-    if (validates) { t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
+    if (validates) {
+        t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t));
+    }
     if (o->steps < 0) { t->steps = dataset_whole_windows(&t->train) / t->samples; }
 }
 
@@ -243,15 +311,24 @@ static void setup_executor(Trainer *t) {
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
-    int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first),
+                                  schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
     mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
-    mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
-    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
+    // of fewer it may be larger
+    mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples
+                                                      : ceil_div(t->most_samples, t->comm.ranks));
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream,
+                      t->most_samples, mine, micro_batches);
     executor_put_aside(&t->executor, &longest.rank[t->comm.rank]);
-    t->executor.stop_after = INT64_MAX, t->executor.whole_clip = t->options.grad_clip;
-    t->executor.storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
-    int actions = longest.rank[t->comm.rank].count; // whoever takes turns has had each of them after N steps
-    for (int step = 1; step < t->cyclic.N; step++) { actions = (int)max_i64(actions, step_schedule(t, step)->count); }
+    t->executor.stop_after = INT64_MAX;
+    t->executor.whole_clip = t->options.grad_clip;
+    t->executor.storage_clip =
+        t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
+    // whoever takes turns has had each of them after N steps
+    int actions = longest.rank[t->comm.rank].count;
+    for (int step = 1; step < t->cyclic.N; step++) {
+        actions = (int)max_i64(actions, step_schedule(t, step)->count);
+    }
     t->profile = profile_make(&t->options, actions);
     program_free(&longest);
 }
@@ -262,7 +339,9 @@ static void allocate_states(Trainer *t) {
 }
 static void setup_states(Trainer *t) {
     memcpy(t->before, memory_taken, sizeof t->before);
-    for (int i = 0; i < 2; i++) { disk_take_file(&t->files[i], t->options.offload_dir, t->file_bytes[i]); }
+    for (int i = 0; i < 2; i++) {
+        disk_take_file(&t->files[i], t->options.offload_dir, t->file_bytes[i]);
+    }
     allocate_states(t);
     setup_executor(t);
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
@@ -277,58 +356,75 @@ static void setup_weights(Trainer *t) {
         t->first_step = t->metrics_start_step = t->progress.step;
         if (t->comm.rank == 0) { report_resumed(path, t->progress.step, t->steps); }
     } else if (t->model_begun.units) {
-        checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink && o->delink_moments == DELINK_RESET, &t->progress);
+        checkpoint_begin(o->model, &t->store, &t->model_begun,
+                         o->delink && o->delink_moments == DELINK_RESET, &t->progress);
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {
         store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
-// What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
+// What a private run promises stands when the weights are there: a resumed one goes on with its
+// noise, its key and what it has spent.
 static void setup_promise(Trainer *t) {
     Privacy *p = &t->privacy;
     if (p->on && t->comm.rank == 0 && *t->options.out) { p->data = dataset_checksum(&t->train); }
     privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
     t->end = min_i64(t->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
-    t->store.noise.on = true, t->store.noise.deviation = (float)(p->sigma * p->clip), t->store.noise.scale = (float)(1.0 / (double)p->samples);
+    t->store.noise.on = true;
+    t->store.noise.deviation = (float)(p->sigma * p->clip);
+    t->store.noise.scale = (float)(1.0 / (double)p->samples);
     memcpy(t->store.noise.key, p->key, sizeof p->key);
     if (t->comm.rank == 0) {
         privacy_print_start(stdout, p);
-        printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at most; micro-steps of up to %" PRId64 " samples\n",
-               100 * clip_speed_limit(&t->shape.clip, &t->model, (double)t->options.seq_len), t->shape.rows);
+        printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at "
+               "most; micro-steps of up to %" PRId64 " samples\n",
+               100 * clip_speed_limit(&t->shape.clip, &t->model, (double)t->options.seq_len),
+               t->shape.rows);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Between steps: validation, a sample of text, checkpoints
 
 static void validate(Trainer *t) {
     int64_t samples = validation_samples(t);
-    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->val, samples, t->progress.step);
+    Evaluation e =
+        executor_evaluate(&t->executor, &t->evaluation, &t->val, samples, t->progress.step);
     if (t->comm.rank) { return; }
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets,
-                      &t->bar, &t->log);
+    report_validation(t->progress.step, loss, bits, accuracy,
+                      t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high
+                                    : (double)NAN,
+                      e.targets, &t->bar, &t->log);
 }
 
 static void score_hellaswag(Trainer *t) {
     int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
-    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->hellaswag, rows, t->progress.step);
-    if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
+    Evaluation e =
+        executor_evaluate(&t->executor, &t->evaluation, &t->hellaswag, rows, t->progress.step);
+    if (t->comm.rank == 0) {
+        report_choices(t->progress.step, e.right, examples, &t->bar, &t->log);
+    }
 }
 
 // All ranks compute the same text; rank 0 prints it.
 static void print_sample(Trainer *t) {
     const Options *o = &t->options;
     int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
-    Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step};
-    executor_generate(&t->executor, &t->plan.placement, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
+    Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u,
+                   (uint64_t)t->progress.step};
+    executor_generate(&t->executor, &t->plan.placement, (int32_t)max_i64(t->tokenizer.eot, 0), text,
+                      o->sample_tokens, draws);
     if (t->comm.rank == 0) {
-        progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
-        for (int64_t i = 0; i < o->sample_tokens; i++) { tokenizer_print(&t->tokenizer, text[i], stdout); }
+        progress_break(&t->bar);
+        printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
+        for (int64_t i = 0; i < o->sample_tokens; i++) {
+            tokenizer_print(&t->tokenizer, text[i], stdout);
+        }
         printf("\n---\n");
     }
     free(text);
@@ -338,13 +434,15 @@ static void save_checkpoint(Trainer *t) {
     char path[1100];
     privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
     privacy_sync(&t->privacy);
-    bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
+    bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags,
+                                 path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped, but for what is due where no step follows. No
-// text is sampled before the first step, unless there is none. What it sends and moves is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped,
+// but for what is due where no step follows. No text is sampled before the first step, unless there
+// is none. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step >= t->end, fresh = !t->options.resume || step > t->first_step;
@@ -356,13 +454,15 @@ static void between_steps(Trainer *t) {
     if (validates && t->val.tokens) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
-    memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;
+    memcpy(t->comm.bytes, sent, sizeof sent);
+    t->store.moved[0] = moved;
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From shared to real blocks, between two steps. What works with the states is made anew: the plan of the store, the schedules, the executor.
+// -------------------------------------------------------------------------------------------------
+// From shared to real blocks, between two steps. What works with the states is made anew: the plan
+// of the store, the schedules, the executor.
 
 static bool delink_due(const Trainer *t) {
     const Options *o = &t->options;
@@ -371,47 +471,64 @@ static bool delink_due(const Trainer *t) {
 // What is on disk is this model's alone from here on.
 static void give_back_files(Trainer *t) {
     const int mine = t->number;
-    disk_free_file(&t->files[!mine]), disk_cut_file(&t->files[mine], store_disk_bytes(&t->store));
-    t->file_bytes[!mine] = 0, t->file_bytes[mine] = t->predicted.disk = store_disk_bytes(&t->store);
+    disk_free_file(&t->files[!mine]);
+    disk_cut_file(&t->files[mine], store_disk_bytes(&t->store));
+    t->file_bytes[!mine] = 0;
+    t->file_bytes[mine] = t->predicted.disk = store_disk_bytes(&t->store);
 }
-// All that lies on the device is given back, then taken anew: states pass through the host, or the disk.
+// All that lies on the device is given back, then taken anew: states pass through the host, or the
+// disk.
 static void delink(Trainer *t) {
     const GptModel shared = t->model;
     const Offload offload = t->offload;
     const int64_t moments = t->options.delink_moments;
     Store before = t->store;
-    store_wait_all(&before), ops_wait(&t->stream);
-    executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
-    before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
+    store_wait_all(&before);
+    ops_wait(&t->stream);
+    executor_free(&t->executor);
+    program_free(&t->program);
+    program_free(&t->evaluation);
+    before.model = before.layout.model = &shared;
+    before.policy.offload = offload.host ? &offload : NULL;
     const size_t leaves = delink_host_bytes(&before, moments);
     float **packed = delink_pack(&before, moments);
-    comm_share_none(&t->comm), store_leave_states(&before), ops_free(t->stream.workspace);
+    comm_share_none(&t->comm);
+    store_leave_states(&before);
+    ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
-    t->number++, plan_model(t, gpt_model(shared.config), leaves);
+    t->number++;
+    plan_model(t, gpt_model(shared.config), leaves);
     store_join(&t->store, &t->comm);
     RunFacts facts = run_facts(t);
     predict(&facts);
     const size_t passing = memory_on_host;
     allocate_states(t);
     delink_states(&t->store, &before, packed, moments, &t->progress);
-    store_free(&before), free(offload.host), free(offload.disk), memory_on_host -= passing;
+    store_free(&before);
+    free(offload.host);
+    free(offload.disk);
+    memory_on_host -= passing;
     give_back_files(t);
     setup_executor(t);
     if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
-    store_wait_all(&t->store), comm_reset_counters(&t->comm);
-    memset(&t->spent, 0, sizeof t->spent), t->metrics_start_step = t->progress.step;
+    store_wait_all(&t->store);
+    comm_reset_counters(&t->comm);
+    memset(&t->spent, 0, sizeof t->spent);
+    t->metrics_start_step = t->progress.step;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The recipe
 
 static void start(Trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
-    t->argc = argc, t->argv = argv;
+    t->argc = argc;
+    t->argv = argv;
     comm_start(&t->comm, &t->argc, &t->argv);
     if (options_ask_help(t->argc, t->argv)) {
         if (t->comm.rank == 0) { options_print_help(stdout); }
-        comm_end(&t->comm), exit(EXIT_DONE);
+        comm_end(&t->comm);
+        exit(EXIT_DONE);
     }
     options_parse(&t->options, &t->given, t->argc, t->argv);
     if (t->comm.rank == 0) { outputs_check(&t->options); }
@@ -420,9 +537,12 @@ static void start(Trainer *t, int argc, char **argv) {
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads, NULL);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
-        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "",
+                      t->argv[i]);
     }
-    if (*t->options.out && t->comm.rank == 0) { snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out); }
+    if (*t->options.out && t->comm.rank == 0) {
+        snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out);
+    }
     for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
 }
 
@@ -439,7 +559,9 @@ static void plan(Trainer *t) {
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
     setup_offload(t);
     RunFacts facts = run_facts(t);
-    if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
+    if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) {
+        time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream);
+    }
     setup_disk_again(t);
     forecast_run(t);
     if (spill_to_disk(t)) { forecast_run(t); }
@@ -452,14 +574,20 @@ static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
     if (!options_only_prints(o)) { return false; }
     if (o->plan && !*o->profile) {
-        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->rates, &t->plan.depth);
+        setup_ranks(t);
+        setup_model(t);
+        plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream,
+                 &t->rates, &t->plan.depth);
         return true;
     }
     if (o->compat || *o->dp_account || o->plan) {
         if (t->comm.rank) { return true; }
         if (o->compat) { options_print_compat(stdout); }
         if (o->plan && !o->compat) { planner_main(stdout, o, &t->given); }
-        if (!o->plan && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
+        if (!o->plan && !o->compat) {
+            account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP,
+                           o->dp_neighbours == DP_REPLACE_ONE, o->json);
+        }
         return true;
     }
     plan(t);
@@ -480,17 +608,23 @@ static void prepare(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (t->comm.rank == 0) { print_start(&facts); }
     check_memory(&facts);
-    if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
+    if (*t->options.out && t->comm.rank == 0) {
+        out_folder_prepare(t->options.out, t->options.resume != 0);
+    }
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
-    matmuls_choose(&t->matmuls, t->options.out, t->options.resume, &t->model, &t->shape, t->rates.flops_per_s, &t->stream, &t->comm);
+    matmuls_choose(&t->matmuls, t->options.out, t->options.resume, &t->model, &t->shape,
+                   t->rates.flops_per_s, &t->stream, &t->comm);
     t->progress.matmuls = &t->matmuls;
     setup_states(t);
     setup_weights(t);
     setup_promise(t);
     store_wait_all(&t->store);
     TextBuffer line = {NULL, 0, 0};
-    if (t->comm.rank == 0) { json_add_start(&facts, &line), log_line(&t->log, &line); }
+    if (t->comm.rank == 0) {
+        json_add_start(&facts, &line);
+        log_line(&t->log, &line);
+    }
     ProgressBar bar = {output_is_terminal(), false, t->end, t->first_step, 0, 0};
     t->bar = bar;
     t->energy = energy_meter("/sys/class/powercap");
@@ -507,23 +641,32 @@ static void train(Trainer *t) {
         between_steps(t);
     }
     if (t->stopping && *t->stop_file && unlink(t->stop_file) && errno != ENOENT) {
-        fprintf(stderr, "warning: cannot remove %s, which stops each run: %s\n", t->stop_file, strerror(errno));
+        fprintf(stderr, "warning: cannot remove %s, which stops each run: %s\n", t->stop_file,
+                strerror(errno));
     }
 }
 
 static int finish(Trainer *t) {
     store_wait_all(&t->store);
-    profile_report(&t->profile, &t->comm, step_program(t, t->progress.step - 1), t->options.trace, &t->bar, &t->log);
+    profile_report(&t->profile, &t->comm, step_program(t, t->progress.step - 1), t->options.trace,
+                   &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step, t->progress.step - t->metrics_start_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->metrics_start_step, t->spent,
+               energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
-        if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
+        if (error) {
+            fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file,
+                    strerror(error));
+            t->save_failed = true;
+        }
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
-    privacy_end(&t->privacy, &t->options), noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
+    privacy_end(&t->privacy, &t->options);
+    noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
     if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) {
-        print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv, t->options.resume != 0);
+        print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv,
+                             t->options.resume != 0);
     }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }

@@ -1,4 +1,5 @@
-// train_gpt.cu: the GPU build. The same program as train_gpt.c, with the operations of ops_cuda.cuh and the collectives of comm_nccl.cuh.
+// train_gpt.cu: the GPU build. The same program as train_gpt.c, with the operations of ops_cuda.cuh
+// and the collectives of comm_nccl.cuh.
 //
 //   make cuda    train_gpt_cuda, by nvcc
 //   make emu     train_gpt_emu, the same source by g++ on the processor: for tests, slow

@@ -1,33 +1,42 @@
-// zero.h: the store's verbs: how the states of a storage travel between those who hold them (store.h: where they live), and when (lowering).
+// zero.h: the store's verbs: how the states of a storage travel between those who hold them
+// (store.h: where they live), and when (lowering).
 //
-// Verbs carry the step or version: prefetch/acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
-// update(storage, step). Everything above this header asks for a storage's parameters or gradient through them, and does
-// not know whether they are whole, sharded, quantized or somewhere else.
+// Verbs carry the step or version: prefetch/acquire/release(storage, version),
+// gradient/reduce(storage, step), norm(step), update(storage, step). Everything above this header
+// asks for a storage's parameters or gradient through them, and does not know whether they are
+// whole, sharded, quantized or somewhere else.
 //
-// Stages     ZeRO (arXiv 1910.02054). The work is divided in all of them: a rank owns one slice of each storage, sums its
-//            gradient there over the ranks and updates it; a stage says what else it keeps:
-//            0  everything whole                                      reduce-scatter once a step, all-gather after the update
+// Stages     ZeRO (arXiv 1910.02054). The work is divided in all of them: a rank owns one slice of
+//            each storage, sums its gradient there over the ranks and updates it; a stage says what
+//            else it keeps:
+//            0  everything whole                                      reduce-scatter once a step,
+//                                                                     all-gather after the update
 //            1  master and moments in slices                          the same
-//            2  gradients too: whole ones come and go, a unit at a time   reduce-scatter in each micro-step
-//            3  parameters too: gathered just before their use        two all-gathers and a reduce-scatter in each micro-step
-//            What several stages of a pipeline use travels once a step at every stage (layout.h: tied).
+//            2  gradients too: whole ones come and go, a unit at a time   reduce-scatter in each
+//               micro-step
+//            3  parameters too: gathered just before their use        two all-gathers and a
+//               reduce-scatter in each micro-step
+//            What several stages of a pipeline use travels once a step at every stage (layout.h:
+//            tied).
 // ZeRO++     arXiv 2306.10209, on top:
 //            qwZ  a gather carries INT8 records (ops.h), made by the owner once after its update
-//            hpZ  the first gather of a step leaves 1/partition of each storage on every rank; later gathers, until the
-//                 update, ask only the ranks of the same partition (inside a node)
-//            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them: summed in fp32,
-//                 and never more than twice quantized (section 3.3 there). A parcel holds the records of a batch of storages:
-//                 for each member [for each storage of the batch [for each node [records of its slice]]]
-// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added exactly, so they do not
-//            depend on the layout.
+//            hpZ  the first gather of a step leaves 1/partition of each storage on every rank;
+//                 later gathers, until the update, ask only the ranks of the same partition (inside
+//                 a node)
+//            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then
+//                 between them: summed in fp32, and never more than twice quantized (section 3.3
+//                 there). A parcel holds the records of a batch of storages: for each member [for
+//                 each storage of the batch [for each node [records of its slice]]]
+// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage,
+//            added exactly, so they do not depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "store/p2p.h" // states that go from rank to rank
-#include "store/host.h"  // states that lie on the host
-#include "schedule.h"    // lowering
+#include "store/p2p.h"  // states that go from rank to rank
+#include "store/host.h" // states that lie on the host
+#include "schedule.h"   // lowering
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Verbs: parameters
 
 // The collective of a gather: what PREFETCH starts, and what predictions count.
@@ -37,50 +46,66 @@ typedef struct {
     const int64_t *bounds; // of what is sent
     size_t element_bytes;
 } ZeroMessage;
-static inline bool store_gathers_records(const Store *s, bool near) { return s->policy.quantized_weights && !near; }
+static inline bool store_gathers_records(const Store *s, bool near) {
+    return s->policy.quantized_weights && !near;
+}
 static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
     bool coded = store_gathers_records(s, near);
     const SliceKind slices = near ? SLICES_NEAR : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
     const ProcessGroup *process_group = store_process_group(s, storage);
-    ZeroMessage m = {COMM_ALL_GATHER, near ? &process_group->near : &process_group->all, layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+    ZeroMessage m = {COMM_ALL_GATHER, near ? &process_group->near : &process_group->all,
+                     layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
 // The messages of a reduction; returns how many. Those of a batch are its last storage's.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
     const ProcessGroup *process_group = store_process_group(s, storage);
-    ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage), dtype_size(s->wire)};
+    ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
+                         dtype_size(s->wire)};
     m[0] = plain;
     if (s->bucket_of[storage] < 0) { return 1; }
     const Bucket *b = &s->buckets[s->bucket_of[storage]];
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
-    m[0] = inside, m[1] = between;
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1},
+                between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
+    m[0] = inside;
+    m[1] = between;
     return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
 }
 
-// Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
+// Bytes of memory that a gather's or a reduction's records take beside the messages: written by
+// those who quantize, read by those who add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
-    double elements = (double)gpt_storage_elements(s->model, storage), size = (double)dtype_size(s->dtype);
-    const int64_t *records = layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
+    double elements = (double)gpt_storage_elements(s->model, storage),
+           size = (double)dtype_size(s->dtype);
+    const int64_t *records =
+        layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
     double coded = (double)records[store_process_group(s, storage)->all.n];
-    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; } // made, added on the node, made again, added: the sums are few
-    double kept = store_has_secondary(s, storage) && !near ? elements * 2 * size / store_process_group(s, storage)->near.n : 0;
+    // made, added on the node, made again, added: the sums are few
+    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
+    double kept = store_has_secondary(s, storage) && !near
+                      ? elements * 2 * size / store_process_group(s, storage)->near.n
+                      : 0;
     return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
-// Brings `slice`, this member's part of the message (NULL: it lies on the host), into its place in the whole array, and starts the gather.
-static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole, const char *slice, int64_t step) {
+// Brings `slice`, this member's part of the message (NULL: it lies on the host), into its place in
+// the whole array, and starts the gather.
+static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole,
+                                const char *slice, int64_t step) {
     char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
     if (!slice) {
         store_bring_parameters(s, storage, place);
         if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
     } else if (place != slice) {
-        ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
+        ops_copy(s->stream, place, slice,
+                 (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
     }
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
 }
-// Starts to gather the parameters of a storage at this version. near: from the secondary copies, where these are of this version. All
-// members call it, in one order with all that starts collectives; the storage is not acquired, nor is another in the same room.
+// Starts to gather the parameters of a storage at this version. near: from the secondary copies,
+// where these are of this version. All members call it, in one order with all that starts
+// collectives; the storage is not acquired, nor is another in the same room.
 static inline void store_prefetch(Store *s, int storage, int64_t version, bool near, int64_t step) {
     assert(version == s->updates[storage]);
     (void)version;
@@ -88,18 +113,24 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool n
     bool coded = store_gathers_records(s, near);
     const StateBuffer *from = near ? &s->secondary : coded ? &s->codes : &s->params;
     const char *slice = !near && store_param_far(s, storage) ? NULL : buffer_slice(from, storage);
-    store_gather(s, storage, store_gather_message(s, storage, near), buffer_full(coded ? from : &s->params, storage), slice, step);
+    store_gather(s, storage, store_gather_message(s, storage, near),
+                 buffer_full(coded ? from : &s->params, storage), slice, step);
     s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
 }
-// What came is made ready for use: records become parameters, and a partition keeps its part of them.
+// What came is made ready for use: records become parameters, and a partition keeps its part of
+// them.
 static inline void store_unpack_arrived(Store *s, int storage) {
     char *whole = buffer_full(&s->params, storage);
     if (s->policy.quantized_weights) {
-        ops_dequantize(s->stream, whole, s->dtype, buffer_full(&s->codes, storage), gpt_storage_elements(s->model, storage), s->policy.weights);
+        ops_dequantize(s->stream, whole, s->dtype, buffer_full(&s->codes, storage),
+                       gpt_storage_elements(s->model, storage), s->policy.weights);
     }
     if (!store_has_secondary(s, storage)) { return; }
-    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage), me = store_process_group(s, storage)->near.me, size = (int64_t)dtype_size(s->dtype);
-    ops_copy(s->stream, buffer_slice(&s->secondary, storage), whole + bounds[me] * size, (size_t)(slice_length(bounds, (int)me) * size));
+    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage),
+                  me = store_process_group(s, storage)->near.me,
+                  size = (int64_t)dtype_size(s->dtype);
+    ops_copy(s->stream, buffer_slice(&s->secondary, storage), whole + bounds[me] * size,
+             (size_t)(slice_length(bounds, (int)me) * size));
     s->near_valid[storage] = true;
 }
 
@@ -120,27 +151,38 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
     requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
     return store_lend(s, storage, store_borrowed(s, storage, slot));
 }
-// Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
+// Parameters of a storage in compute precision, valid until its release. `version`: how many
+// updates they must have seen.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
+    assert(s->policy.p2p || (version == s->updates[storage] &&
+                             (!store_gathers_for_use(s, storage) || s->arriving[storage])));
     comm_wait(s->comm, s->gathering[storage]);
     if (store_param_far(s, storage)) { ops_follow(s->stream, store_param_link(s, storage)); }
     if (s->policy.p2p) { store_await_version(s, storage, version); }
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     s->arriving[storage] = GATHER_NONE;
-    return store_lend(s, storage, s->policy.p2p ? store_parameters(s, storage, version) : buffer_full(&s->params, storage));
+    return store_lend(s, storage,
+                      s->policy.p2p ? store_parameters(s, storage, version)
+                                    : buffer_full(&s->params, storage));
 }
-static inline void store_release(Store *s, int storage) { // the copy that was made last goes at once, others with the last one
+// the copy that was made last goes at once, others with the last one
+static inline void store_release(Store *s, int storage) {
     if (--s->held == 0) { s->unpacked_used = 0; }
-    if (s->unpacked_at[storage] + (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(), 64) == s->unpacked_used) {
+    if (s->unpacked_at[storage] +
+            (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(),
+                             64) ==
+        s->unpacked_used) {
         s->unpacked_used = s->unpacked_at[storage];
     }
 }
 
-// Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
+// Waits until all states are there, before they are read otherwise than by store_acquire. All
+// members call it.
 static inline void store_wait_all(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
-    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) { ops_wait(&s->offload_buffer[i].link); }
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
+        ops_wait(&s->offload_buffer[i].link);
+    }
     for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
     if (s->disk) { disk_wait_all(s->disk); }
     ops_wait(s->stream);
@@ -149,10 +191,12 @@ static inline void store_wait_all(Store *s) {
 static inline void store_slice_changed(Store *s, int storage) {
     s->near_valid[storage] = false;
     if (s->policy.quantized_weights) {
-        ops_quantize(s->stream, buffer_slice(&s->codes, storage), buffer_slice(&s->params, storage), s->dtype, store_own_elements(s, storage), s->policy.weights);
+        ops_quantize(s->stream, buffer_slice(&s->codes, storage), buffer_slice(&s->params, storage),
+                     s->dtype, store_own_elements(s, storage), s->policy.weights);
     }
 }
-// Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow. All members call it.
+// Call after writing masters from outside (initial values, a loaded file): makes the working
+// parameters follow. All members call it.
 static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
@@ -161,11 +205,14 @@ static inline void store_masters_changed(Store *s) {
             if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
                 store_round_far(s, i);
             } else {
-                ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
+                ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i),
+                                  s->dtype, n, store_rounding(s, i, begin));
             }
         }
         store_slice_changed(s, i);
-        if (!s->policy.p2p && !store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
+        if (!s->policy.p2p && !store_gathers_for_use(s, i)) {
+            store_prefetch(s, i, s->updates[i], false, s->comm->step);
+        }
     }
     if (s->policy.p2p) { store_send_all(s); }
 }
@@ -181,7 +228,7 @@ static inline void store_initialise(Store *s, uint64_t seed) {
     store_masters_changed(s);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Verbs: gradients
 
 // Waits for the reduction of a storage's gradient; then its room is free.
@@ -189,14 +236,18 @@ static inline void store_finish_reduce(Store *s, int storage) {
     comm_wait(s->comm, s->reducing[storage]);
     if (!s->adds_to_shard[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
-    ops_accumulate(s->stream, (float *)(void *)buffer_slice(&s->grads, storage), (const float *)(void *)buffer_full(&s->grads, storage) + begin, n);
+    ops_accumulate(s->stream, (float *)(void *)buffer_slice(&s->grads, storage),
+                   (const float *)(void *)buffer_full(&s->grads, storage) + begin, n);
     s->adds_to_shard[storage] = false;
 }
-// Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
+// Where contributions to the gradient of this step go. *accumulate: there is one already, add to
+// it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
     int before = slot < 0 ? storage : s->occupant[slot];
-    if (s->first_write[storage] && before >= 0 && store_sum_place(s, before)) { store_free_slot(s); }
+    if (s->first_write[storage] && before >= 0 && store_sum_place(s, before)) {
+        store_free_slot(s);
+    }
     if (s->first_write[storage] && before >= 0) { store_finish_reduce(s, before); }
     if (slot >= 0) { s->occupant[slot] = storage; }
     *accumulate = !s->first_write[storage];
@@ -214,40 +265,51 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
     comm_wait(s->comm, p->handle);
     for (int storage = b->first; storage >= b->last; storage--) {
         for (int n = 0; n < all->nodes; n++) {
-            int64_t before = 0, elements = slice_length(store_slices(s, storage), group_at(all, n, local));
+            int64_t before = 0,
+                    elements = slice_length(store_slices(s, storage), group_at(all, n, local));
             for (int q = b->first; q > storage; q--) { before += store_record(s, q, n, local); }
-            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1], all->locals, elements, s->policy.gradients);
+            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1],
+                               all->locals, elements, s->policy.gradients);
             in += store_record(s, storage, n, local);
         }
     }
     comm_label(s->comm, "gradient", b->last, p->step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
+    p->handle = comm_all_to_all(s->comm, &b->process_group->across, p->onward, b->to_nodes,
+                                p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
 // The last sums of a parcel, into my slices.
 static inline void exchange_finish(Store *s, BucketExchange *p) {
     if (!p->hop) { return; }
-    const Group *all = &p->bucket->process_group->all, *senders = p->hop == 2 ? &p->bucket->process_group->across : &p->bucket->process_group->node;
+    const Group *all = &p->bucket->process_group->all,
+                *senders = p->hop == 2 ? &p->bucket->process_group->across
+                                       : &p->bucket->process_group->node;
     const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
     const char *in = p->hop == 2 ? p->arrived : p->received;
     comm_wait(s->comm, p->handle);
     for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
         float *slice = (float *)(void *)buffer_slice(&s->grads, storage);
-        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n, store_own_elements(s, storage), s->policy.gradients);
+        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
+                           store_own_elements(s, storage), s->policy.gradients);
         in += store_record(s, storage, group_node(all, all->me), group_local(all, all->me));
     }
     p->hop = 0;
 }
 // The one that was opened last.
-static inline BucketExchange *exchange_newest(Store *s) { return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES]; }
-// Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
+static inline BucketExchange *exchange_newest(Store *s) {
+    return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES];
+}
+// Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members
+// start them in one order.
 static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
     const Group *all = &b->process_group->all;
     int index = (int)(s->exchanges++ % EXCHANGES);
     BucketExchange *p = &s->exchange[index];
     exchange_finish(s, p);
     exchange_send_on(s, &s->exchange[1 - index]);
-    p->bucket = b, p->add = add, p->step = step;
+    p->bucket = b;
+    p->add = add;
+    p->step = step;
     p->sent = s->exchange_base + (size_t)index * s->exchange_bytes;
     p->received = p->sent + round_up(b->to_node[all->locals], 64);
     p->onward = p->received + round_up(b->from_node[all->locals], 64);
@@ -255,7 +317,8 @@ static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add,
     return p;
 }
 // The records of some elements of this rank's contribution.
-static inline void store_quantize(Store *s, char *out, int storage, int64_t begin, int64_t elements) {
+static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
+                                  int64_t elements) {
     const float *grad = (const float *)(void *)buffer_full(&s->grads, storage) + begin;
     if (!s->errors.base) {
         ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
@@ -274,46 +337,62 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
         for (int n = 0; n < all->nodes; n++) {
             int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
-            store_quantize(s, out, storage, begin, slice_length(store_slices(s, storage), group_at(all, n, l)));
+            store_quantize(s, out, storage, begin,
+                           slice_length(store_slices(s, storage), group_at(all, n, l)));
             out += store_record(s, storage, n, l);
         }
     }
     if (storage > b->last) { return; }
     comm_label(s->comm, "gradient", storage, step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->node, p->sent, b->to_node, p->received, b->from_node, 1);
+    p->handle = comm_all_to_all(s->comm, &b->process_group->node, p->sent, b->to_node, p->received,
+                                b->from_node, 1);
     p->hop = 1;
 }
 
-// All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
+// All contributions of this rank are in: starts summing over those who hold the storage. All of
+// them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
-    if (s->first_write[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
-    s->first_write[storage] = true, s->summed[storage] |= !store_sum_place(s, storage);
+    if (s->first_write[storage]) {
+        ops_zero(s->stream, store_gradient(s, storage, &accumulate),
+                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+    }
+    s->first_write[storage] = true;
+    s->summed[storage] |= !store_sum_place(s, storage);
     if (s->bucket_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
     int64_t begin;
     store_own(s, storage, &begin);
-    float *grad = (float *)(void *)buffer_full(&s->grads, storage), *slice = (float *)(void *)buffer_slice(&s->grads, storage);
+    float *grad = (float *)(void *)buffer_full(&s->grads, storage),
+          *slice = (float *)(void *)buffer_slice(&s->grads, storage);
     const bool there = add || store_sum_place(s, storage); // in the room
     s->adds_to_shard[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_process_group(s, storage)->all, grad, there ? grad + begin : slice, store_slices(s, storage), s->wire);
+    s->reducing[storage] =
+        comm_reduce_scatter(s->comm, &store_process_group(s, storage)->all, grad,
+                            there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
-// Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a function of key, step and element alone.
-// The vocabulary's padding is no parameter: it has neither gradient nor noise.
+// Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a
+// function of key, step and element alone. The vocabulary's padding is no parameter: it has neither
+// gradient nor noise.
 static inline void store_add_noise(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
-    int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE ? s->model->config.vocab * s->model->config.channels : INT64_MAX;
+    int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE
+                       ? s->model->config.vocab * s->model->config.channels
+                       : INT64_MAX;
     NoiseStream noise;
     memcpy(noise.key, s->noise.key, sizeof noise.key);
-    noise.domain = NOISE_GRADIENT, noise.part = (uint32_t)storage, noise.step = (uint64_t)step;
+    noise.domain = NOISE_GRADIENT;
+    noise.part = (uint32_t)storage;
+    noise.step = (uint64_t)step;
     assert(!s->noised[storage]);
     s->noised[storage] = true;
     n = max_i64(0, min_i64(n, real - begin));
-    ops_add_noise(s->stream, store_sum(s, storage, step), begin, n, noise, s->noise.deviation, s->noise.scale);
+    ops_add_noise(s->stream, store_sum(s, storage, step), begin, n, noise, s->noise.deviation,
+                  s->noise.scale);
     noise_wipe(&noise, sizeof noise);
 }
 static inline void store_add_all_noise(Store *s, int64_t step) {
@@ -322,11 +401,16 @@ static inline void store_add_all_noise(Store *s, int64_t step) {
     }
 }
 // After the norm: this step makes no update.
-static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
+static inline void store_skip_updates(Store *s) {
+    memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised);
+}
 
 // The sum of the gradients of the layers that share a storage becomes their mean where it is read.
-static inline double store_mean(const Store *s, int storage) { return 1 / (double)gpt_storage_shared_by(s->model, storage); }
-// Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to *sum.
+static inline double store_mean(const Store *s, int storage) {
+    return 1 / (double)gpt_storage_shared_by(s->model, storage);
+}
+// Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to
+// *sum.
 static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
     ops_zero(s->stream, s->squares, sizeof *s->squares);
     for (int i = first; i < end; i++) {
@@ -336,21 +420,28 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         if (store_sum_place(s, i)) {
             ops_square_sum_host(s->stream, sum, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
         } else {
-            ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
+            ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK,
+                           mean * mean);
         }
     }
     ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
     ops_wait(s->stream);
     exact_join(sum, s->squares_read);
 }
-// Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
-// every storage counted once. All ranks call it, whatever they hold.
+// Waits for all reductions and everything else that was started, adds noise where there is any, and
+// returns the norm of the whole gradient, every storage counted once. All ranks call it, whatever
+// they hold.
 static inline double store_norm(Store *s, int64_t step) {
     BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
-    exchange_send_on(s, newest), exchange_finish(s, older), exchange_finish(s, newest);
-    for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
+    exchange_send_on(s, newest);
+    exchange_finish(s, older);
+    exchange_finish(s, newest);
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        store_finish_reduce(s, i);
+        s->summed[i] = false;
+    }
     store_finish_sums(s);
     store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
@@ -360,109 +451,156 @@ static inline double store_norm(Store *s, int64_t step) {
     }
     return sqrt(exact_value(sum));
 }
-// Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
+// Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since
+// it does not hold them.
 static inline void store_forget_errors(Store *s, int storage) {
     if (s->errors.base && store_holds(s, storage)) {
-        ops_zero(s->stream, buffer_full(&s->errors, storage), (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
+        ops_zero(s->stream, buffer_full(&s->errors, storage),
+                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
     }
 }
 
 // The first piece of a storage's update is about to be made: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
-    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
+    // clipped, reduced, noised, updated
+    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on);
     if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
 // Of these elements, by the version's number, weight decay on 2-D tensors only.
-static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version, OptimizerStep o) {
+static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
+                                      OptimizerStep o) {
     TensorPart parts[TENSORS];
     const float decay = o.weight_decay;
-    o.step = version - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    o.step = version - s->restarted[storage];
+    o.grad_scale *= (float)store_mean(s, storage);
     for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
-        const int64_t begin = max_i64(p->first, parts[i].offset), count = min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
+        const int64_t begin = max_i64(p->first, parts[i].offset),
+                      count =
+                          min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         store_update_elements(s, p, begin - p->first, count, o);
     }
 }
-// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step. All members call it.
+// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the
+// gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);
     store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
-// The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
+// The same of masters and moments, whole, by the pending gradient, while the device computes with
+// the version before: which is new when they are fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
-    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); } // copies of fp32 masters that the step before began still read them
+    // copies of fp32 masters that the step before began still read them
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); }
     const UpdatePlaces p = store_delayed_places(s, storage, step);
     store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
-// A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
-// before. Then the parameters are new.
+// A piece of what lies on the host, to the device, and from it to the host: before the update and
+// after it, or, of one that the host makes, after it and before. Then the parameters are new.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
     if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
-    if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
+    if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) {
+        store_slice_changed(s, storage);
+    }
 }
-static inline void store_evict(Store *s, int storage, int piece, int64_t step) { store_move_piece(s, storage, piece, step, false); }
+static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
+    store_move_piece(s, storage, piece, step, false);
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
 
-// What the plan must know of the model, of who holds what, and of the rooms that storages share. clips: samples are clipped.
-static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, const Placement *placement, bool clips) {
+// What the plan must know of the model, of who holds what, and of the rooms that storages share.
+// clips: samples are clipped.
+static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
+                               const Placement *placement, bool clips) {
     UnitMap map;
     const size_t storages = (size_t)m->storages;
     memset(&map, 0, sizeof map);
-    map.units = m->units, map.storages = m->storages;
+    map.units = m->units;
+    map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
     map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
-    map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
-    map.cpu_update = policy->offload && policy->offload->cpu_update, map.delays = policy->offload && policy->offload->delays;
-    if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
+    map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
+    map.cpu_update = policy->offload && policy->offload->cpu_update;
+    map.delays = policy->offload && policy->offload->delays;
+    if (policy->offload) {
+        map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map");
+    }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
-        gpt_unit_storages(m, u, used), map.stash[u] = offload_has(policy->offload, used[0], STATE_ACTIVATIONS);
+        gpt_unit_storages(m, u, used);
+        map.stash[u] = offload_has(policy->offload, used[0], STATE_ACTIVATIONS);
     }
-    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
+    for (int u = 0; u < m->units; u++) {
+        map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
+    }
     Owners owners = owners_make(m, placement);
-    map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : owners.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
+    // the head's part of the wte gradient
+    map.made[m->units - 1][1] = !clips           ? MADE_BY_INPUT_PART
+                                : owners.tied[0] ? MADE_BY_TIED
+                                                 : MADE_ELSEWHERE;
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->p2p != NULL;
-        map.param_slot[s] = zero_param_slot(m, policy, &owners, s), map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
+        map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
+        map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
         map.sums[s] = zero_sum_place(policy->offload, &owners, s);
-        map.pieces[s] = offload_pieces(m, policy, &owners, s), map.on_disk[s] = offload_stored(policy->offload, s) > 0;
-        map.gathers[s] = zero_gathers(policy, &owners, s), map.reduces_often[s] |= zero_reduces_often(policy, &owners, s), map.tied[s] = owners.tied[s];
+        map.pieces[s] = offload_pieces(m, policy, &owners, s);
+        map.on_disk[s] = offload_stored(policy->offload, s) > 0;
+        map.gathers[s] = zero_gathers(policy, &owners, s);
+        map.reduces_often[s] |= zero_reduces_often(policy, &owners, s);
+        map.tied[s] = owners.tied[s];
     }
-    if (clips && placement->stages > 1) { map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map"); }
-    for (int u = 0; map.stage && u < m->units; u++) { map.stage[u] = placement_stage_of_unit(placement, u); }
+    if (clips && placement->stages > 1) {
+        map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
+    }
+    for (int u = 0; map.stage && u < m->units; u++) {
+        map.stage[u] = placement_stage_of_unit(placement, u);
+    }
     map.lent = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
     owners_free(&owners);
     return map;
 }
-// Where blocks are recomputed, what may lie on the host of their activations is what goes into them; but a stage's first block has it from a message.
+// Where blocks are recomputed, what may lie on the host of their activations is what goes into
+// them; but a stage's first block has it from a message.
 static inline void unit_map_recomputes(UnitMap *map, const Placement *placement) {
     map->stash_inputs = map->stash != NULL;
-    for (int s = 0; map->stash && s < placement->stages; s++) { map->stash[placement->stage[s].first_unit] = false; }
+    for (int s = 0; map->stash && s < placement->stages; s++) {
+        map->stash[placement->stage[s].first_unit] = false;
+    }
 }
 
-// Does the next action of this direction read a storage? Messages between do not count: the ranks of a stage have different ones, and must
-// gather alike. Nor do weight parts, where neighbours share a storage.
-static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, int i, int direction, int storage) {
-    do { i += direction; } while (i >= 0 && i < s->count && (action_is_message(s->actions[i].kind) || s->actions[i].kind == ACT_BACKWARD_WEIGHT));
+// Does the next action of this direction read a storage? Messages between do not count: the ranks
+// of a stage have different ones, and must gather alike. Nor do weight parts, where neighbours
+// share a storage.
+static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, int i,
+                                         int direction, int storage) {
+    do {
+        i += direction;
+    } while (i >= 0 && i < s->count &&
+             (action_is_message(s->actions[i].kind) || s->actions[i].kind == ACT_BACKWARD_WEIGHT));
     if (i < 0 || i >= s->count || !action_reads_parameters(s->actions[i].kind)) { return false; }
     const int *of = map->of_unit[s->actions[i].unit];
     return of[0] == storage || (map->of_unit_count[s->actions[i].unit] > 1 && of[1] == storage);
 }
-// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours that read the same storage.
+// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours
+// that read the same storage.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
@@ -470,7 +608,9 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
         bool reads = action_reads_parameters(a.kind);
         for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
             const bool held = lower_neighbour_reads(map, in, i, -1, map->of_unit[a.unit][k]);
-            if (!held) { schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1)); }
+            if (!held) {
+                schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
+            }
         }
         schedule_add(&out, a);
         for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
@@ -479,19 +619,25 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
                 schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
             }
         }
-        if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->lent >= 0) { schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1)); }
+        if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->lent >= 0) {
+            schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1));
+        }
     }
     schedule_free(in);
     *in = out;
 }
 
-// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room, is released; at most 2 ROOMS storages
-// before their ACQUIRE. From the secondary copies (near) where an earlier gather of the step has made them; a pass that does not train
-// takes them if they are there. What stays is not gathered for its uses.
-static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
+// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room,
+// is released; at most 2 ROOMS storages before their ACQUIRE. From the secondary copies (near)
+// where an earlier gather of the step has made them; a pass that does not train takes them if they
+// are there. What stays is not gathered for its uses.
+static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
+                                 bool training) {
     Schedule out = {NULL, 0, 0};
-    bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"); // gathered, and its use has not ended
-    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"), taken[SHARED_SLOTS] = {false};
+    // gathered, and its use has not ended
+    bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"),
+         taken[SHARED_SLOTS] = {false};
     int ahead = 0; // gathers before their ACQUIRE
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
@@ -499,8 +645,10 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
             if (a.kind != ACT_ACQUIRE || !map->gathers[a.storage]) { continue; }
             int slot = map->param_slot[a.storage];
             if (busy[a.storage] || (slot >= 0 && taken[slot])) { break; }
-            a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (seen[a.storage] || !training);
-            busy[a.storage] = seen[a.storage] = true, ahead++;
+            a.kind = ACT_PREFETCH;
+            a.near = policy->partition > 1 && (seen[a.storage] || !training);
+            busy[a.storage] = seen[a.storage] = true;
+            ahead++;
             if (slot >= 0) { taken[slot] = true; }
             schedule_add(&out, a);
         }
@@ -511,37 +659,52 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
         busy[a.storage] = false;
         if (map->param_slot[a.storage] >= 0) { taken[map->param_slot[a.storage]] = false; }
     }
-    free(busy), free(seen);
+    free(busy);
+    free(seen);
     schedule_free(in);
     *in = out;
 }
 
-// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order is the same on all ranks of a stage: for
-// sequential schedules lnf, blocks from the last to the first, then wpe and wte. What several stages use leaves after all else of the step:
-// then every rank has what it shares with few others in front of what it shares with more, so that no ranks wait for one another in a circle,
-// and nothing waits behind a sum for which other stages have yet to come to their ends.
+// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order
+// is the same on all ranks of a stage: for sequential schedules lnf, blocks from the last to the
+// first, then wpe and wte. What several stages use leaves after all else of the step: then every
+// rank has what it shares with few others in front of what it shares with more, so that no ranks
+// wait for one another in a circle, and nothing waits behind a sum for which other stages have yet
+// to come to their ends.
 static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
     Schedule out = {NULL, 0, 0};
-    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)micro_batches * sizeof(int), "lowering"), end = -1; // [micro-batches][storages]
+    // [micro-batches][storages]
+    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)micro_batches * sizeof(int),
+                                      "lowering"),
+        end = -1;
     for (int i = 0; i < micro_batches * map->storages; i++) { last[i] = -1; }
     for (int i = 0; i < in->count; i++) {
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
-            int storage = map->of_unit[a->unit][k], span = map->reduces_often[storage] ? a->micro : 0;
-            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = end = i; }
+            int storage = map->of_unit[a->unit][k],
+                span = map->reduces_often[storage] ? a->micro : 0;
+            if (action_contributes(map, a, storage)) {
+                last[span * map->storages + storage] = end = i;
+            }
         }
     }
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
         schedule_add(&out, a);
-        for (int k = 1; action_computes(a.kind) && k >= 0; k--) { // a unit's storages from the last to the first
+        // a unit's storages from the last to the first
+        for (int k = 1; action_computes(a.kind) && k >= 0; k--) {
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
             bool often = storage >= 0 && map->reduces_often[storage];
-            bool due = storage >= 0 && !map->tied[storage] && last[(often ? a.micro : 0) * map->storages + storage] == i;
-            if (due) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1)); }
+            bool due = storage >= 0 && !map->tied[storage] &&
+                       last[(often ? a.micro : 0) * map->storages + storage] == i;
+            if (due) {
+                schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1));
+            }
         }
         for (int storage = map->storages - 1; i == end && storage >= 0; storage--) {
-            if (map->tied[storage] && last[storage] >= 0) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1)); }
+            if (map->tied[storage] && last[storage] >= 0) {
+                schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1));
+            }
         }
     }
     free(last);
@@ -549,11 +712,13 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
     *in = out;
 }
 
-// The storage to whose gradient an action contributes: this one, or another one in its room; -1: neither.
+// The storage to whose gradient an action contributes: this one, or another one in its room; -1:
+// neither.
 static inline int lower_slot_user(const UnitMap *map, const Action *a, int storage) {
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int other = map->of_unit[a->unit][k];
-        const bool shares = other == storage || (map->grad_slot[storage] >= 0 && map->grad_slot[other] == map->grad_slot[storage]);
+        const bool shares = other == storage || (map->grad_slot[storage] >= 0 &&
+                                                 map->grad_slot[other] == map->grad_slot[storage]);
         if (shares && action_contributes(map, a, other)) { return other; }
     }
     return -1;
@@ -564,9 +729,11 @@ static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int 
     for (; i < s->count && next < 0; i++) { next = lower_slot_user(map, &s->actions[i], storage); }
     return next;
 }
-// EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and FETCH_SUM of the one that comes next into the room, if it has
-// been there; else behind the unit that follows, beside whose work the sum travels between the ranks, or when its room is needed. What several stages use
-// leaves after all else: its sum waits for other stages, which may wait for messages of this rank.
+// EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and
+// FETCH_SUM of the one that comes next into the room, if it has been there; else behind the unit
+// that follows, beside whose work the sum travels between the ranks, or when its room is needed.
+// What several stages use leaves after all else: its sum waits for other stages, which may wait for
+// messages of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
@@ -579,27 +746,36 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
             waits = -1;
         }
         schedule_add(&out, a);
-        if (far && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) { waits = a.storage; }
+        if (far && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) {
+            waits = a.storage;
+        }
         if (!far || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
         schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
         const int next = lower_next_in_slot(map, in, i, a.storage);
-        if (next >= 0 && left[next]) { schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1)); }
+        if (next >= 0 && left[next]) {
+            schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1));
+        }
     }
     if (waits >= 0) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1)); }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        if (a.kind == ACT_REDUCE && map->sums[a.storage] && map->tied[a.storage]) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1)); }
+        if (a.kind == ACT_REDUCE && map->sums[a.storage] && map->tied[a.storage]) {
+            schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
+        }
     }
     free(left);
     schedule_free(in);
     *in = out;
 }
 
-// The next piece, in the order of updates, comes to where it is updated: it is fetched, or, if the host does that, the gradient is evicted. *at: the
-// storage and the piece of it that this is.
+// The next piece, in the order of updates, comes to where it is updated: it is fetched, or, if the
+// host does that, the gradient is evicted. *at: the storage and the piece of it that this is.
 static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
-    while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) { at[0]++, at[1] = 0; }
+    while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) {
+        at[0]++;
+        at[1] = 0;
+    }
     if (at[0] == map->storages) { return; }
     Action a = action_make(map->cpu_update ? ACT_EVICT : ACT_FETCH, -1, at[0], -1);
     a.use = at[1]++;
@@ -607,22 +783,32 @@ static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedu
 }
 // The next piece on disk comes to the host.
 static inline void lower_next_read(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
-    while (at[0] < map->storages && (!used[at[0]] || !map->on_disk[at[0]] || at[1] >= map->pieces[at[0]])) { at[0]++, at[1] = 0; }
+    while (at[0] < map->storages &&
+           (!used[at[0]] || !map->on_disk[at[0]] || at[1] >= map->pieces[at[0]])) {
+        at[0]++;
+        at[1] = 0;
+    }
     if (at[0] == map->storages) { return; }
     Action a = action_make(ACT_READ, -1, at[0], -1);
     a.use = at[1]++;
     schedule_add(s, a);
 }
-// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next but one. What lies on disk goes on there, and its room on
-// the host is for another.
-static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2], int read[2]) {
-    Action write = action_make(ACT_WRITE, -1, storage, -1), update = action_make(ACT_UPDATE, -1, storage, -1),
+// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next
+// but one. What lies on disk goes on there, and its room on the host is for another.
+static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage,
+                                int at[2], int read[2]) {
+    Action write = action_make(ACT_WRITE, -1, storage, -1),
+           update = action_make(ACT_UPDATE, -1, storage, -1),
            back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
     if (!map->pieces[storage]) { schedule_add(s, update); }
     for (int piece = 0; piece < map->pieces[storage]; piece++) {
         update.use = back.use = write.use = piece;
-        schedule_add(s, update), schedule_add(s, back);
-        if (map->on_disk[storage]) { schedule_add(s, write), lower_next_read(map, used, s, read); }
+        schedule_add(s, update);
+        schedule_add(s, back);
+        if (map->on_disk[storage]) {
+            schedule_add(s, write);
+            lower_next_read(map, used, s, read);
+        }
         lower_next_piece(map, used, s, at);
     }
 }
@@ -631,33 +817,44 @@ static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
     for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
 }
-// Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
+// Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which
+// the gradients that they need are written over.
 static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
-    for (int i = 0; i < in->count; i++) { left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM; }
+    for (int i = 0; i < in->count; i++) {
+        left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM;
+    }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
         int next = map->storages - 1;
         while (next >= 0 && !left[next]) { next--; }
-        if (a.kind == ACT_EVICT_SUM && left[a.storage]) { schedule_add(&out, action_make(ACT_UPDATE, -1, a.storage, -1)), left[a.storage] = false; }
+        if (a.kind == ACT_EVICT_SUM && left[a.storage]) {
+            schedule_add(&out, action_make(ACT_UPDATE, -1, a.storage, -1));
+            left[a.storage] = false;
+        }
         schedule_add(&out, a);
-        if (a.kind == ACT_FORWARD && next >= 0) { schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1)), left[next] = false; }
+        if (a.kind == ACT_FORWARD && next >= 0) {
+            schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1));
+            left[next] = false;
+        }
     }
     free(left);
     schedule_free(in);
     *in = out;
 }
 // The first pieces come from the disk while the step computes.
-static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in, int read[2]) {
+static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in,
+                                     int read[2]) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < DISK_PIECES; i++) { lower_next_read(map, used, &out, read); }
     for (int i = 0; i < in->count; i++) { schedule_add(&out, in->actions[i]); }
     schedule_free(in);
     *in = out;
 }
-// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole. States that the device
-// updates do not wait for the norm to come there, but with gradients, whose sums are whole by then.
+// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel
+// at once where they stay whole. States that the device updates do not wait for the norm to come
+// there, but with gradients, whose sums are whole by then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
     bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
     bool waits = map->cpu_update;

@@ -1,27 +1,30 @@
-// compute.h: compute actions, and messages of their rows: which buffers a unit's forward and backward parts take, and the model's functions that they
-// call.
+// compute.h: compute actions, and messages of their rows: which buffers a unit's forward and
+// backward parts take, and the model's functions that they call.
 #ifndef WORK_H
 #define WORK_H
 
 #include "engine/activations.h" // where everything lies
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Boundaries: a unit's input and output in compute precision
 static inline const Real *boundary_read(Executor *e, const void *x, int64_t n) {
     if (!store_converts(e->shape.dtype)) { return (const Real *)x; }
     ops_unpack(e->stream, e->in, x, e->shape.dtype, n);
     return e->in;
 }
-static inline Real *boundary_write_begin(Executor *e, void *y) { return store_converts(e->shape.dtype) ? e->out : (Real *)y; }
+static inline Real *boundary_write_begin(Executor *e, void *y) {
+    return store_converts(e->shape.dtype) ? e->out : (Real *)y;
+}
 static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
     if (store_converts(e->shape.dtype)) { ops_pack(e->stream, y, e->out, e->shape.dtype, n); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Compute actions
 
-// All that a block's work depends on, besides what never changes: it is the key under which the work can be repeated. The head's
-// depends on the pass as well. Cleared before it is filled, since keys are compared as bytes.
+// All that a block's work depends on, besides what never changes: it is the key under which the
+// work can be repeated. The head's depends on the pass as well. Cleared before it is filled, since
+// keys are compared as bytes.
 typedef struct {
     ActionKind kind;
     int unit;
@@ -41,32 +44,52 @@ static inline Clip work_clip(const Work *w) {
     c.weights = w->weights;
     return c;
 }
-static inline const BlockGradients *work_gradients(const Work *w) { return &w->grads->work[w->unit - 1]; }
+static inline const BlockGradients *work_gradients(const Work *w) {
+    return &w->grads->work[w->unit - 1];
+}
 static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t rows, int64_t T) {
     const int head = e->model->units - 1;
     Work w;
     memset(&w, 0, sizeof w);
-    w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
-    w.acts = executor_acts(e, unit, micro), w.grads = executor_grads(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
+    w.unit = unit;
+    w.rows = rows;
+    w.T = T;
+    w.N = rows * T;
+    w.elements = w.N * e->model->config.channels;
+    w.acts = executor_acts(e, unit, micro);
+    w.grads = executor_grads(e, micro);
+    w.clip = &e->clip[executor_clip_place(e, micro)];
     w.weights = executor_acts(e, e->shape.first, micro)->weights;
-    if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
-    if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
+    if (unit > 0) {
+        w.x = executor_boundary(e, unit, micro);
+        w.dx = executor_gradient(e, unit, micro);
+    }
+    if (unit < head) {
+        w.y = executor_boundary(e, unit + 1, micro);
+        w.dy = executor_gradient(e, unit + 1, micro);
+    }
     return w;
 }
 
-// Private steps that overlap have samples of different number: what a piece, and a rank, has of them is known here.
-static inline bool executor_splits_samples(const Executor *e, const Pass *pass) { return e->step_micros && pass->windows; }
+// Private steps that overlap have samples of different number: what a piece, and a rank, has of
+// them is known here.
+static inline bool executor_splits_samples(const Executor *e, const Pass *pass) {
+    return e->step_micros && pass->windows;
+}
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
     if (executor_splits_samples(e, pass) && a->micro >= 0) {
-        of.rows = piece_rows(&e->store->policy.p2p->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+        of.rows = piece_rows(&e->store->policy.p2p->pieces, pass->samples, pass->begins, a->micro,
+                             &of.first_row);
     }
     return of;
 }
-static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
+// where steps overlap
+static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) {
     const Pieces *p = &e->store->policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
-    return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first) : pass->samples;
+    return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first)
+                       : pass->samples;
 }
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
@@ -74,13 +97,17 @@ static inline int64_t executor_host_place(const Executor *e, int64_t row, const 
     if (executor_splits_samples(e, pass)) { executor_own_rows(e, pass, &first); }
     return (pass->host_row + row - first) * pass->data->options.T;
 }
-static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
+static inline int64_t executor_rows(const Action *a, const Pass *pass) {
+    return min_i64(a->rows, pass->samples - a->first_row);
+}
 static inline bool executor_gives_losses(const Executor *e, const Action *a, const Pass *pass) {
-    return a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
+    return a->unit == e->model->units - 1 &&
+           a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
 }
 
 // The losses of the pass, summed per sample. They are there: somebody has waited.
-static inline void executor_take_losses(const Executor *e, const Schedule *schedule, const Pass *pass) {
+static inline void executor_take_losses(const Executor *e, const Schedule *schedule,
+                                        const Pass *pass) {
     int64_t T = pass->data->options.T;
     for (int i = 0; i < schedule->count; i++) {
         const Action of = executor_action(e, &schedule->actions[i], pass), *a = &of;
@@ -93,28 +120,38 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
     }
 }
 
-// logits(rows, count) of tokens first .. first + count - 1, of rows of the head's layernorm, on the host; there is room for padded_vocab.
-static inline void executor_logits_of_rows(Executor *e, const UnitStates *states, const Real *lnf, int64_t rows, int64_t first, int64_t count, float *logits) {
+// logits(rows, count) of tokens first .. first + count - 1, of rows of the head's layernorm, on the
+// host; there is room for padded_vocab.
+static inline void executor_logits_of_rows(Executor *e, const UnitStates *states, const Real *lnf,
+                                           int64_t rows, int64_t first, int64_t count,
+                                           float *logits) {
     const int64_t C = e->model->config.channels;
     assert(rows * count <= e->model->config.padded_vocab);
-    ops_matmul_forward(e->stream, e->logits, NULL, lnf, real_at_const(unit_param(e->model, states, WTE), first * C), NULL, rows, C, count);
+    ops_matmul_forward(e->stream, e->logits, NULL, lnf,
+                       real_at_const(unit_param(e->model, states, WTE), first * C), NULL, rows, C,
+                       count);
     ops_reals_to_host(e->stream, logits, e->logits, rows * count);
 }
 
 // Where among the rows of a micro-batch the label of its r-th sample is predicted: the last target.
-static inline int64_t executor_label_row(const Work *w, const Pass *pass, int64_t first_row, int64_t r) {
+static inline int64_t executor_label_row(const Work *w, const Pass *pass, int64_t first_row,
+                                         int64_t r) {
     return r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1;
 }
-// Whether each sample's label is the likeliest of all labels. One product for as many samples as there is room for.
-static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
-    const int64_t C = e->model->config.channels, first = pass->data->first_label, labels = pass->data->labels;
+// Whether each sample's label is the likeliest of all labels. One product for as many samples as
+// there is room for.
+static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass,
+                                         int64_t first_row) {
+    const int64_t C = e->model->config.channels, first = pass->data->first_label,
+                  labels = pass->data->labels;
     const int64_t most = e->model->config.padded_vocab / labels;
     const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
     Real *gathered = w->dx; // free until the backward pass
     for (int64_t begin = 0; begin < w->rows; begin += most) {
         const int64_t count = min_i64(most, w->rows - begin);
         for (int64_t r = 0; r < count; r++) {
-            const Real *row = real_at_const(w->acts->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
+            const Real *row = real_at_const(w->acts->head.lnf,
+                                            executor_label_row(w, pass, first_row, begin + r) * C);
             ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
         }
         executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
@@ -122,25 +159,34 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
             const float *logits = e->host_logits + r * labels;
             int64_t best = 0;
             for (int64_t i = 1; i < labels; i++) { best = logits[i] > logits[best] ? i : best; }
-            pass->sample_right[first_row + begin + r] = targets[executor_label_row(w, pass, first_row, begin + r)] == first + best;
+            pass->sample_right[first_row + begin + r] =
+                targets[executor_label_row(w, pass, first_row, begin + r)] == first + best;
         }
     }
 }
 
-// The first unit here that reads samples has them made; tokens are for the embedding, targets for the head.
-static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
-    int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass), *targets = e->host_targets + executor_host_place(e, first_row, pass);
+// The first unit here that reads samples has them made; tokens are for the embedding, targets for
+// the head.
+static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass,
+                                         int64_t first_row) {
+    int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass),
+            *targets = e->host_targets + executor_host_place(e, first_row, pass);
     const int head = e->model->units - 1;
     if (w->unit == (e->shape.first ? head : 0) && pass->windows) {
         dataset_fill_windows(pass->data, pass->windows + first_row, w->rows, tokens, targets);
     } else if (w->unit == (e->shape.first ? head : 0)) {
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
-    if (w->unit == 0 || (e->shape.first && w->acts->tokens)) { ops_from_host(e->stream, w->acts->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
-    if (w->unit == head) { ops_from_host(e->stream, w->acts->targets, targets, (size_t)w->N * sizeof(int32_t)); }
+    if (w->unit == 0 || (e->shape.first && w->acts->tokens)) {
+        ops_from_host(e->stream, w->acts->tokens, tokens, (size_t)w->N * sizeof(int32_t));
+    }
+    if (w->unit == head) {
+        ops_from_host(e->stream, w->acts->targets, targets, (size_t)w->N * sizeof(int32_t));
+    }
 }
 // The weights of clipped samples: the mean over their own targets against that over T.
-static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
+static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass,
+                                         int64_t first_row) {
     for (int64_t r = 0; r < w->rows; r++) {
         int64_t targets = dataset_window_targets(pass->data, pass->windows[first_row + r]);
         e->host_weights[r] = (float)w->T / (float)max_i64(targets, 1);
@@ -151,7 +197,8 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
 static inline void run_forward(Executor *e, const Work *w) {
     int unit = w->unit, head = e->model->units - 1;
     if (unit == head) {
-        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements), &w->acts->head, w->N);
+        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements),
+                         &w->acts->head, w->N);
         return;
     }
     const Real *x = unit ? boundary_read(e, w->x, w->elements) : NULL;
@@ -168,18 +215,24 @@ static inline void run_backward_input(Executor *e, const Work *w, const Pass *pa
     const Real *x = boundary_read(e, w->x, w->elements);
     const ActivationSet *acts = w->acts;
     if (w->unit < e->model->units - 1) {
-        gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
+        gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w),
+                                 work_gradients(w), w->rows, w->T);
     } else if (e->shape.clip.on) {
-        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &acts->head, acts->targets, w->rows, w->T);
-        if (clip_crosses(&e->shape.clip)) { clip_head_tell(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows, w->T); }
+        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &acts->head,
+                                 acts->targets, w->rows, w->T);
+        if (clip_crosses(&e->shape.clip)) {
+            clip_head_tell(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows, w->T);
+        }
     } else {
-        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &acts->head, acts->targets, w->N, pass->scale);
+        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &acts->head,
+                                acts->targets, w->N, pass->scale);
     }
 }
 
 static inline void run_backward_weight(Executor *e, const Work *w) {
     if (w->unit == 0) {
-        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->acts->tokens, w->rows, w->T);
+        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->acts->tokens,
+                                      w->rows, w->T);
         return;
     }
     const Real *x = boundary_read(e, w->x, w->elements);
@@ -187,14 +240,16 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
         gpt_head_backward_weight(e->stream, e->model, &w->states, x, &w->acts->head, w->N);
         return;
     }
-    gpt_block_backward_weight(e->stream, e->model, &w->states, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
+    gpt_block_backward_weight(e->stream, e->model, &w->states, w->dy, x, work_acts(w),
+                              work_gradients(w), w->rows, w->T);
 }
 
 // What each sample adds to the gradients of a unit: its squared norm, added to the group's.
 static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
     const ActivationSet *acts = w->acts;
     if (w->unit == 0) {
-        clip_embedding_norms(e->stream, e->model, c, w->dy, acts->tokens, &acts->head, w->rows, w->T);
+        clip_embedding_norms(e->stream, e->model, c, w->dy, acts->tokens, &acts->head, w->rows,
+                             w->T);
         return;
     }
     const Real *x = boundary_read(e, w->x, w->elements);
@@ -202,7 +257,8 @@ static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
         clip_head_norms(e->stream, e->model, c, x, &acts->head, w->rows, w->T);
         return;
     }
-    clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
+    clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w),
+                     work_gradients(w), w->rows, w->T);
 }
 // The unit's gradients, of all samples times their factors.
 static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
@@ -210,22 +266,27 @@ static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
     if (w->unit == 0 && clip_crosses(&c->policy)) {
         clip_table_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, w->rows, w->T);
     } else if (w->unit == 0) {
-        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, &acts->head, w->rows, w->T);
+        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, &acts->head,
+                           w->rows, w->T);
     } else if (w->unit == e->model->units - 1) {
         clip_head_sum(e->stream, e->model, c, &w->states, w->rows);
     } else {
-        clip_block_sum(e->stream, e->model, c, &w->states, &c->blocks[w->unit - 1], w->dy, work_acts(w), work_gradients(w), w->rows, w->T);
+        clip_block_sum(e->stream, e->model, c, &w->states, &c->blocks[w->unit - 1], w->dy,
+                       work_acts(w), work_gradients(w), w->rows, w->T);
     }
 }
 // The weight part of a unit that is a group of its own.
 static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c) {
     const bool block = w->unit > 0 && w->unit < e->model->units - 1;
     if (block && clip_instantiates_block(&c->policy, e->model, w->T)) {
-        clip_block_instantiated(e->stream, e->model, c, &w->states, w->dy, boundary_read(e, w->x, w->elements), work_acts(w), work_gradients(w), w->rows, w->T);
+        clip_block_instantiated(e->stream, e->model, c, &w->states, w->dy,
+                                boundary_read(e, w->x, w->elements), work_acts(w),
+                                work_gradients(w), w->rows, w->T);
         return;
     }
     if (w->unit == 0 && c->policy.again) {
-        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->acts->tokens, w->acts->targets, &w->acts->head, w->rows, w->T);
+        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->acts->tokens,
+                             w->acts->targets, &w->acts->head, w->rows, w->T);
         return;
     }
     if (w->unit || !clip_crosses(&c->policy)) { // else CLIP has made the factors
@@ -238,7 +299,8 @@ static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c)
 // The norms of a group of several units are known, but for the embedding's.
 static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
     if (w->unit == 0 && clip_crosses(&c->policy)) {
-        if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); } // it is alone in its group, or its stage
+        // it is alone in its group, or its stage
+        if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); }
         clip_crossing_norms(e->stream, e->model, c, w->dy, w->acts->tokens, w->rows, w->T);
         return;
     }
@@ -255,7 +317,10 @@ static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass
         if (c.policy.flat) { run_norms(e, w, &c); }
         break;
     case ACT_CLIP: run_clip(e, w, &c); break;
-    case ACT_TIED: clip_classifier_sum(e->stream, e->model, &c, &w->states, c.crossing.factors, c.lnf, w->rows, w->T); break;
+    case ACT_TIED:
+        clip_classifier_sum(e->stream, e->model, &c, &w->states, c.crossing.factors, c.lnf, w->rows,
+                            w->T);
+        break;
     default: (c.policy.flat ? run_sum : run_clipped_weight)(e, w, &c);
     }
 }
@@ -264,7 +329,8 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_FORWARD) {
         run_forward(e, w);
     } else if (w->kind == ACT_RECOMPUTE) {
-        gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->x, w->elements), work_acts(w), w->rows, w->T);
+        gpt_block_forward(e->stream, e->model, &w->states, NULL,
+                          boundary_read(e, w->x, w->elements), work_acts(w), w->rows, w->T);
     } else if (e->shape.clip.on) {
         run_clipped_work(e, w, pass);
     } else if (w->kind == ACT_BACKWARD_INPUT) {
@@ -278,29 +344,37 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
 static inline void executor_await(Executor *e, const Action *a) {
     const int64_t micro = executor_micro(e, a);
     if (a->kind == ACT_FORWARD) {
-        transit_wait(e, executor_boundary_transit(e, a->unit, micro)), transit_wait(e, executor_boundary_transit(e, a->unit + 1, micro));
+        transit_wait(e, executor_boundary_transit(e, a->unit, micro));
+        transit_wait(e, executor_boundary_transit(e, a->unit + 1, micro));
     }
-    if (a->kind == ACT_BACKWARD_INPUT) { transit_wait(e, executor_gradient_transit(e, a->unit, micro)); }
+    if (a->kind == ACT_BACKWARD_INPUT) {
+        transit_wait(e, executor_gradient_transit(e, a->unit, micro));
+    }
     if (a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT || a->kind == ACT_CLIP) {
         transit_wait(e, executor_gradient_transit(e, a->unit + 1, micro));
     }
     if (!e->clips || a->kind == ACT_FORWARD) { return; }
     const int64_t place = executor_clip_place(e, micro);
-    transit_wait(e, &e->norms[place]), transit_wait(e, &e->tied[place]), transit_wait(e, &e->factors[place]);
+    transit_wait(e, &e->norms[place]);
+    transit_wait(e, &e->tied[place]);
+    transit_wait(e, &e->factors[place]);
 }
 static inline void executor_free_sum(Executor *e, int storage);
 // Where an action's contribution to a gradient goes.
-static inline float *executor_capacity(Executor *e, const Action *a, int storage, bool *accumulate) {
+static inline float *executor_capacity(Executor *e, const Action *a, int storage,
+                                       bool *accumulate) {
     if (e->store->policy.p2p) {
         executor_free_sum(e, storage);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
     return store_gradient(e->store, storage, accumulate);
 }
-// Activations of a block, or what goes into it, between their room and the host. Copies of a room follow each other, and what its unit did before.
+// Activations of a block, or what goes into it, between their room and the host. Copies of a room
+// follow each other, and what its unit did before.
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
-    const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight, blocks = executor_stashes(&e->shape, e->shape.end);
+    const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight,
+                  blocks = executor_stashes(&e->shape, e->shape.end);
     char *host = e->stash + (size_t)(slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
     Stream *link = &e->stash_link[stash_slot(a->unit)];
     void *device = e->stash_slot[stash_slot(a->unit)];
@@ -320,16 +394,25 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     executor_await(e, a);
     const int slot = action_awaits_stash(e->map, a);
     if (slot >= 0) { ops_follow(e->stream, &e->stash_link[slot]); }
-    if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
+    // waiting for other stages is not its time
+    if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); }
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
-        if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) { w.states.params[c] = e->held[storages[i]]; }
-        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = executor_capacity(e, a, storages[i], &w.states.accumulate[c]); }
+        if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) {
+            w.states.params[c] = e->held[storages[i]];
+        }
+        if (action_contributes(e->map, a, storages[i])) {
+            w.states.grads[c] = executor_capacity(e, a, storages[i], &w.states.accumulate[c]);
+        }
     }
-    if (a->kind == ACT_FORWARD && (a->unit == 0 || a->unit == e->model->units - 1)) { executor_load_samples(e, &w, pass, a->first_row); }
-    if (a->kind == ACT_FORWARD && a->unit == e->shape.first && pass->training && e->shape.clip.on) { executor_load_weights(e, &w, pass, a->first_row); }
+    if (a->kind == ACT_FORWARD && (a->unit == 0 || a->unit == e->model->units - 1)) {
+        executor_load_samples(e, &w, pass, a->first_row);
+    }
+    if (a->kind == ACT_FORWARD && a->unit == e->shape.first && pass->training && e->shape.clip.on) {
+        executor_load_weights(e, &w, pass, a->first_row);
+    }
     w.kind = a->kind;
     bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
     if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
@@ -338,15 +421,19 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
-        gpt_head_losses(e->stream, e->model, &w.states, &w.acts->head, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits, w.acts->targets, w.N);
+        gpt_head_losses(e->stream, e->model, &w.states, &w.acts->head,
+                        !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits,
+                        w.acts->targets, w.N);
     }
-    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), w.acts->head.losses, (size_t)w.N * sizeof(float));
+    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass),
+                      w.acts->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
-// Bytes of one sample of a message: what goes on to the next stage (in storage precision), or back, its norm (with rows of the classifier's gradient,
-// from the head), or its factor.
-static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m, const Action *a) {
+// Bytes of one sample of a message: what goes on to the next stage (in storage precision), or back,
+// its norm (with rows of the classifier's gradient, from the head), or its factor.
+static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m,
+                                         const Action *a) {
     const int64_t elements = shape->T * m->config.channels;
     switch (a->kind) {
     case ACT_SEND_FORWARD:
@@ -354,36 +441,54 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     case ACT_SEND_BACKWARD:
     case ACT_RECV_BACKWARD: return elements * (int64_t)ops_real_bytes();
     case ACT_SEND_NORM:
-    case ACT_RECV_NORM: return (int64_t)sizeof(double) + (a->unit == m->units - 1 ? elements * (int64_t)sizeof(float) : 0);
+    case ACT_RECV_NORM:
+        return (int64_t)sizeof(double) +
+               (a->unit == m->units - 1 ? elements * (int64_t)sizeof(float) : 0);
     default: return (int64_t)sizeof(float);
     }
 }
 // Bytes of a message, that a step sends once for each action.
-static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m, const Action *a) {
+static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m,
+                                             const Action *a) {
     if (action_of_rows(a->kind)) { return a->rows * executor_row_bytes(shape, m, a); }
     if (a->storage < 0) { return (int64_t)sizeof(StepStats); }
-    const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
-    return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
+    // else gradients
+    const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS;
+    return gpt_storage_elements(m, a->storage) *
+           (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. turns: other programs like the
-// first let it talk to all ranks of the stages beside its own. The caller frees peers.
-static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
+// What messages this rank will post in these two programs, and in executor_logits, where the
+// stages' first ranks talk. turns: other programs like the first let it talk to all ranks of the
+// stages beside its own. The caller frees peers.
+static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape,
+                                           const Placement *placement, int rank, const Program *a,
                                            const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
-    const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    const int64_t word =
+        max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype),
+                (int64_t)ops_real_bytes());
     const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
     if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
-        die(EXIT_INPUT, "choose a smaller --micro-batch", "a micro-batch of %zu bytes between stages: 2 GiB are too much", row_bytes * (size_t)shape->rows);
+        die(EXIT_INPUT, "choose a smaller --micro-batch",
+            "a micro-batch of %zu bytes between stages: 2 GiB are too much",
+            row_bytes * (size_t)shape->rows);
     }
     const int mine = placement_stage_of_rank(placement, rank);
-    CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
+    CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0,
+                           (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
     bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
     int sides[2] = {0, 0};
     for (int s = 0; s < placement->stages; s++) {
-        const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
-        if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
-        const bool all = (crosses && (next || norms)) || (turns && next); // as samples, or micro-batches, fall
-        for (int i = 0; all && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; }
+        const bool next = s == mine - 1 || s == mine + 1,
+                   norms = crosses && s != mine && (s == 0 || mine == 0);
+        if (next && placement->stage[mine].ranks[0] == rank) {
+            talks[placement->stage[s].ranks[0]] = true;
+        }
+        // as samples, or micro-batches, fall
+        const bool all = (crosses && (next || norms)) || (turns && next);
+        for (int i = 0; all && i < placement->stage[s].replicas; i++) {
+            talks[placement->stage[s].ranks[i]] = true;
+        }
     }
     if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
@@ -392,41 +497,58 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
             const Action *action = &schedule->actions[i];
             if (!action_is_message(action->kind)) { continue; }
             talks[action->peer] = true;
-            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, executor_message_bytes(shape, m, action));
+            traffic.bytes =
+                (size_t)max_i64((int64_t)traffic.bytes, executor_message_bytes(shape, m, action));
         }
     }
     for (int r = 0; r < a->ranks; r++) {
-        if (talks[r]) { traffic.peers[traffic.count++] = r, sides[placement_stage_of_rank(placement, r) > mine]++; }
+        if (talks[r]) {
+            traffic.peers[traffic.count++] = r;
+            sides[placement_stage_of_rank(placement, r) > mine]++;
+        }
     }
     free(talks);
     // a place is filled, or sent, by as many as there are on one side
-    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS + 3 * shape->limits.clips) * max_i64(sides[0], sides[1]));
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS +
+                          3 * shape->limits.clips) *
+                         max_i64(sides[0], sides[1]));
     return traffic;
 }
 
 // Posts a message of rows that begin at p, of the micro-batch's first row.
-static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p, int64_t rows, int64_t row_bytes) {
+static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p,
+                             int64_t rows, int64_t row_bytes) {
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
+    transit->open[transit->messages++] =
+        comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
 }
-// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input); norms, and what belongs
-// to them, or factors.
+// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the
+// gradient of its input); norms, and what belongs to them, or factors.
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
-    const int64_t rows = executor_rows(a, pass), row_bytes = executor_row_bytes(&e->shape, e->model, a), place = executor_clip_place(e, executor_micro(e, a));
+    const int64_t rows = executor_rows(a, pass),
+                  row_bytes = executor_row_bytes(&e->shape, e->model, a),
+                  place = executor_clip_place(e, executor_micro(e, a));
     if (rows <= 0) { return; }
-    const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM, forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
+    const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
+               forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
     if (norm) {
-        const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip); // senders have places of their own
-        double *norms = (double *)e->norms[place].p + (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
+        // senders have places of their own
+        const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
+        double *norms = (double *)e->norms[place].p +
+                        (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
         comm_label(e->comm, "norms", a->unit, e->step);
         post_rows(e, a, &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
-        if (row_bytes > (int64_t)sizeof(double)) { post_rows(e, a, &e->tied[place], (char *)e->tied[place].p, rows, row_bytes - (int64_t)sizeof(double)); }
+        if (row_bytes > (int64_t)sizeof(double)) {
+            post_rows(e, a, &e->tied[place], (char *)e->tied[place].p, rows,
+                      row_bytes - (int64_t)sizeof(double));
+        }
     } else if (a->kind == ACT_SEND_FACTOR || a->kind == ACT_RECV_FACTOR) {
         comm_label(e->comm, "factors", a->unit, e->step);
         post_rows(e, a, &e->factors[place], (char *)e->factors[place].p, rows, row_bytes);
     } else {
         const int64_t micro = executor_micro(e, a);
-        P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro) : executor_gradient_transit(e, a->unit, micro);
+        P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro)
+                                     : executor_gradient_transit(e, a->unit, micro);
         comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
         post_rows(e, a, transit, (char *)transit->p, rows, row_bytes);
     }

@@ -1,26 +1,41 @@
-// deferred.h: plays a schedule as ranks do that put store work aside (p2p.h: errands), in an order drawn by lot.
+// deferred.h: plays a schedule as ranks do that put store work aside (p2p.h: errands), in an order
+// drawn by lot.
 //
-// Rule       A rank's list is run in its order. An action that is an errand is only noted there. It is done later: when those before it in its storage's
-//            lane are done, and the messages of its deferred_requests() are complete. The list waits, and meanwhile errands are done,
-//                before a gradient is made, or made whole (REDUCE)   for deferred_before_gradient() of its storage, and until what left its place has left
-//                before ACQUIRE                                      for deferred_before_use(), until the version is posted; and until that has come
-//                before TALLY                                        for deferred_before_stats() of its step, and for the two tallies posted before
-//                before a step that follows a pause                  for all errands; and where there is no room to note another, for the first
-//            A message is complete some time after both of its ends are posted, as if each waited for its receiver (rendezvous).
-// Argument   Each of these waits is for something of this rank that stands EARLIER in its list: an errand noted before, or a message whose own end is one.
-//            So take the order in which the walk (schedule.h) plays the same lists, where a message's two ends are played as one: in it all that an
-//            event waits for comes before it, at both ends. Hence those waits have no circle. If ranks wait, take the first event in that order that has
-//            not come: all that it waits for has, so it can come, whatever was put off. No order of messages and of errands makes all ranks wait.
-//            Two things are supposed: nobody waits for anything else, so an errand that is begun waits for nothing (store.in_deferred, an assertion of
-//            requests_wait()), and a message can always be posted (executor_put_aside). And both ends of a channel are posted in one order: a
-//            channel is of one storage's lane.
-//            What an event waits for is the same in every order, so one order that ends shows that all end. That no errand writes what a message still
-//            reads or writes is not: so that, and the rules of proof.h, are looked at in many orders, messages of some taking as long as they can.
+// Rule       A rank's list is run in its order. An action that is an errand is only noted there. It
+//            is done later: when those before it in its storage's lane are done, and the messages
+//            of its deferred_requests() are complete. The list waits, and meanwhile errands are
+//            done,
+//                before a gradient is made, or made whole (REDUCE)   for deferred_before_gradient()
+//                of its storage, and until what left its place has left
+//                before ACQUIRE                                      for deferred_before_use(),
+//                                                                    until the version is posted;
+//                                                                    and until that has come
+//                before TALLY                                        for deferred_before_stats() of
+//                                                                    its step, and for the two
+//                                                                    tallies posted before
+//                before a step that follows a pause                  for all errands; and where
+//                there is no room to note another, for the first
+//            A message is complete some time after both of its ends are posted, as if each waited
+//            for its receiver (rendezvous).
+// Argument   Each of these waits is for something of this rank that stands EARLIER in its list: an
+//            errand noted before, or a message whose own end is one. So take the order in which the
+//            walk (schedule.h) plays the same lists, where a message's two ends are played as one:
+//            in it all that an event waits for comes before it, at both ends. Hence those waits
+//            have no circle. If ranks wait, take the first event in that order that has not come:
+//            all that it waits for has, so it can come, whatever was put off. No order of messages
+//            and of errands makes all ranks wait. Two things are supposed: nobody waits for
+//            anything else, so an errand that is begun waits for nothing (store.in_deferred, an
+//            assertion of requests_wait()), and a message can always be posted
+//            (executor_put_aside). And both ends of a channel are posted in one order: a channel is
+//            of one storage's lane. What an event waits for is the same in every order, so one
+//            order that ends shows that all end. That no errand writes what a message still reads
+//            or writes is not: so that, and the rules of proof.h, are looked at in many orders,
+//            messages of some taking as long as they can.
 #ifndef DEFERRED_H
 #define DEFERRED_H
 
 #include "engine/validator.h" // the walk's visits
-#include "store/p2p.h"      // which actions are errands, what they wait for
+#include "store/p2p.h"        // which actions are errands, what they wait for
 
 typedef struct {
     int rank, at; // in its list
@@ -32,28 +47,36 @@ typedef struct {
 typedef struct {
     Validator *v; // first error
     const Program *program;
-    const P2p *p2p;           // [ranks]
-    ScheduleVisit at_once, later; // what the list does of an action when it comes to it; of an errand, when it is done, and of messages, when complete
+    const P2p *p2p; // [ranks]
+    // what the list does of an action when it comes to it; of an errand, when it is done, and of
+    // messages, when complete
+    ScheduleVisit at_once, later;
     void *context;
     int pause; // steps
     uint64_t seed, draws;
-    int share[2];            // of 256 moves: of lists, and of errands; the rest are of messages
-    bool newest;             // the message that met last is complete first, so that others take as long as they can; else any
-    int *at, *group;         // [ranks] in its list; which steps between two pauses it is in
-    int **noted, *count;     // [ranks][count] errands that are not done, in their order
-    Posted *sends, *recvs;   // [channels]
-    End (*met)[2];           // [meetings] sender and receiver
-    int meetings, capacity;      //
-    int *open;               // [rank][storage][REQUEST_KINDS] messages that are not complete
-    int *stats_out, *stats_in;     // [rank] tallies that are not complete
-    int64_t *posted_version; // [rank][storage] the newest, here or on its way
+    int share[2]; // of 256 moves: of lists, and of errands; the rest are of messages
+    // the message that met last is complete first, so that others take as long as they can; else
+    // any
+    bool newest;
+    int *at, *group;           // [ranks] in its list; which steps between two pauses it is in
+    int **noted, *count;       // [ranks][count] errands that are not done, in their order
+    Posted *sends, *recvs;     // [channels]
+    End (*met)[2];             // [meetings] sender and receiver
+    int meetings, capacity;    //
+    int *open;                 // [rank][storage][REQUEST_KINDS] messages that are not complete
+    int *stats_out, *stats_in; // [rank] tallies that are not complete
+    int64_t *posted_version;   // [rank][storage] the newest, here or on its way
 } DeferredWalk;
 
-static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) { return &w->program->rank[e.rank].actions[e.at]; }
+static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) {
+    return &w->program->rank[e.rank].actions[e.at];
+}
 static inline int *deferred_walk_open(const DeferredWalk *w, int rank, int storage, int requests) {
     return &w->open[(rank * w->program->map.storages + storage) * REQUEST_KINDS + requests];
 }
-static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, int storage) { return &w->posted_version[rank * w->program->map.storages + storage]; }
+static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, int storage) {
+    return &w->posted_version[rank * w->program->map.storages + storage];
+}
 // What a message's end keeps open.
 static inline int *deferred_walk_mail(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
@@ -61,7 +84,9 @@ static inline int *deferred_walk_mail(const DeferredWalk *w, End e) {
     if (a->storage < 0) { return sends ? &w->stats_out[e.rank] : &w->stats_in[e.rank]; }
     const bool sum = deferred_lanes(a->kind) == LANE_SUM;
     const int place = sum ? 0 : (int)(a->version % w->p2p[e.rank].places[a->storage]);
-    return deferred_walk_open(w, e.rank, a->storage, sum ? (sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM) : (sends ? REQUEST_SEND : REQUEST_RECV) + place);
+    return deferred_walk_open(w, e.rank, a->storage,
+                              sum ? (sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM)
+                                  : (sends ? REQUEST_SEND : REQUEST_RECV) + place);
 }
 static inline void deferred_walk_fail(DeferredWalk *w, End e, const char *what) {
     const Action *a = deferred_walk_action(w, e);
@@ -72,43 +97,63 @@ static inline void deferred_walk_fail(DeferredWalk *w, End e, const char *what) 
 static inline void deferred_walk_post(DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
-    const int ranks = w->program->ranks, tags = 2 * w->program->map.storages + 3, from = sends ? e.rank : a->peer, to = sends ? a->peer : e.rank;
-    const int tag = a->storage < 0 ? 0 : deferred_lanes(a->kind) == LANE_SUM ? sum_channel(a->storage) : parameters_channel(a->storage);
+    const int ranks = w->program->ranks, tags = 2 * w->program->map.storages + 3,
+              from = sends ? e.rank : a->peer, to = sends ? a->peer : e.rank;
+    const int tag = a->storage < 0                        ? 0
+                    : deferred_lanes(a->kind) == LANE_SUM ? sum_channel(a->storage)
+                                                          : parameters_channel(a->storage);
     const int channel = (from * ranks + to) * tags + tag;
-    Posted *mine = &(sends ? w->sends : w->recvs)[channel], *others = &(sends ? w->recvs : w->sends)[channel];
+    Posted *mine = &(sends ? w->sends : w->recvs)[channel],
+           *others = &(sends ? w->recvs : w->sends)[channel];
     ++*deferred_walk_mail(w, e);
     if (!others->count) {
         if (mine->count == mine->capacity) {
-            mine->capacity = mine->capacity ? 2 * mine->capacity : 4, mine->end = (End *)realloc(mine->end, (size_t)mine->capacity * sizeof(End));
+            mine->capacity = mine->capacity ? 2 * mine->capacity : 4;
+            mine->end = (End *)realloc(mine->end, (size_t)mine->capacity * sizeof(End));
         }
         mine->end[mine->count++] = e;
         return;
     }
     const End other = others->end[0], sender = sends ? e : other, receiver = sends ? other : e;
     memmove(others->end, others->end + 1, (size_t)--others->count * sizeof(End));
-    if (!actions_match(deferred_walk_action(w, sender), from, deferred_walk_action(w, receiver), to)) { deferred_walk_fail(w, sender, "meets another message"); }
-    if (w->meetings == w->capacity) { w->capacity = w->capacity ? 2 * w->capacity : 64, w->met = (End(*)[2])realloc(w->met, (size_t)w->capacity * sizeof *w->met); }
-    w->met[w->meetings][0] = sender, w->met[w->meetings++][1] = receiver;
+    if (!actions_match(deferred_walk_action(w, sender), from, deferred_walk_action(w, receiver),
+                       to)) {
+        deferred_walk_fail(w, sender, "meets another message");
+    }
+    if (w->meetings == w->capacity) {
+        w->capacity = w->capacity ? 2 * w->capacity : 64;
+        w->met = (End(*)[2])realloc(w->met, (size_t)w->capacity * sizeof *w->met);
+    }
+    w->met[w->meetings][0] = sender;
+    w->met[w->meetings++][1] = receiver;
 }
-// A message is complete: what it brings is there, and its places are free. Parameters were looked at when they were posted.
+// A message is complete: what it brings is there, and its places are free. Parameters were looked
+// at when they were posted.
 static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     const End sender = w->met[meeting][0], receiver = w->met[meeting][1];
     const Action *a = deferred_walk_action(w, sender);
-    w->met[meeting][0] = w->met[w->meetings - 1][0], w->met[meeting][1] = w->met[w->meetings - 1][1], w->meetings--;
-    --*deferred_walk_mail(w, sender), --*deferred_walk_mail(w, receiver);
+    w->met[meeting][0] = w->met[w->meetings - 1][0];
+    w->met[meeting][1] = w->met[w->meetings - 1][1];
+    w->meetings--;
+    --*deferred_walk_mail(w, sender);
+    --*deferred_walk_mail(w, receiver);
     if (a->kind == ACT_SEND_PARAMETERS) { return; }
     w->later(w->context, sender.rank, a, receiver.rank);
     w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);
 }
-// Whatever deferred_requests() says: what an errand reads has come, and what it writes nobody sends or receives.
+// Whatever deferred_requests() says: what an errand reads has come, and what it writes nobody sends
+// or receives.
 static inline void deferred_walk_check(DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool makes = deferred_before_use() & deferred_bit(a->kind), sum = a->kind == ACT_RECV_SUM;
     if (!(deferred_lanes(a->kind) & LANE_PARAMETERS) && !sum) { return; }
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     const int place = sum ? 0 : (int)(version % w->p2p[e.rank].places[a->storage]);
-    const int coming = *deferred_walk_open(w, e.rank, a->storage, sum ? REQUEST_RECV_SUM : REQUEST_RECV + place);
-    if (coming || (makes && *deferred_walk_open(w, e.rank, a->storage, REQUEST_SEND + place))) { deferred_walk_fail(w, e, "a message of its place is under way"); }
+    const int coming =
+        *deferred_walk_open(w, e.rank, a->storage, sum ? REQUEST_RECV_SUM : REQUEST_RECV + place);
+    if (coming || (makes && *deferred_walk_open(w, e.rank, a->storage, REQUEST_SEND + place))) {
+        deferred_walk_fail(w, e, "a message of its place is under way");
+    }
     if (makes) { *deferred_walk_version(w, e.rank, a->storage) = version; }
 }
 // Does the errand that was noted i-th of those of a rank, if it can be done.
@@ -120,29 +165,38 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     of.micro %= pieces_of_step(&w->p2p[rank].pieces); // it counts through the steps here
     const int n = deferred_requests(&w->p2p[rank], &of, kinds);
     for (int k = 0; k < i; k++) {
-        if (deferred_conflict(&w->program->rank[rank].actions[w->noted[rank][k]], a)) { return false; }
+        if (deferred_conflict(&w->program->rank[rank].actions[w->noted[rank][k]], a)) {
+            return false;
+        }
     }
     for (int k = 0; k < n; k++) {
         if (*deferred_walk_open(w, rank, a->storage, kinds[k])) { return false; }
     }
-    memmove(&w->noted[rank][i], &w->noted[rank][i + 1], (size_t)(--w->count[rank] - i) * sizeof(int));
+    memmove(&w->noted[rank][i], &w->noted[rank][i + 1],
+            (size_t)(--w->count[rank] - i) * sizeof(int));
     deferred_walk_check(w, e);
-    const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM; // looked at when they are complete
+    // looked at when they are complete
+    const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM;
     if (!sum) { w->later(w->context, rank, a, a->peer); }
     if (action_is_message(a->kind)) { deferred_walk_post(w, e); }
     return true;
 }
 
 // Is an errand of these kinds (bits) noted, of a storage (-1: of any), of a step (-1)?
-static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned kinds, int storage, int64_t step) {
+static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned kinds, int storage,
+                                       int64_t step) {
     for (int i = 0; i < w->count[rank]; i++) {
         const Action *a = &w->program->rank[rank].actions[w->noted[rank][i]];
-        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return true; }
+        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) &&
+            (step < 0 || a->step == step)) {
+            return true;
+        }
     }
     return false;
 }
 static inline bool deferred_walk_place_is_free(const DeferredWalk *w, int rank, int storage) {
-    return !deferred_walk_noted(w, rank, deferred_before_gradient(), storage, -1) && !*deferred_walk_open(w, rank, storage, REQUEST_SEND_SUM);
+    return !deferred_walk_noted(w, rank, deferred_before_gradient(), storage, -1) &&
+           !*deferred_walk_open(w, rank, storage, REQUEST_SEND_SUM);
 }
 // Does a rank's list wait at this action?
 static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Action *a) {
@@ -152,15 +206,24 @@ static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Ac
     switch (a->kind) {
     case ACT_REDUCE: return !deferred_walk_place_is_free(w, rank, a->storage);
     case ACT_ACQUIRE:
-        if (*deferred_walk_version(w, rank, a->storage) < a->version && deferred_walk_noted(w, rank, deferred_before_use(), a->storage, -1)) { return true; }
-        return *deferred_walk_open(w, rank, a->storage, REQUEST_RECV + (int)(a->version % r->places[a->storage]));
-    case ACT_STATS: return w->stats_out[rank] || w->stats_in[rank] || (a->version == 0 && deferred_walk_noted(w, rank, deferred_before_stats(r), -1, a->step));
+        if (*deferred_walk_version(w, rank, a->storage) < a->version &&
+            deferred_walk_noted(w, rank, deferred_before_use(), a->storage, -1)) {
+            return true;
+        }
+        return *deferred_walk_open(w, rank, a->storage,
+                                   REQUEST_RECV + (int)(a->version % r->places[a->storage]));
+    case ACT_STATS:
+        return w->stats_out[rank] || w->stats_in[rank] ||
+               (a->version == 0 &&
+                deferred_walk_noted(w, rank, deferred_before_stats(r), -1, a->step));
     case ACT_SEND_STATS: return w->stats_out[rank];
     default: break;
     }
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int storage = map->of_unit[a->unit][k];
-        if (action_contributes(map, a, storage) && !deferred_walk_place_is_free(w, rank, storage)) { return true; }
+        if (action_contributes(map, a, storage) && !deferred_walk_place_is_free(w, rank, storage)) {
+            return true;
+        }
     }
     return false;
 }
@@ -170,7 +233,8 @@ static inline bool deferred_walk_list(DeferredWalk *w, int rank) {
     if (e.at == s->count) { return false; }
     const Action *a = &s->actions[e.at];
     if (deferred_walk_waits(w, rank, a)) { return false; }
-    w->group[rank] = (int)max_i64(w->group[rank], a->step / w->pause), w->at[rank]++;
+    w->group[rank] = (int)max_i64(w->group[rank], a->step / w->pause);
+    w->at[rank]++;
     if (deferred_lanes(a->kind)) { w->noted[rank][w->count[rank]++] = e.at; }
     if (a->kind == ACT_SEND_STATS || a->kind == ACT_RECV_STATS) {
         deferred_walk_post(w, e);
@@ -180,7 +244,9 @@ static inline bool deferred_walk_list(DeferredWalk *w, int rank) {
     return true;
 }
 
-static inline int deferred_walk_draw(DeferredWalk *w, int n) { return (int)(random_u64(w->seed, 0, w->draws++) % (uint64_t)n); }
+static inline int deferred_walk_draw(DeferredWalk *w, int n) {
+    return (int)(random_u64(w->seed, 0, w->draws++) % (uint64_t)n);
+}
 static inline bool deferred_walk_message(DeferredWalk *w) {
     if (!w->meetings) { return false; }
     deferred_walk_complete(w, w->newest ? w->meetings - 1 : deferred_walk_draw(w, w->meetings));
@@ -190,7 +256,9 @@ static inline bool deferred_walk_message(DeferredWalk *w) {
 static inline bool deferred_walk_move(DeferredWalk *w) {
     const int rank = deferred_walk_draw(w, w->program->ranks), kind = deferred_walk_draw(w, 256);
     if (kind < w->share[0]) { return deferred_walk_list(w, rank); }
-    if (kind < w->share[1]) { return w->count[rank] && deferred_walk_do(w, rank, deferred_walk_draw(w, w->count[rank])); }
+    if (kind < w->share[1]) {
+        return w->count[rank] && deferred_walk_do(w, rank, deferred_walk_draw(w, w->count[rank]));
+    }
     return deferred_walk_message(w);
 }
 // Any that can be made, messages last; false: there is none.
@@ -203,29 +271,52 @@ static inline bool deferred_walk_any(DeferredWalk *w) {
     return moved || deferred_walk_message(w);
 }
 static inline void deferred_walk_start(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks, storages = (size_t)w->program->map.storages, channels = ranks * ranks * (2 * storages + 3);
-    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "errands"), w->group = w->at + ranks, w->count = w->group + ranks;
-    w->stats_out = w->count + ranks, w->stats_in = w->stats_out + ranks;
+    const size_t ranks = (size_t)w->program->ranks, storages = (size_t)w->program->map.storages,
+                 channels = ranks * ranks * (2 * storages + 3);
+    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "errands");
+    w->group = w->at + ranks;
+    w->count = w->group + ranks;
+    w->stats_out = w->count + ranks;
+    w->stats_in = w->stats_out + ranks;
     w->noted = (int **)checked_calloc(ranks, sizeof(int *), "errands");
-    for (size_t r = 0; r < ranks; r++) { w->noted[r] = (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int), "errands"); }
-    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "errands"), w->recvs = w->sends + channels;
+    for (size_t r = 0; r < ranks; r++) {
+        w->noted[r] =
+            (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int), "errands");
+    }
+    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "errands");
+    w->recvs = w->sends + channels;
     w->open = (int *)checked_calloc(ranks * storages * REQUEST_KINDS, sizeof(int), "errands");
     w->posted_version = (int64_t *)checked_calloc(ranks * storages, sizeof(int64_t), "errands");
-    w->share[0] = 1 + deferred_walk_draw(w, 250), w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
+    w->share[0] = 1 + deferred_walk_draw(w, 250);
+    w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
     w->newest = deferred_walk_draw(w, 2);
 }
 static inline void deferred_walk_stop(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks, channels = ranks * ranks * (2 * (size_t)w->program->map.storages + 3);
+    const size_t ranks = (size_t)w->program->ranks,
+                 channels = ranks * ranks * (2 * (size_t)w->program->map.storages + 3);
     for (size_t i = 0; i < 2 * channels; i++) { free(w->sends[i].end); }
     for (size_t r = 0; r < ranks; r++) { free(w->noted[r]); }
-    free(w->at), free(w->noted), free(w->sends), free(w->met), free(w->open), free(w->posted_version);
+    free(w->at);
+    free(w->noted);
+    free(w->sends);
+    free(w->met);
+    free(w->open);
+    free(w->posted_version);
 }
-// Plays the lists of mode data in an order that `seed` draws, of which every pause-th step drains. Who waits for ever, and who writes where a message is
-// under way, is a violation.
-static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64_t seed, ScheduleVisit at_once, ScheduleVisit later, void *context) {
+// Plays the lists of mode data in an order that `seed` draws, of which every pause-th step drains.
+// Who waits for ever, and who writes where a message is under way, is a violation.
+static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64_t seed,
+                                 ScheduleVisit at_once, ScheduleVisit later, void *context) {
     DeferredWalk w;
     memset(&w, 0, sizeof w);
-    w.v = v, w.program = v->program, w.p2p = p2p, w.at_once = at_once, w.later = later, w.context = context, w.pause = pause, w.seed = seed;
+    w.v = v;
+    w.program = v->program;
+    w.p2p = p2p;
+    w.at_once = at_once;
+    w.later = later;
+    w.context = context;
+    w.pause = pause;
+    w.seed = seed;
     deferred_walk_start(&w);
     for (int failed = 0; !*v->error; failed++) {
         if (deferred_walk_move(&w)) { failed = 0; }
@@ -233,7 +324,9 @@ static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64
     }
     for (int r = 0; r < w.program->ranks; r++) {
         const End e = {r, w.count[r] ? w.noted[r][0] : w.at[r]};
-        if (e.at < w.program->rank[r].count) { deferred_walk_fail(&w, e, "deadlock: waits for ever, some work being put aside"); }
+        if (e.at < w.program->rank[r].count) {
+            deferred_walk_fail(&w, e, "deadlock: waits for ever, some work being put aside");
+        }
     }
     deferred_walk_stop(&w);
 }

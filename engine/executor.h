@@ -1,15 +1,16 @@
-// executor.h: runs a schedule. The one place where actions become work: MODEL computes, STORE holds states, COMM moves them.
+// executor.h: runs a schedule. The one place where actions become work: MODEL computes, STORE holds
+// states, COMM moves them.
 //
-// Messages   are posted where the schedule says so, and waited for by what needs them: a received one by the first unit that reads it, a
-//            sent one by who writes its place again.
-// A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their numbers, so the loss of a step
-// is the same for every layout.
+// Messages   are posted where the schedule says so, and waited for by what needs them: a received
+//            one by the first unit that reads it, a sent one by who writes its place again.
+// A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their
+// numbers, so the loss of a step is the same for every layout.
 #ifndef EXECUTOR_H
 #define EXECUTOR_H
 
 #include "engine/compute.h" // compute actions
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
 
 #ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
@@ -21,9 +22,11 @@
 
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
-    e->action = a, e->step = step;
+    e->action = a;
+    e->step = step;
     bool of_unit = a->unit >= 0;
-    ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage", of_unit ? a->unit : a->storage);
+    ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage",
+                    of_unit ? a->unit : a->storage);
     e->running = index;
     if (e->marks) { ops_mark(e->stream, e->marks[2 * index]); }
 }
@@ -36,19 +39,30 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
     }
     signal_text_add(t, action_names[a->kind]);
     if (a->unit >= 0) {
-        signal_text_add(t, " of unit "), signal_text_add_int(t, a->unit), signal_text_add(t, ", micro-batch "), signal_text_add_int(t, a->micro);
+        signal_text_add(t, " of unit ");
+        signal_text_add_int(t, a->unit);
+        signal_text_add(t, ", micro-batch ");
+        signal_text_add_int(t, a->micro);
     }
-    if (a->storage >= 0) { signal_text_add(t, " of storage "), signal_text_add_int(t, a->storage); }
-    signal_text_add(t, ", step "), signal_text_add_int(t, e->step + 1);
+    if (a->storage >= 0) {
+        signal_text_add(t, " of storage ");
+        signal_text_add_int(t, a->storage);
+    }
+    signal_text_add(t, ", step ");
+    signal_text_add_int(t, e->step + 1);
 }
 
 // Which room has parameters that came for a use: in a pass that does not train, their own.
-static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass, int64_t of) {
+static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
+                                   int64_t of) {
     const P2p *p2p = e->store->policy.p2p;
-    return !p2p || !p2p->borrows ? 0 : pass->training ? p2p_slot(p2p, a->use, of) : e->map->param_slot[a->storage];
+    return !p2p || !p2p->borrows ? 0
+           : pass->training      ? p2p_slot(p2p, a->use, of)
+                                 : e->map->param_slot[a->storage];
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
-    return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot) : store_acquire(e->store, storage, version);
+    return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot)
+                                                : store_acquire(e->store, storage, version);
 }
 // Relative to the step's: where updates are delayed there may be none.
 static inline int64_t executor_step_version(const Executor *e, const Action *a) {
@@ -66,7 +80,8 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        const bool posted = e->store->policy.p2p && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        // a rank may receive what it computes in the next window
+        const bool posted = e->store->policy.p2p && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
@@ -75,8 +90,8 @@ static inline void executor_wait_messages(Executor *e) {
     for (int64_t i = 0; executor_transit(e, i); i++) { transit_wait(e, executor_transit(e, i)); }
 }
 
-// Of a relay. Where updates do not wait for the norm of the whole gradient, each storage's is looked at by itself. One that is not finite makes no
-// update.
+// Of a relay. Where updates do not wait for the norm of the whole gradient, each storage's is
+// looked at by itself. One that is not finite makes no update.
 static inline void executor_update(Executor *e, int storage, int64_t step) {
     OptimizerStep update = e->update[step & 1];
     double norm = e->norm, most = e->whole_clip;
@@ -85,7 +100,9 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
         if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
         memset(&squares, 0, sizeof squares);
         store_measure(e->store, storage, storage + 1, step, &squares);
-        norm = sqrt(exact_value(squares)), most = e->storage_clip, exact_join(&e->squares, &squares);
+        norm = sqrt(exact_value(squares));
+        most = e->storage_clip;
+        exact_join(&e->squares, &squares);
     }
     if (most > 0 && norm > most) { update.grad_scale = (float)(most / norm); }
     if (isfinite(norm)) {
@@ -98,9 +115,11 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
 static inline void run_parameters(Executor *e, const Action *a) {
     const P2p *p2p = e->store->policy.p2p;
     if (p2p->borrows) {
-        store_pass_borrowed(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version), p2p_slot(p2p, a->use, a->step), a->peer, a->step);
+        store_pass_borrowed(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version),
+                            p2p_slot(p2p, a->use, a->step), a->peer, a->step);
     } else {
-        store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer, a->step);
+        store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer,
+                              a->step);
     }
 }
 static inline void run_deferred(Executor *e, const DeferredOp *op) {
@@ -110,11 +129,14 @@ static inline void run_deferred(Executor *e, const DeferredOp *op) {
     case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
     case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
-    case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step); break;
+    case ACT_RECV_SUM:
+        store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step);
+        break;
     default: run_parameters(e, a);
     }
 }
-// Does the errands that wait for nothing, nor for one before them. Also while this rank waits (comm.h: chores).
+// Does the errands that wait for nothing, nor for one before them. Also while this rank waits
+// (comm.h: chores).
 static inline void executor_run_deferred(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;
@@ -124,45 +146,65 @@ static inline void executor_run_deferred(void *executor) {
     for (int i = 0; i < e->deferred_count; i++) {
         const DeferredOp op = e->deferred[i];
         bool can = DEFERRED_HOOK(&op);
-        for (int k = 0; k < left && can; k++) { can = !deferred_conflict(&e->deferred[k].action, &op.action); }
+        for (int k = 0; k < left && can; k++) {
+            can = !deferred_conflict(&e->deferred[k].action, &op.action);
+        }
         if (can && !deferred_awaits(e->store, &op)) {
             run_deferred(e, &op);
         } else {
             e->deferred[left++] = op;
         }
     }
-    e->deferred_count = left, e->store->in_deferred = false;
+    e->deferred_count = left;
+    e->store->in_deferred = false;
 }
-// The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is none.
-static inline int executor_find_deferred(const Executor *e, unsigned kinds, int storage, int64_t step) {
+// The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is
+// none.
+static inline int executor_find_deferred(const Executor *e, unsigned kinds, int storage,
+                                         int64_t step) {
     for (int i = 0; i < e->deferred_count; i++) {
         const Action *a = &e->deferred[i].action;
-        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return i; }
+        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) &&
+            (step < 0 || a->step == step)) {
+            return i;
+        }
     }
     return -1;
 }
 // Something needs an errand: waits for the first message that holds it up, or one before it.
 static inline void executor_await_deferred(Executor *e, int at) {
-    for (int i = at - 1; i >= 0; i--) { at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at; }
+    for (int i = at - 1; i >= 0; i--) {
+        at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at;
+    }
     const CommRequest t = deferred_awaits(e->store, &e->deferred[at]);
     if (t) { comm_wait_message(e->comm, t); }
     executor_run_deferred(e);
 }
-static inline void executor_finish_deferred(Executor *e, unsigned kinds, int storage, int64_t step) {
-    for (int at = 0; (at = executor_find_deferred(e, kinds, storage, step)) >= 0;) { executor_await_deferred(e, at); }
+static inline void executor_finish_deferred(Executor *e, unsigned kinds, int storage,
+                                            int64_t step) {
+    for (int at = 0; (at = executor_find_deferred(e, kinds, storage, step)) >= 0;) {
+        executor_await_deferred(e, at);
+    }
 }
 // A gradient is about to be made: all of the one before it has gone on.
-static inline void executor_free_sum(Executor *e, int storage) { executor_finish_deferred(e, deferred_before_gradient(), storage, -1); }
+static inline void executor_free_sum(Executor *e, int storage) {
+    executor_finish_deferred(e, deferred_before_gradient(), storage, -1);
+}
 // A version is about to be read: it is here, or on its way.
 static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
-    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_deferred(e, deferred_before_use(), storage, -1)) >= 0;) {
+    for (int at = 0; store_now(e->store, storage) < version &&
+                     (at = executor_find_deferred(e, deferred_before_use(), storage, -1)) >= 0;) {
         executor_await_deferred(e, at);
     }
 }
 static inline void executor_defer(Executor *e, const Action *a, int64_t of) {
     DeferredOp op = {*a, executor_micro(e, a)};
-    op.action.step = of, op.action.version += e->version;
-    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, op.micro, a->micro); }
+    op.action.step = of;
+    op.action.version += e->version;
+    if (a->kind == ACT_REDUCE) {
+        executor_free_sum(e, a->storage);
+        store_end_piece(e->store, a->storage, op.micro, a->micro);
+    }
     if (!e->deferred) {
         run_deferred(e, &op);
         return;
@@ -170,44 +212,63 @@ static inline void executor_defer(Executor *e, const Action *a, int64_t of) {
     if (e->deferred_count == DEFERRED_OPS) { executor_await_deferred(e, 0); }
     e->deferred[e->deferred_count++] = op;
 }
-// This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
-static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+// This rank adds what it knows of a step: the losses of its samples, in their order, after those of
+// the ranks before; the squares of what it owns.
+static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *pass,
+                             int64_t step) {
     executor_finish_deferred(e, deferred_before_stats(e->store->policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
-    for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) { // of private samples each one's mean counts
-        const int64_t targets = pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
+    // of private samples each one's mean counts
+    for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) {
+        const int64_t targets =
+            pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
         e->stats_out.loss += pass->sample_losses[r] / (double)targets;
     }
     if (e->store->policy.p2p->waits) {
         store_add_all_noise(e->store, step);
         store_measure(e->store, 0, e->model->storages, step, &e->squares);
     }
-    exact_join(&e->stats_out.squares, &e->squares), e->stats_out.stop |= e->asked;
+    exact_join(&e->stats_out.squares, &e->squares);
+    e->stats_out.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
-// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step
-// that follows the one in which it has heard of it, or a later one, since others may have begun that.
-static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
+// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank
+// decides when to stop: after the step that follows the one in which it has heard of it, or a later
+// one, since others may have begun that.
+static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule,
+                             const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
-    comm_wait_message(e->comm, e->stats_out_request), comm_wait_message(e->comm, e->stats_in_request);
+    comm_wait_message(e->comm, e->stats_out_request);
+    comm_wait_message(e->comm, e->stats_in_request);
     e->stats_out = e->stats_in;
     memset(&e->stats_in, 0, sizeof e->stats_in);
     if (a->version == 0) { stats_add(e, schedule, pass, step); }
-    if (first && e->stats_out.stop) { e->stop_after = min_i64(e->stop_after, step + e->store->policy.p2p->notice); }
+    if (first && e->stats_out.stop) {
+        e->stop_after = min_i64(e->stop_after, step + e->store->policy.p2p->notice);
+    }
     if (first) { e->stats_out.last = e->stop_after; }
-    if (e->stats_out.last) { e->stop_after = e->stats_out.last, e->last_step = min_i64(e->last_step, e->stop_after); }
+    if (e->stats_out.last) {
+        e->stop_after = e->stats_out.last;
+        e->last_step = min_i64(e->last_step, e->stop_after);
+    }
     e->norm = sqrt(exact_value(e->stats_out.squares));
 }
 
-// Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
-// The caller looks at loss and norm there, and runs the rest (the updates) with the optimizer settings of the step, or not.
-// Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
-// unless messages make it.
-static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
+// Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to
+// the end; *at moves on. The caller looks at loss and norm there, and runs the rest (the updates)
+// with the optimizer settings of the step, or not. Losses are there after NORM, or at the end of a
+// pass that does not train: the only places where the host waits for the device, unless messages
+// make it.
+static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass,
+                                const OptimizerStep *optimizer, int64_t step, double *norm) {
     const bool p2p = e->store->policy.p2p;
-    if (*at == 0) { e->version = p2p ? step : store_version(e->store), executor_look_ahead(e, schedule), e->first_micro = step * e->step_micros; }
+    if (*at == 0) {
+        e->version = p2p ? step : store_version(e->store);
+        executor_look_ahead(e, schedule);
+        e->first_micro = step * e->step_micros;
+    }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         const int64_t of = step + a->step; // the step that it belongs to
@@ -219,10 +280,14 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         if (p2p && deferred_lanes(a->kind)) { executor_defer(e, a, of); }
         executor_run_deferred(e);
         switch (p2p && deferred_lanes(a->kind) ? ACTION_KINDS : a->kind) {
-        case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near); break;
+        case ACT_PREFETCH:
+            executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
+            break;
         case ACT_ACQUIRE:
             executor_expect_version(e, a->storage, e->version + a->version);
-            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_slot_of(e, a, pass, of));
+            e->held[a->storage] =
+                executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
+                                 executor_slot_of(e, a, pass, of));
             break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
@@ -248,12 +313,19 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             break;
         case ACT_STATS: run_stats(e, a, schedule, pass, of); break;
         case ACT_SEND_PART:
-        case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
+        case ACT_RECV_PART:
+            store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a),
+                            a->peer, of);
+            break;
         case ACT_SEND_STATS:
             comm_wait_message(e->comm, e->stats_out_request);
-            e->stats_out_request = comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
+            e->stats_out_request =
+                comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
             break;
-        case ACT_RECV_STATS: e->stats_in_request = comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in); break;
+        case ACT_RECV_STATS:
+            e->stats_in_request =
+                comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in);
+            break;
         case ACTION_KINDS: break; // an errand
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
@@ -262,31 +334,36 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         if (a->kind == ACT_NORM) { return; }
     }
     if (!pass->training) {
-        executor_wait_messages(e), ops_wait(e->stream);
+        executor_wait_messages(e);
+        ops_wait(e->stream);
         executor_take_losses(e, schedule, pass);
     }
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained (first_step); and, where this one drains (last_step), what
-// of it comes in a later one's. pass: of the step before, of this one, of the next; schedule: of the step before, of the later one.
+// Where steps overlap: what is done of a step before its window, if the step before has drained
+// (first_step); and, where this one drains (last_step), what of it comes in a later one's. pass: of
+// the step before, of this one, of the next; schedule: of the step before, of the later one.
 enum { DRAINS = 3 }; // windows
-static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass,
+                                 int64_t step) {
     int at = 0;
     const int64_t last = e->last_step;
     e->last_step = step;
     executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
     e->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass,
+                                  int64_t step, int64_t later) {
     int at = 0;
     executor_run(e, schedule, &at, pass, NULL, later, NULL);
     executor_finish_deferred(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
-// Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
-// exchange costs a latency: *flag, whether this rank, then whether any rank has it. A rank's part of the message is its samples' values, in the order
-// of its schedule, and the flag. All ranks call it after the pass.
+// Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the
+// ranks have to agree on travels with it, since an exchange costs a latency: *flag, whether this
+// rank, then whether any rank has it. A rank's part of the message is its samples' values, in the
+// order of its schedule, and the flag. All ranks call it after the pass.
 static inline void executor_share(Executor *e, const Program *p, double *values, bool *flag) {
     const int head = e->model->units - 1;
     e->part[0] = 0;
@@ -297,7 +374,10 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
                 const Action *a = &p->rank[r].actions[i];
                 if (a->kind != ACT_FORWARD || a->unit != head) { continue; }
                 double *there = e->message + at, *here = values + a->first_row;
-                if (pass || r == e->comm->rank) { memcpy(pass ? here : there, pass ? there : here, (size_t)a->rows * sizeof(double)); }
+                if (pass || r == e->comm->rank) {
+                    memcpy(pass ? here : there, pass ? there : here,
+                           (size_t)a->rows * sizeof(double));
+                }
                 at += a->rows;
             }
             if (pass) {
@@ -311,8 +391,10 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
     }
 }
 
-// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank, then whether any rank, was asked to stop.
-static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass, bool *stop) {
+// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank,
+// then whether any rank, was asked to stop.
+static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass,
+                                         bool *stop) {
     double sum = 0;
     executor_share(e, program, pass->sample_losses, stop);
     for (int64_t i = 0; i < pass->samples; i++) { sum += pass->sample_losses[i]; }
@@ -321,17 +403,22 @@ static inline double executor_sum_losses(Executor *e, const Program *program, co
 
 // What samples tell about the model.
 typedef struct {
-    double loss;            // summed over targets
-    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
+    double loss; // summed over targets
+    // right: labels, or choices of an example, that the model finds likeliest and that are so
+    int64_t targets, right;
 } Evaluation;
 
-// Runs samples 0 .. samples - 1 of the data through the model, by the schedule of passes that do not train. All ranks call it, and get the same.
-static inline Evaluation executor_evaluate(Executor *e, const Program *program, const Dataset *data, int64_t samples, int64_t step) {
+// Runs samples 0 .. samples - 1 of the data through the model, by the schedule of passes that do
+// not train. All ranks call it, and get the same.
+static inline Evaluation executor_evaluate(Executor *e, const Program *program, const Dataset *data,
+                                           int64_t samples, int64_t step) {
     Evaluation sum = {0, 0, 0};
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
+        Pass pass = {
+            data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL,
+            0};
         int at = 0;
         bool none = false; // to stop is asked of training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
@@ -346,8 +433,8 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     return sum;
 }
 
-// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0, and leave output 0, or logits(Vp) on the
-// host. All ranks of the stage call it.
+// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0,
+// and leave output 0, or logits(Vp) on the host. All ranks of the stage call it.
 static inline void executor_stage_forward(Executor *e, int64_t n, float *logits) {
     const GptModel *m = e->model;
     for (int unit = e->shape.first; unit < e->shape.end; unit++) {
@@ -355,31 +442,49 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
-            if (store_gathers_for_use(e->store, storages[i])) { executor_prefetch(e, storages[i], version, true); }
-            w.states.params[gpt_storage_class(m, storages[i])] = executor_acquire(e, storages[i], version, e->map->param_slot[storages[i]]);
+            if (store_gathers_for_use(e->store, storages[i])) {
+                executor_prefetch(e, storages[i], version, true);
+            }
+            w.states.params[gpt_storage_class(m, storages[i])] =
+                executor_acquire(e, storages[i], version, e->map->param_slot[storages[i]]);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states, real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(e, &w.states,
+                                    real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels),
+                                    1, 0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
 }
-// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all stages, where the first rank of each
-// sends it on. Every rank calls it, and gets the same.
-static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens, int64_t n, float *logits) {
+// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence
+// through all stages, where the first rank of each sends it on. Every rank calls it, and gets the
+// same.
+static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
+                                   int64_t n, float *logits) {
     const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
-    const int mine = placement_stage_of_unit(placement, e->shape.first), last = placement->stages - 1;
+    const int mine = placement_stage_of_unit(placement, e->shape.first),
+              last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
-    if (e->acts[0].tokens) { ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t)); }
+    if (e->acts[0].tokens) {
+        ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t));
+    }
     bool leads = stage->ranks[0] == e->comm->rank;
-    if (leads && mine) { comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes)); }
+    if (leads && mine) {
+        comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes));
+    }
     executor_stage_forward(e, n, logits);
-    if (leads && mine < last) { comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes)); }
-    if (last) { comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]); }
+    if (leads && mine < last) {
+        comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes));
+    }
+    if (last) {
+        comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float),
+                       placement->stage[last].ranks[0]);
+    }
 }
 
-// How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the token's place.
+// How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the
+// token's place.
 typedef struct {
     double temperature;
     uint64_t seed, step;
@@ -389,7 +494,9 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
     for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
     double sum = 0;
     if (d.temperature == 0) { return (int32_t)best; }
-    for (int64_t i = 0; i < V; i++) { sum += exp(((double)logits[i] - (double)logits[best]) / d.temperature); }
+    for (int64_t i = 0; i < V; i++) {
+        sum += exp(((double)logits[i] - (double)logits[best]) / d.temperature);
+    }
     double draw = random_uniform(d.seed, d.step, (uint64_t)position) * sum;
     for (int64_t i = 0; i < V; i++) {
         draw -= exp(((double)logits[i] - (double)logits[best]) / d.temperature);
@@ -398,14 +505,19 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
     return (int32_t)best;
 }
 // `count` tokens that follow `first`. Every rank calls it, and gets the same.
-static inline void executor_generate(Executor *e, const Placement *placement, int32_t first, int32_t *out, int64_t count, Draws draws) {
+static inline void executor_generate(Executor *e, const Placement *placement, int32_t first,
+                                     int32_t *out, int64_t count, Draws draws) {
     int64_t T = e->shape.T, n = 1;
     int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
     tokens[0] = first;
     for (int64_t i = 0; i < count; i++) {
         executor_logits(e, placement, tokens, n, e->host_logits);
         out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
-        if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
+        // slide: keep the newer half
+        if (n == T) {
+            memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t));
+            n = T - T / 2;
+        }
         tokens[min_i64(n, T - 1)] = out[i];
         n = min_i64(n + 1, T);
     }

@@ -1,6 +1,7 @@
-// matmul_choices.h: which algorithm of the GPU's library computes each matrix product of a run. An algorithm decides the order of a sum
-// and so the last bits of a result. So rank 0 times them for all ranks before the first step, and a run that resumes takes the choices
-// of its checkpoint. On a CPU there is nothing to choose, and these functions do nothing.
+// matmul_choices.h: which algorithm of the GPU's library computes each matrix product of a run. An
+// algorithm decides the order of a sum and so the last bits of a result. So rank 0 times them for
+// all ranks before the first step, and a run that resumes takes the choices of its checkpoint. On a
+// CPU there is nothing to choose, and these functions do nothing.
 #ifndef MATMUL_CHOICES_H
 #define MATMUL_CHOICES_H
 
@@ -15,25 +16,34 @@ static inline void matmuls_of_all_ranks(Comm *comm, const MatmulChoices *mine, M
         comm_broadcast(comm, &seen, sizeof seen, rank);
         for (int i = 0; i < seen.count && all->count < MATMUL_CHOICES; i++) {
             bool known = false;
-            for (int k = 0; k < all->count && !known; k++) { known = !memcmp(&seen.choice[i], &all->choice[k], sizeof(MatmulChoice)); }
+            for (int k = 0; k < all->count && !known; k++) {
+                known = !memcmp(&seen.choice[i], &all->choice[k], sizeof(MatmulChoice));
+            }
             if (!known) { all->choice[all->count++] = seen.choice[i]; }
         }
     }
 }
-// What rank 0 finds in the newest checkpoint of `out`, for the same device and library; all ranks call it and get the same.
-static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char *library, MatmulChoices *choices) {
+// What rank 0 finds in the newest checkpoint of `out`, for the same device and library; all ranks
+// call it and get the same.
+static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char *library,
+                                         MatmulChoices *choices) {
     choices->count = 0;
     if (comm->rank == 0 && !checkpoint_matmuls(out, library, choices)) {
-        printf("note: matrix products are timed anew: the checkpoint has no choices for %s, so the last bits may differ\n", library);
+        printf("note: matrix products are timed anew: the checkpoint has no choices for %s, so the "
+               "last bits may differ\n",
+               library);
     }
     comm_broadcast(comm, choices, sizeof *choices, 0);
 }
-// Chooses for all products that the units of this model ask for; all ranks call it, before the states are allocated.
-static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool resume, const GptModel *m, const ExecutorShape *shape, double flops_per_s,
+// Chooses for all products that the units of this model ask for; all ranks call it, before the
+// states are allocated.
+static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool resume,
+                                  const GptModel *m, const ExecutorShape *shape, double flops_per_s,
                                   Stream *s, Comm *comm) {
     static MatmulChoices wanted, seen, made;
     char library[160];
-    ExecutorShape plain = *shape; // the products of a private step are those of any other, but for the weights' gradients
+    // the products of a private step are those of any other, but for the weights' gradients
+    ExecutorShape plain = *shape;
     ops_matmul_library(library, sizeof library);
     choices->count = 0;
     if (!*library) { return; }
@@ -47,11 +57,15 @@ static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool 
     MatmulGain gain = {0, 0, 0, 0};
     if (comm->rank == 0 && wanted.count) {
         gain = ops_matmuls_time(s, &wanted, &made);
-        printf("matmuls    %d products timed in %.1f s: %.3f ms by the first suggestions of %s, %.3f ms as chosen, %d without their epilogue\n", gain.products,
-               seconds_now() - start, 1e3 * gain.first_s, library, 1e3 * gain.chosen_s, gain.apart);
+        printf("matmuls    %d products timed in %.1f s: %.3f ms by the first suggestions of %s, "
+               "%.3f ms as chosen, %d without their epilogue\n",
+               gain.products, seconds_now() - start, 1e3 * gain.first_s, library,
+               1e3 * gain.chosen_s, gain.apart);
     }
     comm_broadcast(comm, &made, sizeof made, 0);
-    for (int i = 0; i < made.count && choices->count < MATMUL_CHOICES; i++) { choices->choice[choices->count++] = made.choice[i]; }
+    for (int i = 0; i < made.count && choices->count < MATMUL_CHOICES; i++) {
+        choices->choice[choices->count++] = made.choice[i];
+    }
     ops_matmuls_use(s, choices);
 }
 

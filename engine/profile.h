@@ -1,20 +1,23 @@
 // profile.h: --profile-steps, where the time of some steps goes: by kind of action and of unit.
 //
-// On a GPU it is the time between events in its stream, and everything is launched one by one, with the same results; a profiler that
-// captures these steps (nsys) sees the actions as ranges. On the processor it is the clock's. Rank 0 prints a table and logs the event
-// "profile" (docs/formats.md).
+// On a GPU it is the time between events in its stream, and everything is launched one by one, with
+// the same results; a profiler that captures these steps (nsys) sees the actions as ranges. On the
+// processor it is the clock's. Rank 0 prints a table and logs the event "profile"
+// (docs/formats.md).
 #ifndef PROFILE_H
 #define PROFILE_H
 
 #include "report.h" // the log, the progress bar
 
 enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // behind the units'
-static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head", "states"};
+static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head",
+                                                                "states"};
 typedef struct {
     int64_t first, last, steps; // to profile, from 1, 0: none; profiled so far
     int actions;                // of a step
     OpsMark **marks;            // [actions][2]
-    ActionTime *times;          // [actions] of the last profiled step, from its NORM on, where all ranks meet
+    // [actions] of the last profiled step, from its NORM on, where all ranks meet
+    ActionTime *times;
     double seconds[ACTION_KINDS][PROFILE_PLACES], total_s;
     int64_t count[ACTION_KINDS][PROFILE_PLACES];
 } Profile;
@@ -36,7 +39,9 @@ static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (!p->steps) { ops_profiler(true); }
     e->marks = p->marks;
 }
-static inline int profile_place(const Executor *e, const Action *a) { return a->unit < 0 ? (int)PROFILE_STATES : (int)gpt_unit_class(e->model, a->unit); }
+static inline int profile_place(const Executor *e, const Action *a) {
+    return a->unit < 0 ? (int)PROFILE_STATES : (int)gpt_unit_class(e->model, a->unit);
+}
 // After the first `ran` actions of a step (an update that is skipped does not run).
 static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
     double met = 0;
@@ -53,15 +58,21 @@ static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule
         p->count[a->kind][profile_place(e, a)]++;
     }
     p->total_s += p->times[ran - 1].end_s;
-    for (int i = 0; i < ran; i++) { p->times[i].begin_s -= met, p->times[i].end_s -= met; }
-    p->steps++, e->marks = NULL;
+    for (int i = 0; i < ran; i++) {
+        p->times[i].begin_s -= met;
+        p->times[i].end_s -= met;
+    }
+    p->steps++;
+    e->marks = NULL;
 }
 
 static inline void profile_tell(const Profile *p, Log *log) {
     double ms = 1000 / (double)p->steps, waited = p->total_s;
     TextBuffer line = {NULL, 0, 0};
-    printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n", p->steps, p->first, p->total_s * ms);
-    text_add(&line, "{\"event\":\"profile\",\"first\":%" PRId64 ",\"steps\":%" PRId64, p->first, p->steps);
+    printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n",
+           p->steps, p->first, p->total_s * ms);
+    text_add(&line, "{\"event\":\"profile\",\"first\":%" PRId64 ",\"steps\":%" PRId64, p->first,
+             p->steps);
     json_add_field(&line, "ms", p->total_s * ms);
     const char *separator = ",\"actions\":[";
     for (int i = 0; i < ACTION_KINDS * PROFILE_PLACES; i++) {
@@ -70,42 +81,60 @@ static inline void profile_tell(const Profile *p, Log *log) {
         int64_t count = ceil_div(p->count[kind][place], p->steps);
         if (!count) { continue; }
         waited -= seconds;
-        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_names[kind], profile_place_names[place], count, seconds * ms,
-               100 * seconds / p->total_s);
-        text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator, action_names[kind], profile_place_names[place], count);
-        json_add_field(&line, "ms", seconds * ms), text_add(&line, "}");
+        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_names[kind],
+               profile_place_names[place], count, seconds * ms, 100 * seconds / p->total_s);
+        text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator,
+                 action_names[kind], profile_place_names[place], count);
+        json_add_field(&line, "ms", seconds * ms);
+        text_add(&line, "}");
         separator = ",";
     }
-    printf("  %-27s          %10.3f ms %5.1f %%\n", "waiting for other stages", waited * ms, 100 * waited / p->total_s);
-    text_add(&line, "]"), json_add_field(&line, "waiting_ms", waited * ms), text_add(&line, "}");
+    printf("  %-27s          %10.3f ms %5.1f %%\n", "waiting for other stages", waited * ms,
+           100 * waited / p->total_s);
+    text_add(&line, "]");
+    json_add_field(&line, "waiting_ms", waited * ms);
+    text_add(&line, "}");
     log_line(log, &line);
 }
-// What all ranks did in the last profiled step: drawn where there are several stages, and, where it is wanted, written as a trace. All ranks call it.
-static inline void profile_draw(const Profile *p, Comm *comm, const Program *program, const char *trace) {
+// What all ranks did in the last profiled step: drawn where there are several stages, and, where it
+// is wanted, written as a trace. All ranks call it.
+static inline void profile_draw(const Profile *p, Comm *comm, const Program *program,
+                                const char *trace) {
     int64_t *part = (int64_t *)checked_calloc((size_t)comm->ranks + 1, sizeof(int64_t), "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
     double *all = (double *)checked_calloc((size_t)part[comm->ranks], sizeof(double), "profile");
-    memcpy(all + part[comm->rank], p->times, (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
+    memcpy(all + part[comm->rank], p->times,
+           (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
     comm_all_gather_doubles(comm, all, part);
     ActionTime **times = schedule_times(program);
-    for (int r = 0; r < comm->ranks; r++) { memcpy(times[r], all + part[r], (size_t)program->rank[r].count * sizeof(ActionTime)); }
+    for (int r = 0; r < comm->ranks; r++) {
+        memcpy(times[r], all + part[r], (size_t)program->rank[r].count * sizeof(ActionTime));
+    }
     if (comm->rank == 0) { schedule_show_times(program, times, "measured", trace); }
-    schedule_times_free(program, times), free(all), free(part);
+    schedule_times_free(program, times);
+    free(all);
+    free(part);
 }
-// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks. All ranks call it.
-static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace, ProgressBar *bar, Log *log) {
+// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks.
+// All ranks call it.
+static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
+                                  ProgressBar *bar, Log *log) {
     const int rank = comm->rank;
     if (!p->first) { return; }
     if (p->steps) { ops_profiler(false); }
     if (rank == 0 && !p->steps) {
-        fprintf(stderr, "warning: nothing is profiled: the run has no step from %" PRId64 " to %" PRId64 "\n", p->first, p->last);
+        fprintf(stderr,
+                "warning: nothing is profiled: the run has no step from %" PRId64 " to %" PRId64
+                "\n",
+                p->first, p->last);
     } else if (rank == 0) {
         progress_break(bar);
         profile_tell(p, log);
     }
     if (p->steps) { profile_draw(p, comm, program, trace); }
     for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }
-    free(p->marks), free(p->times);
+    free(p->marks);
+    free(p->times);
     memset(p, 0, sizeof *p);
 }
 

@@ -1,28 +1,36 @@
-// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap are one long program here (cyclic_unroll), which is played with messages
-// that meet (schedule.h: the walk): what ends in it cannot wait for ever. The rules of compute actions are schedule.h's; here are those of states that go
-// from rank to rank.
+// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap are one long
+// program here (cyclic_unroll), which is played with messages that meet (schedule.h: the walk):
+// what ends in it cannot wait for ever. The rules of compute actions are schedule.h's; here are
+// those of states that go from rank to rank.
 //
-// Versions   a use acquires a version that is here, one of the newest `places`; forward and backward of a unit use the same; nobody writes into the place of
-//            one that is acquired; each comes once, in order, from a rank that has it; at the end all ranks that take a storage have the last one.
-// Guests     parameters that come for a use (mode zero) come once, of the version that the rule says, into a room of which nothing is acquired, and are
-//            acquired from it in their use alone.
-// Sums       a piece's gradient is made in a place that is free, and added to those of exactly the pieces before it of its micro-batch; this one's, when it
-//            is whole, to the sum of exactly those before it; a sum is sent once, by who has it,
-//            to a place that is free; an update has the sum of all of its step, and follows what it waits for.
-// Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
-//            gradients of boundaries are read before others are written there.
-// Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
-// Errands    Where ranks put store work aside, the same rules are proved in other orders too (deferred.h), which has the argument why none of them makes
-//            all ranks wait.
+// Versions   a use acquires a version that is here, one of the newest `places`; forward and
+//            backward of a unit use the same; nobody writes into the place of one that is acquired;
+//            each comes once, in order, from a rank that has it; at the end all ranks that take a
+//            storage have the last one.
+// Guests     parameters that come for a use (mode zero) come once, of the version that the rule
+//            says, into a room of which nothing is acquired, and are acquired from it in their use
+//            alone.
+// Sums       a piece's gradient is made in a place that is free, and added to those of exactly the
+//            pieces before it of its micro-batch; this one's, when it is whole, to the sum of
+//            exactly those before it; a sum is sent once, by who has it, to a place that is free;
+//            an update has the sum of all of its step, and follows what it waits for.
+// Places     of activations: micro-batch m has place m modulo their number in each unit, the
+//            boundary before a unit from the forward that writes it on; gradients of boundaries are
+//            read before others are written there.
+// Tally      each rank adds once a step, when its losses and gradients are whole; what waits for
+//            the norm follows the sum of all ranks.
+// Errands    Where ranks put store work aside, the same rules are proved in other orders too
+//            (deferred.h), which has the argument why none of them makes all ranks wait.
 #ifndef PROOF_H
 #define PROOF_H
 
 #include "cyclic.h"           // schedules of windows
-#include "engine/deferred.h"   // orders in which ranks may run them
+#include "engine/deferred.h"  // orders in which ranks may run them
 #include "engine/validator.h" // what it rests on
 
 typedef struct {
-    int micro;       // whose gradient is in a place: the last piece, counted through the steps; -1: it is free
+    // whose gradient is in a place: the last piece, counted through the steps; -1: it is free
+    int micro;
     int storage;     // of which storage
     int first, last; // of its step: the sum of these micro-batches, in order
     bool whole;      // its piece has all of it, or its micro-batch: REDUCE has run
@@ -39,35 +47,61 @@ typedef struct {
     const GptModel *model;
     P2p *p2p; // [ranks]
     Pieces pieces;
-    int64_t *places;              // [units] of activations
-    bool *cut;                    // [units] activations.h: its gradient has a place of its own
-    int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
-    int64_t *borrowed;               // [rank][room][storage] version that came into it; -1: none
-    int64_t *slot_use;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
-    int *slot_of;                  // [rank][storage] in which room it is acquired
-    Made *made, *coming, *summed; // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or are made of parts
-    int makings;                  // places of a rank's made
-    int64_t *used;                // [rank][unit][micro][2] versions of its forward
-    int64_t *gradient;            // [rank][2 * units] unit and micro-batch whose gradient of the input is in the place, or -1
-    StatsMark *stats_in, *stats_out;         // [rank]
-    Made sent;                    // what the SEND carries that is being visited, for its RECV
+    int64_t *places;        // [units] of activations
+    bool *cut;              // [units] activations.h: its gradient has a place of its own
+    int64_t *newest, *held; // [rank][storage] version; -1: none is acquired
+    int64_t *borrowed;      // [rank][room][storage] version that came into it; -1: none
+    // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
+    int64_t *slot_use;
+    int *slot_of; // [rank][storage] in which room it is acquired
+    // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or
+    // are made of parts
+    Made *made, *coming, *summed;
+    int makings;   // places of a rank's made
+    int64_t *used; // [rank][unit][micro][2] versions of its forward
+    // [rank][2 * units] unit and micro-batch whose gradient of the input is in the place, or -1
+    int64_t *gradient;
+    StatsMark *stats_in, *stats_out; // [rank]
+    Made sent;                       // what the SEND carries that is being visited, for its RECV
     StatsMark sent_stats;
 } Proof;
 
-static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
-static inline int proof_step(const Proof *p, int piece) { return piece / pieces_of_step(&p->pieces); }
-static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                   // in its step
-static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }     // whose it is
-static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
-static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
-static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
-static inline bool proof_borrows(const Proof *p, int rank, int storage) { return p->p2p[rank].borrows && p->p2p[rank].owner[storage] != rank; }
-// Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
-// a micro-batch's is. Of gradients that go to their owners each has its own, in a room.
+static inline int proof_at(const Proof *p, int rank, int storage) {
+    return rank * p->v.program->map.storages + storage;
+}
+static inline int proof_step(const Proof *p, int piece) {
+    return piece / pieces_of_step(&p->pieces);
+}
+// in its step
+static inline int proof_piece(const Proof *p, int piece) {
+    return piece % pieces_of_step(&p->pieces);
+}
+// whose it is
+static inline int proof_in_step(const Proof *p, int piece) {
+    return piece_micro(&p->pieces, proof_piece(p, piece));
+}
+// of last pieces
+static inline int proof_before(const Proof *p, int piece) {
+    return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces);
+}
+static inline int proof_end_of_step(const Proof *p, int step) {
+    return (step + 1) * pieces_of_step(&p->pieces) - 1;
+}
+static inline SumWay proof_way(const Proof *p, int storage) {
+    return p->plan->way ? p->plan->way[storage] : SUM_CHAIN;
+}
+static inline bool proof_borrows(const Proof *p, int rank, int storage) {
+    return p->p2p[rank].borrows && p->p2p[rank].owner[storage] != rank;
+}
+// Where a piece's gradient of a storage is made: where sums stay, or there are several of a
+// micro-batch, blocks share one place, and wte has several. Where a micro-batch's is. Of gradients
+// that go to their owners each has its own, in a room.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const P2p *r = &p->p2p[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = r->borrows || (!r->stays && !r->joins_pieces) ? storage : storage ? class_place : micro % heads;
+    const int place = r->borrows || (!r->stays && !r->joins_pieces) ? storage
+                      : storage                                     ? class_place
+                                                                    : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
@@ -87,15 +121,20 @@ static inline Made made_sum(int storage, int micro, int first, int last) {
 }
 static inline void made_free(Made *m) { m->micro = -1; }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Rules
 
 // A version is about to be written.
 static inline void prove_open(Proof *p, int rank, const Action *a, int64_t version) {
     const int at = proof_at(p, rank, a->storage), places = p->p2p[rank].places[a->storage];
     if (!places) { validator_fail(&p->v, rank, a, "the rank keeps no version"); }
-    if (version != p->newest[at] + 1) { validator_fail(&p->v, rank, a, "version %" PRId64 " does not follow %" PRId64, version, p->newest[at]); }
-    if (p->held[at] >= 0 && p->held[at] <= version - places) { validator_fail(&p->v, rank, a, "version %" PRId64 " in its place is in use", p->held[at]); }
+    if (version != p->newest[at] + 1) {
+        validator_fail(&p->v, rank, a, "version %" PRId64 " does not follow %" PRId64, version,
+                       p->newest[at]);
+    }
+    if (p->held[at] >= 0 && p->held[at] <= version - places) {
+        validator_fail(&p->v, rank, a, "version %" PRId64 " in its place is in use", p->held[at]);
+    }
     p->newest[at] = version;
 }
 static inline bool proof_has(const Proof *p, int rank, int storage, int64_t version) {
@@ -103,43 +142,64 @@ static inline bool proof_has(const Proof *p, int rank, int storage, int64_t vers
     return version >= 0 && version <= newest && version > newest - p->p2p[rank].places[storage];
 }
 // Rooms of parameters that come for a use: which one has this use's, and what of it.
-static inline int64_t proof_use(const Proof *p, int rank, const Action *a) { return a->step * p->p2p[rank].uses + a->use; }
-static inline int proof_slot(const Proof *p, int rank, const Action *a) { return rank * BORROWED_SLOTS + p2p_slot(&p->p2p[rank], a->use, a->step); }
-static inline int64_t *proof_came(const Proof *p, int slot, int storage) { return &p->borrowed[(int64_t)slot * p->v.program->map.storages + storage]; }
+static inline int64_t proof_use(const Proof *p, int rank, const Action *a) {
+    return a->step * p->p2p[rank].uses + a->use;
+}
+static inline int proof_slot(const Proof *p, int rank, const Action *a) {
+    return rank * BORROWED_SLOTS + p2p_slot(&p->p2p[rank], a->use, a->step);
+}
+static inline int64_t *proof_came(const Proof *p, int slot, int storage) {
+    return &p->borrowed[(int64_t)slot * p->v.program->map.storages + storage];
+}
 static inline void prove_borrowed(Proof *p, int rank, const Action *a) {
     const int slot = proof_slot(p, rank, a);
     const int64_t use = proof_use(p, rank, a);
     for (int s = 0; s < p->v.program->map.storages; s++) {
         const int at = proof_at(p, rank, s);
-        if (proof_borrows(p, rank, s) && p->held[at] >= 0 && p->slot_of[at] == slot) { validator_fail(&p->v, rank, a, "storage %d in its room is in use", s); }
+        if (proof_borrows(p, rank, s) && p->held[at] >= 0 && p->slot_of[at] == slot) {
+            validator_fail(&p->v, rank, a, "storage %d in its room is in use", s);
+        }
         if (p->slot_use[slot] != use) { *proof_came(p, slot, s) = -1; }
     }
-    if (p->slot_use[slot] > use) { validator_fail(&p->v, rank, a, "its room has the parameters of a later use"); }
-    if (*proof_came(p, slot, a->storage) >= 0) { validator_fail(&p->v, rank, a, "has come already"); }
-    p->slot_use[slot] = use, *proof_came(p, slot, a->storage) = a->version;
+    if (p->slot_use[slot] > use) {
+        validator_fail(&p->v, rank, a, "its room has the parameters of a later use");
+    }
+    if (*proof_came(p, slot, a->storage) >= 0) {
+        validator_fail(&p->v, rank, a, "has come already");
+    }
+    p->slot_use[slot] = use;
+    *proof_came(p, slot, a->storage) = a->version;
 }
 static inline bool proof_has_borrowed(const Proof *p, int rank, const Action *a) {
     const int slot = proof_slot(p, rank, a);
-    return p->slot_use[slot] == proof_use(p, rank, a) && *proof_came(p, slot, a->storage) == a->version;
+    return p->slot_use[slot] == proof_use(p, rank, a) &&
+           *proof_came(p, slot, a->storage) == a->version;
 }
 static inline void prove_acquire(Proof *p, int rank, const Action *a) {
     const int at = proof_at(p, rank, a->storage);
     const bool borrowed = proof_borrows(p, rank, a->storage);
     if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
-    if (borrowed && !proof_has_borrowed(p, rank, a)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version); }
+    if (borrowed && !proof_has_borrowed(p, rank, a)) {
+        validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version);
+    }
     if (borrowed) { p->slot_of[at] = proof_slot(p, rank, a); }
     if (!borrowed && !proof_has(p, rank, a->storage, a->version)) {
-        validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64, a->version, p->newest[at]);
+        validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64,
+                       a->version, p->newest[at]);
     }
-    p->held[at] = a->version, p->v.acquired[at] = 1;
+    p->held[at] = a->version;
+    p->v.acquired[at] = 1;
 }
 static inline void prove_release(Proof *p, int rank, const Action *a) {
     const int at = proof_at(p, rank, a->storage);
     if (p->held[at] < 0) { validator_fail(&p->v, rank, a, "is not acquired"); }
-    p->held[at] = -1, p->v.acquired[at] = 0;
+    p->held[at] = -1;
+    p->v.acquired[at] = 0;
 }
 static inline void prove_parameters(Proof *p, int rank, const Action *a, bool sends) {
-    if (sends && !proof_has(p, rank, a->storage, a->version)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version); }
+    if (sends && !proof_has(p, rank, a->storage, a->version)) {
+        validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version);
+    }
     if (!sends && p->p2p[rank].borrows) {
         prove_borrowed(p, rank, a);
     } else if (!sends) {
@@ -150,8 +210,11 @@ static inline void prove_parameters(Proof *p, int rank, const Action *a, bool se
 static inline void prove_gradient_slot(Proof *p, int rank, const Action *a, int storage) {
     const P2p *r = &p->p2p[rank];
     for (int s = 1; s < p->v.program->map.storages; s++) {
-        const bool other = r->stage[s] != r->stage[storage] && r->grad_slot[s] == r->grad_slot[storage];
-        if (other && p->made[rank * p->makings + s].micro >= 0) { validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s); }
+        const bool other =
+            r->stage[s] != r->stage[storage] && r->grad_slot[s] == r->grad_slot[storage];
+        if (other && p->made[rank * p->makings + s].micro >= 0) {
+            validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s);
+        }
     }
 }
 
@@ -160,145 +223,217 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
     if (p->p2p[rank].borrows && storage) { prove_gradient_slot(p, rank, a, storage); }
     const bool mine = m->micro == a->micro && m->storage == storage && !m->whole;
     if (m->micro >= 0 && !mine) {
-        validator_fail(&p->v, rank, a, "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage, m->storage, m->micro);
+        validator_fail(&p->v, rank, a,
+                       "the place of storage %d's gradient holds storage %d's of micro-batch %d",
+                       storage, m->storage, m->micro);
     }
-    const Made begun = {a->micro, storage, proof_in_step(p, a->micro), proof_in_step(p, a->micro), false, mine && m->part};
+    const Made begun = {
+        a->micro, storage,        proof_in_step(p, a->micro), proof_in_step(p, a->micro),
+        false,    mine && m->part};
     *m = begun;
 }
 // A piece joins those of its micro-batch.
 static inline void prove_add_piece(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
-    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro));
+    const int in = proof_in_step(p, a->micro),
+              within = piece_within(&p->pieces, proof_piece(p, a->micro));
     const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
-    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
-    *whole = *piece, made_free(piece);
+    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) {
+        validator_fail(&p->v, rank, a, "the pieces before it are not here");
+    }
+    *whole = *piece;
+    made_free(piece);
 }
 // A piece's gradient is whole.
 static inline void prove_piece(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro), head = p->v.program->map.units - 1;
-    Made *m = proof_made(p, rank, a->storage, a->micro), *whole = proof_whole(p, rank, a->storage, a->micro);
-    const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
+    Made *m = proof_made(p, rank, a->storage, a->micro),
+         *whole = proof_whole(p, rank, a->storage, a->micro);
+    const bool missing =
+        a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
     validate_reduce(&p->v, rank, a);
-    if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
+    if (!made_is(m, a->storage, a->micro, in, in) || m->whole) {
+        validator_fail(&p->v, rank, a, "its gradient is not here");
+    }
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
     if (whole != m) { prove_add_piece(p, rank, a, m, whole); }
 }
-// With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
+// With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it,
+// where it is made here.
 static inline void prove_join(Proof *p, int rank, const Action *a) {
     const P2p *r = &p->p2p[rank];
     const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
-    Made *m = proof_whole(p, rank, a->storage, a->micro), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
-    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_borrows(p, rank, a->storage)) { return; } // or it goes to its owner as it is
+    Made *m = proof_whole(p, rank, a->storage, a->micro),
+         *coming = &p->coming[proof_at(p, rank, a->storage)],
+         *sum = proof_summed(p, rank, a->storage, step);
+    // or it goes to its owner as it is
+    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) ||
+        proof_borrows(p, rank, a->storage)) {
+        return;
+    }
     if (r->stays) {
-        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
+        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1)
+               : sum->micro >= 0) {
             validator_fail(&p->v, rank, a, "the sum is not of those before it");
         }
-        *sum = made_sum(a->storage, a->micro, 0, in), made_free(m);
+        *sum = made_sum(a->storage, a->micro, 0, in);
+        made_free(m);
         return;
     }
     const SumWay way = proof_way(p, a->storage);
     if (way == SUM_CHAIN ? in == 0 : r->owner[a->storage] != rank) { return; }
     Made *before = way == SUM_OWNER ? sum : coming;
-    if (!made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
-    m->first = 0, made_free(before);
+    if (!made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1)) {
+        validator_fail(&p->v, rank, a, "the sum that came is not of those before it");
+    }
+    m->first = 0;
+    made_free(before);
 }
-// A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
+// A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and
+// with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = p->p2p[rank].borrows || proof_way(p, a->storage) == SUM_OWNER, joins_pieces = p->p2p[rank].stays && p->p2p[rank].joins_pieces;
-    Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
+    const bool owner = p->p2p[rank].borrows || proof_way(p, a->storage) == SUM_OWNER,
+               joins_pieces = p->p2p[rank].stays && p->p2p[rank].joins_pieces;
+    Made *coming = &p->coming[proof_at(p, rank, a->storage)],
+         *whole = proof_whole(p, rank, a->storage, a->micro);
     Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
-    if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
+    if (!made_is(coming, a->storage, a->micro, in, in)) {
+        validator_fail(&p->v, rank, a, "the part is not here");
+    }
     if (joins_pieces) { prove_add_piece(p, rank, a, coming, whole); }
     if (joins_pieces && !piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
-    if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole : sum->micro >= 0) {
+    if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole
+           : sum->micro >= 0) {
         validator_fail(&p->v, rank, a, "the sum is not of those before it");
     }
-    *sum = made_sum(a->storage, a->micro, 0, in), made_free(joins_pieces ? whole : coming);
+    *sum = made_sum(a->storage, a->micro, 0, in);
+    made_free(joins_pieces ? whole : coming);
 }
 static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
-    Made *m = sends ? proof_whole(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
+    Made *m = sends ? proof_whole(p, rank, a->storage, a->micro)
+                    : &p->coming[proof_at(p, rank, a->storage)];
     if (sends) {
         const P2p *r = &p->p2p[rank];
-        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
-        if (!good || (r->stays && !r->borrows)) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
-        p->sent = *m, made_free(m);
+        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole &&
+                          (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
+        if (!good || (r->stays && !r->borrows)) {
+            validator_fail(&p->v, rank, a, "has no such sum to send");
+        }
+        p->sent = *m;
+        made_free(m);
         return;
     }
-    if (!p->p2p[rank].comes[a->storage]) { validator_fail(&p->v, rank, a, "there is no place for what comes"); }
-    if (m->micro >= 0) { validator_fail(&p->v, rank, a, "the sum that came before has not been added"); }
+    if (!p->p2p[rank].comes[a->storage]) {
+        validator_fail(&p->v, rank, a, "there is no place for what comes");
+    }
+    if (m->micro >= 0) {
+        validator_fail(&p->v, rank, a, "the sum that came before has not been added");
+    }
     *m = p->sent;
 }
 static inline void prove_part(Proof *p, int rank, const Action *a, bool sends) {
     Made *m = proof_made(p, rank, a->storage, a->micro);
     const int in = proof_in_step(p, a->micro);
     if (sends) {
-        if (m->micro != a->micro || m->storage != a->storage || m->whole) { validator_fail(&p->v, rank, a, "has no such part to send"); }
+        if (m->micro != a->micro || m->storage != a->storage || m->whole) {
+            validator_fail(&p->v, rank, a, "has no such part to send");
+        }
         made_free(m);
         return;
     }
-    if (m->micro >= 0) { validator_fail(&p->v, rank, a, "its place holds micro-batch %d's", m->micro); }
+    if (m->micro >= 0) {
+        validator_fail(&p->v, rank, a, "its place holds micro-batch %d's", m->micro);
+    }
     const Made came = {a->micro, a->storage, in, in, false, true};
     *m = came;
 }
 static inline void prove_update(Proof *p, int rank, const Action *a) {
     const P2p *r = &p->p2p[rank];
     const int last = p->plan->N - 1, micro = proof_end_of_step(p, (int)a->step);
-    Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step) : proof_whole(p, rank, a->storage, micro);
+    Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step)
+                         : proof_whole(p, rank, a->storage, micro);
     if (r->owner[a->storage] != rank) { validator_fail(&p->v, rank, a, "is not the owner"); }
-    if (!made_is(sum, a->storage, micro, 0, last) || !sum->whole) { validator_fail(&p->v, rank, a, "has not the sum of all"); }
-    if (r->waits && (p->stats_out[rank].step != a->step || p->stats_out[rank].count != p->v.program->ranks)) {
+    if (!made_is(sum, a->storage, micro, 0, last) || !sum->whole) {
+        validator_fail(&p->v, rank, a, "has not the sum of all");
+    }
+    if (r->waits &&
+        (p->stats_out[rank].step != a->step || p->stats_out[rank].count != p->v.program->ranks)) {
         validator_fail(&p->v, rank, a, "the norm is not known");
     }
     prove_open(p, rank, a, a->step + 1);
     made_free(sum);
 }
 
-// What a rank adds to a step's tally is whole: losses of all that it computes; gradients that it owns, or their updates.
+// What a rank adds to a step's tally is whole: losses of all that it computes; gradients that it
+// owns, or their updates.
 static inline void prove_stats(Proof *p, int rank, const Action *a) {
     const int N = p->plan->N, head = p->v.program->map.units - 1;
     StatsMark *stats_in = &p->stats_in[rank], *stats_out = &p->stats_out[rank];
     const bool whole = a->version != 0, came = stats_in->step == a->step;
-    if (whole && (!came || stats_in->count != p->v.program->ranks)) { validator_fail(&p->v, rank, a, "has not heard of all ranks"); }
-    if (!whole && stats_out->step >= a->step) { validator_fail(&p->v, rank, a, "has added already"); }
+    if (whole && (!came || stats_in->count != p->v.program->ranks)) {
+        validator_fail(&p->v, rank, a, "has not heard of all ranks");
+    }
+    if (!whole && stats_out->step >= a->step) {
+        validator_fail(&p->v, rank, a, "has added already");
+    }
     for (int i = 0; i < pieces_of_step(&p->pieces) && !whole; i++) {
-        const unsigned char done = *validator_done(&p->v, rank, head, (int)a->step * pieces_of_step(&p->pieces) + i);
-        if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) { validator_fail(&p->v, rank, a, "a loss of piece %d is not there", i); }
+        const unsigned char done =
+            *validator_done(&p->v, rank, head, (int)a->step * pieces_of_step(&p->pieces) + i);
+        if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) {
+            validator_fail(&p->v, rank, a, "a loss of piece %d is not there", i);
+        }
     }
     for (int s = 0; s < p->v.program->map.storages && !whole; s++) {
         const P2p *r = &p->p2p[rank];
         const Made *sum = r->stays ? proof_summed(p, rank, s, a->step) : proof_whole(p, rank, s, 0);
-        const bool there = r->waits ? made_is(sum, s, proof_end_of_step(p, (int)a->step), 0, N - 1) : p->newest[proof_at(p, rank, s)] > a->step;
-        if (r->owner[s] == rank && !there) { validator_fail(&p->v, rank, a, "the gradient of storage %d is not whole", s); }
+        const bool there = r->waits ? made_is(sum, s, proof_end_of_step(p, (int)a->step), 0, N - 1)
+                                    : p->newest[proof_at(p, rank, s)] > a->step;
+        if (r->owner[s] == rank && !there) {
+            validator_fail(&p->v, rank, a, "the gradient of storage %d is not whole", s);
+        }
     }
-    stats_out->step = a->step, stats_out->count = (came ? stats_in->count : 0) + !whole, stats_in->step = -1;
+    stats_out->step = a->step;
+    stats_out->count = (came ? stats_in->count : 0) + !whole;
+    stats_in->step = -1;
 }
 static inline void prove_send_stats(Proof *p, int rank, const Action *a, bool sends) {
-    if (sends && p->stats_out[rank].step != a->step) { validator_fail(&p->v, rank, a, "has nothing to tell of this step"); }
+    if (sends && p->stats_out[rank].step != a->step) {
+        validator_fail(&p->v, rank, a, "has nothing to tell of this step");
+    }
     if (sends) { p->sent_stats = p->stats_out[rank]; }
-    if (!sends && p->stats_in[rank].step >= 0) { validator_fail(&p->v, rank, a, "what came before has not been heard"); }
+    if (!sends && p->stats_in[rank].step >= 0) {
+        validator_fail(&p->v, rank, a, "what came before has not been heard");
+    }
     if (!sends) { p->stats_in[rank] = p->sent_stats; }
 }
 
 // Activations and gradients of boundaries: their places.
-static inline void prove_place(Proof *p, int rank, const Action *a, int unit) { // of the activations of a unit, that this action writes
+// of the activations of a unit, that this action writes
+static inline void prove_place(Proof *p, int rank, const Action *a, int unit) {
     bool began = false;
-    for (int m = a->micro - (int)p->places[unit]; m >= 0 && !began; m -= (int)p->places[unit]) { // who was there last has proved it of those before
+    // who was there last has proved it of those before
+    for (int m = a->micro - (int)p->places[unit]; m >= 0 && !began; m -= (int)p->places[unit]) {
         began = *validator_done(&p->v, rank, a->unit, m) & DONE_FORWARD;
         const bool ended = *validator_done(&p->v, rank, unit, m) & DONE_WEIGHT;
-        if (began && !ended) { validator_fail(&p->v, rank, a, "the place of unit %d's activations holds micro-batch %d", unit, m); }
+        if (began && !ended) {
+            validator_fail(&p->v, rank, a,
+                           "the place of unit %d's activations holds micro-batch %d", unit, m);
+        }
     }
 }
 static inline int64_t *proof_gradient(const Proof *p, int rank, int unit) {
     const int units = p->v.program->map.units;
-    return &p->gradient[rank * 2 * units + (p->plan->mode == CYCLIC_SINGLE && p->cut[unit] ? units + unit : unit % 2)];
+    return &p->gradient[rank * 2 * units +
+                        (p->plan->mode == CYCLIC_SINGLE && p->cut[unit] ? units + unit : unit % 2)];
 }
 static inline bool proof_here(const Proof *p, int rank, int unit, int micro) {
     return cyclic_rank(p->plan, micro, cyclic_stage_of_unit(p->plan, unit)) == rank;
 }
 static inline void prove_compute(Proof *p, int rank, const Action *a) {
     const UnitMap *map = &p->v.program->map;
-    const bool forward = a->kind == ACT_FORWARD, backward = a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
+    const bool forward = a->kind == ACT_FORWARD,
+               backward = a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
     const int64_t above = (int64_t)(a->unit + 1) * p->v.program->micro_batches + a->micro;
     int64_t *used = &p->used[2 * validator_index(&p->v, rank, a->unit, a->micro)];
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
@@ -306,16 +441,23 @@ static inline void prove_compute(Proof *p, int rank, const Action *a) {
         const int64_t version = p->held[proof_at(p, rank, storage)];
         if (action_contributes(map, a, storage)) { prove_contribution(p, rank, a, storage); }
         if (!forward && action_reads_parameters(a->kind) && version != used[k]) {
-            validator_fail(&p->v, rank, a, "version %" PRId64 " of storage %d, its forward had %" PRId64, version, storage, used[k]);
+            validator_fail(&p->v, rank, a,
+                           "version %" PRId64 " of storage %d, its forward had %" PRId64, version,
+                           storage, used[k]);
         }
         if (forward) { used[k] = version; }
     }
     if (forward) { prove_place(p, rank, a, a->unit); }
-    if (forward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro)) { prove_place(p, rank, a, a->unit + 1); }
-    if (backward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro) && *proof_gradient(p, rank, a->unit + 1) != above) {
+    if (forward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro)) {
+        prove_place(p, rank, a, a->unit + 1);
+    }
+    if (backward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro) &&
+        *proof_gradient(p, rank, a->unit + 1) != above) {
         validator_fail(&p->v, rank, a, "the gradient of its output was written over");
     }
-    if (a->kind == ACT_BACKWARD_INPUT) { *proof_gradient(p, rank, a->unit) = above - p->v.program->micro_batches; }
+    if (a->kind == ACT_BACKWARD_INPUT) {
+        *proof_gradient(p, rank, a->unit) = above - p->v.program->micro_batches;
+    }
     validate_compute(&p->v, rank, a);
 }
 
@@ -364,7 +506,7 @@ static inline void proof_visit_late(void *context, int rank, const Action *a, in
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The proof
 
 static inline void proof_end(Proof *p, int steps) {
@@ -374,58 +516,88 @@ static inline void proof_end(Proof *p, int steps) {
         for (int s = 0; s < p->v.program->map.storages; s++) {
             const int at = proof_at(p, r, s);
             if (p->p2p[r].places[s] && p->newest[at] != steps) {
-                validator_fail(&p->v, r, &none, "storage %d has version %" PRId64 " at the end", s, p->newest[at]);
+                validator_fail(&p->v, r, &none, "storage %d has version %" PRId64 " at the end", s,
+                               p->newest[at]);
             }
-            if (p->held[at] >= 0) { validator_fail(&p->v, r, &none, "storage %d is held at the end", s); }
+            if (p->held[at] >= 0) {
+                validator_fail(&p->v, r, &none, "storage %d is held at the end", s);
+            }
         }
-        if (p->stats_out[r].step != steps - 1) { validator_fail(&p->v, r, &none, "the last step was not told"); }
+        if (p->stats_out[r].step != steps - 1) {
+            validator_fail(&p->v, r, &none, "the last step was not told");
+        }
     }
 }
-static inline void proof_start(Proof *p, const Program *program, const CyclicPlan *plan, const GptModel *m) {
-    const size_t ranks = (size_t)program->ranks, storages = (size_t)m->storages, units = (size_t)m->units;
+static inline void proof_start(Proof *p, const Program *program, const CyclicPlan *plan,
+                               const GptModel *m) {
+    const size_t ranks = (size_t)program->ranks, storages = (size_t)m->storages,
+                 units = (size_t)m->units;
     memset(p, 0, sizeof *p);
     validator_start(&p->v, program);
-    p->plan = plan, p->model = m, p->pieces = cyclic_pieces(plan);
+    p->plan = plan;
+    p->model = m;
+    p->pieces = cyclic_pieces(plan);
     p->p2p = (P2p *)checked_calloc(ranks, sizeof(P2p), "proof");
-    p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof"), p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
+    p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof");
+    p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);
     p->makings = m->storages + STORAGE_CLASSES + plan->N;
     const size_t made = ranks * (size_t)p->makings, at = ranks * storages;
-    p->made = (Made *)checked_calloc(made + 3 * at, sizeof(Made), "proof"), p->coming = p->made + made, p->summed = p->coming + at;
-    p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof"), p->held = p->newest + at;
-    p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches, sizeof(int64_t), "proof");
+    p->made = (Made *)checked_calloc(made + 3 * at, sizeof(Made), "proof");
+    p->coming = p->made + made;
+    p->summed = p->coming + at;
+    p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof");
+    p->held = p->newest + at;
+    p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches,
+                                        sizeof(int64_t), "proof");
     p->gradient = (int64_t *)checked_calloc(2 * ranks * units, sizeof(int64_t), "proof");
     const size_t slots = ranks * BORROWED_SLOTS;
     p->borrowed = (int64_t *)checked_malloc(slots * storages * sizeof(int64_t), "proof");
-    p->slot_use = (int64_t *)checked_malloc(slots * sizeof(int64_t), "proof"), p->slot_of = (int *)checked_calloc(at, sizeof(int), "proof");
+    p->slot_use = (int64_t *)checked_malloc(slots * sizeof(int64_t), "proof");
+    p->slot_of = (int *)checked_calloc(at, sizeof(int), "proof");
     for (size_t i = 0; i < slots * storages; i++) { p->borrowed[i] = -1; }
     for (size_t i = 0; i < slots; i++) { p->slot_use[i] = -1; }
-    p->stats_in = (StatsMark *)checked_calloc(2 * ranks, sizeof(StatsMark), "proof"), p->stats_out = p->stats_in + ranks;
+    p->stats_in = (StatsMark *)checked_calloc(2 * ranks, sizeof(StatsMark), "proof");
+    p->stats_out = p->stats_in + ranks;
     for (size_t i = 0; i < made + 3 * at; i++) { p->made[i].micro = -1; }
     for (size_t i = 0; i < at; i++) { p->held[i] = -1; }
     for (size_t i = 0; i < 2 * ranks; i++) { p->stats_in[i].step = -1; }
     for (int r = 0; r < program->ranks; r++) {
         p->p2p[r] = cyclic_p2p(plan, m, r);
         const int stage = plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(plan, r) : 0;
-        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
+        program->limits[r] =
+            plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
         program->limits[r].in_flight = cyclic_live(plan, stage);
     }
 }
 static inline void proof_stop(Proof *p) {
     for (int r = 0; r < p->v.program->ranks; r++) { p2p_free(&p->p2p[r], p->model->storages); }
-    free(p->p2p), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->stats_in);
-    free(p->borrowed), free(p->slot_use), free(p->slot_of);
+    free(p->p2p);
+    free(p->places);
+    free(p->cut);
+    free(p->made);
+    free(p->newest);
+    free(p->used);
+    free(p->gradient);
+    free(p->stats_in);
+    free(p->borrowed);
+    free(p->slot_use);
+    free(p->slot_of);
     validator_stop(&p->v);
 }
 
-// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains: in the order of the lists, or, `late`, in one that `seed`
-// draws, of ranks that put store work aside. On a violation returns false and describes the first one in error.
-static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, bool late, uint64_t seed,
-                                         char *error, size_t error_bytes) {
+// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains: in
+// the order of the lists, or, `late`, in one that `seed` draws, of ranks that put store work aside.
+// On a violation returns false and describes the first one in error.
+static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan *plan,
+                                         const GptModel *m, int steps, int pause, bool late,
+                                         uint64_t seed, char *error, size_t error_bytes) {
     Program program = cyclic_unroll(window, plan, steps, pause);
     Proof p;
     proof_start(&p, &program, plan, m);
-    *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
+    *error = 0;
+    p.v.error = error;
+    p.v.error_bytes = error_bytes;
     if (late) {
         deferred_walk(&p.v, p.p2p, pause, seed, proof_visit_at_once, proof_visit_late, &p);
     } else {
@@ -436,20 +608,26 @@ static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan
     cyclic_window_free(&program);
     return !*error;
 }
-static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
+static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m,
+                                int steps, int pause, char *error, size_t error_bytes) {
     return cyclic_prove_in_order(window, plan, m, steps, pause, false, 0, error, error_bytes);
 }
 
-// The same for the program: windows that follow each other, and, where there will be such, steps that drain; where work is put aside, in one order of that,
-// too. Ends it where there is a violation.
+// The same for the program: windows that follow each other, and, where there will be such, steps
+// that drain; where work is put aside, in one order of that, too. Ends it where there is a
+// violation.
 static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
     char error[400];
-    const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4; // of up to 5 stages that take turns all that differ
+    // of up to 5 stages that take turns all that differ
+    const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4;
     const int orders = plan->mode == CYCLIC_DATA ? 2 : 1;
     for (int pause = steps; pause > 1; pause = pause > 2 ? 2 : 0) {
         if (pause < steps && !plan->pauses) { continue; }
         for (int late = 0; late < orders; late++) {
-            if (!cyclic_prove_in_order(window, plan, m, steps, pause, late, 0, error, sizeof error)) { schedule_refuse(error); }
+            if (!cyclic_prove_in_order(window, plan, m, steps, pause, late, 0, error,
+                                       sizeof error)) {
+                schedule_refuse(error);
+            }
         }
     }
 }

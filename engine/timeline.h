@@ -1,10 +1,12 @@
-// timeline.h: draws a schedule with its times, planned (schedule_simulate_times) or measured: rows of text for a terminal, and a trace for
-// chrome://tracing or Perfetto.
+// timeline.h: draws a schedule with its times, planned (schedule_simulate_times) or measured: rows
+// of text for a terminal, and a trace for chrome://tracing or Perfetto.
 //
 // Times      [rank][action], seconds on one clock; where an action was not timed, begin = end.
-// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B backward (with weight parts that follow at
-//            once), W weight parts apart from it, U an update. A cell is its letter, the micro-batch's number where it fits, and '-' up
-//            to its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of 0, a bubble.
+// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B
+//            backward (with weight parts that follow at once), W weight parts apart from it, U an
+//            update. A cell is its letter, the micro-batch's number where it fits, and '-' up to
+//            its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of
+//            0, a bubble.
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -29,52 +31,68 @@ static inline char timeline_letter(ActionKind kind) { // 0: not drawn
     }
 }
 // The next cell of a rank from action *i on, which moves on; false: there is none.
-static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int *i, TimelineCell *cell) {
+static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int *i,
+                                 TimelineCell *cell) {
     memset(cell, 0, sizeof *cell);
     for (; *i < s->count; ++*i) {
         const Action *a = &s->actions[*i];
         char letter = timeline_letter(a->kind);
         if (!letter || times[*i].end_s <= times[*i].begin_s) { continue; }
-        bool joins = cell->micro == a->micro && (letter == cell->letter || (cell->letter == 'B' && letter == 'W'));
+        bool joins = cell->micro == a->micro &&
+                     (letter == cell->letter || (cell->letter == 'B' && letter == 'W'));
         if (cell->letter && !joins) { return true; }
-        if (!cell->letter) { cell->letter = letter, cell->micro = a->micro, cell->begin_s = times[*i].begin_s; }
+        if (!cell->letter) {
+            cell->letter = letter;
+            cell->micro = a->micro;
+            cell->begin_s = times[*i].begin_s;
+        }
         cell->end_s = times[*i].end_s;
     }
     return cell->letter != 0;
 }
 // When the first and the last cell of all ranks begin and end.
-static inline void timeline_span(const Program *p, ActionTime *const *times, double *begin, double *end) {
+static inline void timeline_span(const Program *p, ActionTime *const *times, double *begin,
+                                 double *end) {
     TimelineCell cell;
     bool any = false;
     *begin = *end = 0;
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; timeline_cell(&p->rank[r], times[r], &i, &cell); any = true) {
-            *begin = any ? fmin(*begin, cell.begin_s) : cell.begin_s, *end = any ? fmax(*end, cell.end_s) : cell.end_s;
+            *begin = any ? fmin(*begin, cell.begin_s) : cell.begin_s;
+            *end = any ? fmax(*end, cell.end_s) : cell.end_s;
         }
     }
 }
-static inline void timeline_draw(char *row, int columns, const TimelineCell *cell, double begin, double span) {
-    int from = (int)((cell->begin_s - begin) / span * columns + 0.5), to = (int)((cell->end_s - begin) / span * columns + 0.5);
+static inline void timeline_draw(char *row, int columns, const TimelineCell *cell, double begin,
+                                 double span) {
+    int from = (int)((cell->begin_s - begin) / span * columns + 0.5),
+        to = (int)((cell->end_s - begin) / span * columns + 0.5);
     char label[16];
     int length = snprintf(label, sizeof label, "%c%d", cell->letter, cell->micro);
     if (cell->micro < 0 || length > to - from) { length = 1; } // half a number would be another one
     for (int c = from; c < to; c++) { row[c] = c - from < length ? label[c - from] : '-'; }
 }
 // One row per rank, `columns` wide, and how busy it is.
-static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *const *times, int columns) {
+static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *const *times,
+                                     int columns) {
     double begin, end;
     timeline_span(p, times, &begin, &end);
     char *row = (char *)checked_malloc((size_t)columns + 1, "timeline");
-    fprintf(to, "F forward, B backward, W weight gradients, U update, . idle; %.3f ms, %.3f ms a column\n", 1e3 * (end - begin), 1e3 * (end - begin) / columns);
+    fprintf(
+        to,
+        "F forward, B backward, W weight gradients, U update, . idle; %.3f ms, %.3f ms a column\n",
+        1e3 * (end - begin), 1e3 * (end - begin) / columns);
     for (int r = 0; r < p->ranks; r++) {
         double busy = 0;
         TimelineCell cell;
-        memset(row, '.', (size_t)columns), row[columns] = 0;
+        memset(row, '.', (size_t)columns);
+        row[columns] = 0;
         for (int i = 0; timeline_cell(&p->rank[r], times[r], &i, &cell);) {
             timeline_draw(row, columns, &cell, begin, end - begin);
             busy += cell.end_s - cell.begin_s;
         }
-        fprintf(to, "rank %-3d |%s| %3.0f %% busy\n", r, row, end > begin ? 100 * busy / (end - begin) : 0.0);
+        fprintf(to, "rank %-3d |%s| %3.0f %% busy\n", r, row,
+                end > begin ? 100 * busy / (end - begin) : 0.0);
     }
     free(row);
 }
@@ -83,36 +101,62 @@ static inline void trace_action(FILE *to, int rank, const Action *a, ActionTime 
     bool computes = action_computes(a->kind) || a->kind == ACT_UPDATE || a->kind == ACT_NORM;
     fprintf(to, ",\n{\"name\":\"%s", action_names[a->kind]);
     if (a->unit >= 0) { fprintf(to, " %d.%d", a->unit, a->micro); }
-    fprintf(to, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{", computes ? "compute" : "messages", rank, !computes,
-            1e6 * time.begin_s, 1e6 * (time.end_s - time.begin_s));
-    fprintf(to, "\"unit\":%d,\"storage\":%d,\"micro_batch\":%d,\"first_row\":%" PRId64 ",\"rows\":%" PRId64 ",\"peer\":%d}}", a->unit, a->storage, a->micro,
-            a->first_row, a->rows, a->peer);
+    fprintf(
+        to,
+        "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{",
+        computes ? "compute" : "messages", rank, !computes, 1e6 * time.begin_s,
+        1e6 * (time.end_s - time.begin_s));
+    fprintf(to,
+            "\"unit\":%d,\"storage\":%d,\"micro_batch\":%d,\"first_row\":%" PRId64
+            ",\"rows\":%" PRId64 ",\"peer\":%d}}",
+            a->unit, a->storage, a->micro, a->first_row, a->rows, a->peer);
 }
-// Every action that takes time, as JSON in Chrome's trace format: a process is a rank, its threads are compute (0) and messages (1).
+// Every action that takes time, as JSON in Chrome's trace format: a process is a rank, its threads
+// are compute (0) and messages (1).
 static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const *times) {
     fprintf(to, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
     for (int r = 0; r < p->ranks; r++) {
-        fprintf(to, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", r ? "," : "", r, r);
+        fprintf(to,
+                "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
+                "%d\"}}",
+                r ? "," : "", r, r);
         for (int t = 0; t < 2; t++) {
-            fprintf(to, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", r, t, t ? "messages" : "compute");
+            fprintf(to,
+                    ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{"
+                    "\"name\":\"%s\"}}",
+                    r, t, t ? "messages" : "compute");
         }
         for (int i = 0; i < p->rank[r].count; i++) {
-            if (times[r][i].end_s > times[r][i].begin_s) { trace_action(to, r, &p->rank[r].actions[i], times[r][i]); }
+            if (times[r][i].end_s > times[r][i].begin_s) {
+                trace_action(to, r, &p->rank[r].actions[i], times[r][i]);
+            }
         }
     }
     fprintf(to, "\n]}\n");
 }
 
-// Both, for people and for files: draws a program of several stages on the terminal; trace: the file for the second, "" for none.
-static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what, const char *trace) {
+// Both, for people and for files: draws a program of several stages on the terminal; trace: the
+// file for the second, "" for none.
+static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what,
+                                       const char *trace) {
     bool stages = false;
-    for (int i = 0; i < p->rank[0].count; i++) { stages = stages || action_is_message(p->rank[0].actions[i].kind); }
-    if (stages) { printf("timeline   %s: ", what), schedule_timeline(stdout, p, times, 100); }
+    for (int i = 0; i < p->rank[0].count; i++) {
+        stages = stages || action_is_message(p->rank[0].actions[i].kind);
+    }
+    if (stages) {
+        printf("timeline   %s: ", what);
+        schedule_timeline(stdout, p, times, 100);
+    }
     if (!*trace) { return; }
     FILE *f = fopen(trace, "w");
     bool written = f != NULL;
-    if (f) { schedule_trace(f, p, times), written = !fclose(f); }
-    if (!written) { fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(errno)); }
+    if (f) {
+        schedule_trace(f, p, times);
+        written = !fclose(f);
+    }
+    if (!written) {
+        fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(errno));
+    }
 }
 
 #endif

@@ -1,5 +1,6 @@
-// trainer.h: what a run is (Trainer), and one step of it: a step and then the next one, or, where micro-batches are delayed against each other
-// (cyclic.h), a window in which the next step begins. train_gpt.c sets it up and goes from step to step.
+// trainer.h: what a run is (Trainer), and one step of it: a step and then the next one, or, where
+// micro-batches are delayed against each other (cyclic.h), a window in which the next step begins.
+// train_gpt.c sets it up and goes from step to step.
 #ifndef TRAINER_H
 #define TRAINER_H
 
@@ -32,37 +33,49 @@ typedef struct {
     Tokenizer tokenizer;
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
-    int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
-    Privacy privacy;                            // of a private run
-    ExecutorShape shape;                        // of micro-steps
-    PipelinePlan plan;                          // stages of units on ranks
-    const Stage *stage;                         // this rank's
-    CyclicPlan cyclic;                          // rule OFF: there is none
-    P2p p2p;                                // of it: what this rank keeps
-    Offload offload;                            // host NULL: no state lies there
-    Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
-    Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
-    int64_t window_step;                        // ... namely of this one
-    Prediction predicted, later;                // later: when blocks share no more
-    Needs needs;                                // of both
-    int64_t resident;                           // bytes of the host that the process takes in any case, by which states go to the disk
-    int64_t passing;                            // more of them where this model's states come from the one before it
-    bool spilled;                               // the host has no room for both: what may lie on disk of models that share does
-    int number;                                 // of this model: 0, and 1 after the switch
-    DiskFile files[2];                          // [number]
-    int64_t file_bytes[2];                      // the most that these need
+    // per step over all ranks, expected and at most; per micro-step of this rank at most; of the
+    // run
+    int64_t samples, most_samples, rows, steps;
+    Privacy privacy;     // of a private run
+    ExecutorShape shape; // of micro-steps
+    PipelinePlan plan;   // stages of units on ranks
+    const Stage *stage;  // this rank's
+    CyclicPlan cyclic;   // rule OFF: there is none
+    P2p p2p;             // of it: what this rank keeps
+    Offload offload;     // host NULL: no state lies there
+    // schedules of a training step (a private run's is made anew for each) and of one validation
+    // batch
+    Program program, evaluation;
+    // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked
+    // for ...
+    Program window;
+    int64_t window_step;         // ... namely of this one
+    Prediction predicted, later; // later: when blocks share no more
+    Needs needs;                 // of both
+    // bytes of the host that the process takes in any case, by which states go to the disk
+    int64_t resident;
+    // more of them where this model's states come from the one before it
+    int64_t passing;
+    // the host has no room for both: what may lie on disk of models that share does
+    bool spilled;
+    int number;            // of this model: 0, and 1 after the switch
+    DiskFile files[2];     // [number]
+    int64_t file_bytes[2]; // the most that these need
     // with what
     Store store;
     Executor executor;
-    int64_t *windows; // [2][drawn_words] what a private step takes of the training data (draw_samples), of even and odd steps
+    // [2][drawn_words] what a private step takes of the training data (draw_samples), of even and
+    // odd steps
+    int64_t *windows;
     int64_t drawn[2]; // how many steps have been drawn, the last of which these are
     // where it stands
     Progress progress;
     MatmulChoices matmuls;       // of the device's library
     int64_t first_step;          // 0, or where a resumed run began
-    int64_t metrics_start_step;           // since which the figures of the end count
+    int64_t metrics_start_step;  // since which the figures of the end count
     size_t before[MEMORY_KINDS]; // memory that was taken before the states
-    int64_t end;                 // of the run: its steps, or fewer where a private one has spent all it may
+    // of the run: its steps, or fewer where a private one has spent all it may
+    int64_t end;
     Log log;
     ProgressBar bar;
     char flags[8192];     // as given, for the manifest
@@ -73,18 +86,21 @@ typedef struct {
     bool stopping, save_failed, warned_of_loss;
 } Trainer;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree in each step, before its
-// updates begin to travel, and stop after it.
+// -------------------------------------------------------------------------------------------------
+// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree
+// in each step, before its updates begin to travel, and stop after it.
 static volatile sig_atomic_t stop_requested;
 static const Trainer *signalled; // what a handler may describe
 static inline void request_stop(int signal_number) {
     stop_requested = 1;
     if (signal_number != SIGTERM) { return; } // every rank gets the others
     SignalText t = {"", 0};
-    signal_text_add(&t, "note: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
+    signal_text_add(&t, "note: rank ");
+    signal_text_add_int(&t, signalled->comm.rank);
+    signal_text_add(&t, ": SIGTERM in ");
     executor_describe(&signalled->executor, &t);
-    signal_text_add(&t, ", waiting for "), comm_describe_waiting(&signalled->comm, &t);
+    signal_text_add(&t, ", waiting for ");
+    comm_describe_waiting(&signalled->comm, &t);
     signal_text_add(&t, "; stopping after this step\n");
     signal_text_write(&t);
 }
@@ -97,23 +113,29 @@ static inline void catch_signals(const Trainer *t) {
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
-static inline bool asked_to_stop(const Trainer *t) { return stop_requested || (*t->stop_file && !access(t->stop_file, F_OK)); }
+static inline bool asked_to_stop(const Trainer *t) {
+    return stop_requested || (*t->stop_file && !access(t->stop_file, F_OK));
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Its schedule
 
-// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
+// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that
+// has most samples.
 static inline Program make_program(const Trainer *t, int64_t samples, bool training) {
     const bool pipeline = t->plan.placement.stages > 1;
     int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
-    if (t->options.recompute == RECOMPUTE_BLOCK) { unit_map_recomputes(&p.map, &t->plan.placement); }
+    if (t->options.recompute == RECOMPUTE_BLOCK) {
+        unit_map_recomputes(&p.map, &t->plan.placement);
+    }
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
-    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
+    // of batches of any size: equal parts are faster
+    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); }
     if (t->cyclic.rule && training) {
         schedule_cyclic(&p, &t->cyclic, samples, 0);
         return p;
@@ -136,20 +158,27 @@ static inline const Program *step_program(Trainer *t, int64_t step) {
     if (!t->cyclic.rule || cyclic_alike(&t->cyclic, step, 0)) { return &t->program; }
     if (!t->window.rank || !cyclic_alike(&t->cyclic, step, t->window_step)) {
         cyclic_window_free(&t->window);
-        t->window = cyclic_window(&t->program, &t->cyclic, step), t->window_step = step;
+        t->window = cyclic_window(&t->program, &t->cyclic, step);
+        t->window_step = step;
     }
     return &t->window;
 }
-static inline const Schedule *step_schedule(Trainer *t, int64_t step) { return &step_program(t, step)->rank[t->comm.rank]; }
+static inline const Schedule *step_schedule(Trainer *t, int64_t step) {
+    return &step_program(t, step)->rank[t->comm.rank];
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // One step
 
-static inline double shown_loss(const Trainer *t, double loss) { return privacy_hides(&t->privacy) ? (double)NAN : loss; }
+static inline double shown_loss(const Trainer *t, double loss) {
+    return privacy_hides(&t->privacy) ? (double)NAN : loss;
+}
 // Who guesses has a loss of ln(vocabulary), and so has a model before its first step; one that is
 // confident and wrong has more. No run that learns anything has twice as much after its warm-up;
 // the 1 is for vocabularies of a few tokens.
-static inline double loss_limit(const Trainer *t) { return 2 * (1 + log((double)t->model.config.vocab)); }
+static inline double loss_limit(const Trainer *t) {
+    return 2 * (1 + log((double)t->model.config.vocab));
+}
 // Once a run, where the loss may be told.
 static inline void warn_of_loss(Trainer *t, double loss) {
     const bool high = t->progress.step > t->options.warmup && loss > loss_limit(t);
@@ -158,19 +187,26 @@ static inline void warn_of_loss(Trainer *t, double loss) {
     progress_break(&t->bar);
     fflush(stdout);
     fprintf(stderr,
-            "warning: step %" PRId64 ": the loss is %g, and guessing alone has ln(vocabulary), %.2f: "
+            "warning: step %" PRId64
+            ": the loss is %g, and guessing alone has ln(vocabulary), %.2f: "
             "the run diverges, or --model or the data are not what they should be; try a smaller "
             "--lr, a longer --warmup, a smaller --grad-clip (this is said once)\n",
             t->progress.step, loss, log((double)t->model.config.vocab));
 }
 
-static inline void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
+static inline void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr,
+                             double seconds) {
     if (t->comm.rank) { return; }
     bool shown = !privacy_hides(&t->privacy);
     if (shown) { warn_of_loss(t, loss); }
-    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
-    double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
-    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
+    if (!shown) {
+        seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step));
+    }
+    double tokens =
+               (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len),
+           nobody = (double)NAN;
+    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds /
+                 (t->rates.peak_flops_per_s * t->comm.ranks);
     StepFacts facts = {t->progress.step,
                        shown ? loss : nobody,
                        shown ? norm : nobody,
@@ -186,19 +222,28 @@ static inline void tell_step(Trainer *t, const Pass *pass, double loss, double n
 
 // Why this update must not be made, or NULL.
 static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
-    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; } // with its noise: nothing that depends on the samples more
+    // with its noise: nothing that depends on the samples more
+    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; }
     if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
     double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
-    if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
-    if (t->options.skip_grad_z > 0 && norm_z > t->options.skip_grad_z) { return "gradient norm is an outlier"; }
+    if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) {
+        return "loss is an outlier";
+    }
+    if (t->options.skip_grad_z > 0 && norm_z > t->options.skip_grad_z) {
+        return "gradient norm is an outlier";
+    }
     return NULL;
 }
 
-// The samples that a private step draws: windows, how many, and where each micro-batch's begin. Rank 0 draws for all: logarithms may differ between machines.
-static inline int64_t drawn_words(const Trainer *t) { return t->most_samples + 1 + t->privacy.parts + 1; }
+// The samples that a private step draws: windows, how many, and where each micro-batch's begin.
+// Rank 0 draws for all: logarithms may differ between machines.
+static inline int64_t drawn_words(const Trainer *t) {
+    return t->most_samples + 1 + t->privacy.parts + 1;
+}
 static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
     const Privacy *p = &t->privacy;
-    int64_t *windows = t->windows + (step & 1) * drawn_words(t), *count = windows + t->most_samples, *begins = count + 1;
+    int64_t *windows = t->windows + (step & 1) * drawn_words(t), *count = windows + t->most_samples,
+            *begins = count + 1;
     const bool known = t->drawn[step & 1] == step + 1;
     if (!known && t->comm.rank == 0) {
         NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)step};
@@ -211,36 +256,62 @@ static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
     }
     if (!known) { comm_broadcast(&t->comm, windows, (size_t)drawn_words(t) * sizeof *windows, 0); }
     t->drawn[step & 1] = step + 1;
-    pass->windows = windows, pass->samples = *count, pass->begins = p->parts > 1 ? begins : NULL;
+    pass->windows = windows;
+    pass->samples = *count;
+    pass->begins = p->parts > 1 ? begins : NULL;
 }
-// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
+// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its
+// samples.
 static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
     if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
     double mean = 0;
-    for (int64_t i = 0; i < pass->samples; i++) { mean += pass->sample_losses[i] / (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1); }
+    for (int64_t i = 0; i < pass->samples; i++) {
+        mean += pass->sample_losses[i] /
+                (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1);
+    }
     return mean / (double)pass->samples;
 }
 
 // What a step works on, `ahead` steps from the one that runs.
 static inline Pass make_pass(Trainer *t, int ahead) {
     const int64_t first = t->progress.position + ahead * t->samples;
-    int64_t targets = t->privacy.on || first < 0 ? 0 : dataset_count_targets(&t->train, first, t->samples);
+    int64_t targets =
+        t->privacy.on || first < 0 ? 0 : dataset_count_targets(&t->train, first, t->samples);
     const int64_t host_row = ((t->progress.step + ahead) & 1) * t->executor.host_rows;
-    Pass pass = {&t->train, first, NULL, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
+    Pass pass = {&t->train,
+                 first,
+                 NULL,
+                 NULL,
+                 t->samples,
+                 t->executor.losses,
+                 (float)(1.0 / (double)max_i64(targets, 1)),
+                 true,
+                 NULL,
+                 host_row};
     return pass;
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
     double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-    OptimizerStep u = {(float)lr, (float)o->beta1,   (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale,
-                       0,         round_to_nearest()};
+    OptimizerStep u = {(float)lr,
+                       (float)o->beta1,
+                       (float)o->beta2,
+                       (float)o->eps,
+                       (float)o->weight_decay,
+                       (float)o->momentum,
+                       (float)scale,
+                       0,
+                       round_to_nearest()};
     return u;
 }
-static inline bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
+static inline bool due(int64_t every, int64_t step, bool last) {
+    return every && (step % every == 0 || last);
+}
 // Does anything wait for all of a step's parameters?
 static inline bool pauses_after(const Trainer *t, int64_t step) {
     const Options *o = &t->options;
     const bool last = step == t->end;
-    return last || due(o->val_every, step, last) || due(o->sample_every, step, last) || due(o->save_every, step, last);
+    return last || due(o->val_every, step, last) || due(o->sample_every, step, last) ||
+           due(o->save_every, step, last);
 }
 
 // A step of which the next one begins before it ends. The first rank gets its loss and norm.
@@ -250,25 +321,36 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
     if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
     const int64_t step = t->progress.step;
     int at = 0;
-    e->asked = asked_to_stop(t), e->update[step & 1] = make_update(&t->options, lr, 0);
+    e->asked = asked_to_stop(t);
+    e->update[step & 1] = make_update(&t->options, lr, 0);
     e->last_step = min_i64(e->stop_after, step + !pauses_after(t, step + 1));
     if (e->first_step == step) { executor_lead(e, step_schedule(t, step - 1), passes, step); }
     executor_run(e, step_schedule(t, step), &at, passes + 1, NULL, step, NULL);
     for (int64_t later = step + 1; e->last_step <= step && later <= step + DRAINS; later++) {
         executor_drain(e, step_schedule(t, later), passes + 1, step, later);
     }
-    const int64_t counted = t->privacy.on ? pass->samples : dataset_count_targets(&t->train, t->progress.position, t->samples);
+    const int64_t counted =
+        t->privacy.on ? pass->samples
+                      : dataset_count_targets(&t->train, t->progress.position, t->samples);
     *loss = e->stats_out.loss / (double)max_i64(counted, 1);
-    *norm = sqrt(exact_value(e->stats_out.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
+    *norm = sqrt(exact_value(e->stats_out.squares));
+    t->stopping = e->stop_after <= step;
+    t->progress.updates += isfinite(*norm);
     if (t->comm.rank == 0 && !isfinite(*norm)) {
-        fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, shown_loss(t, *loss), *norm);
+        fprintf(stderr,
+                "warning: step %" PRId64
+                ": gradients that are not finite made no update (loss %g, norm %g)\n",
+                step + 1, shown_loss(t, *loss), *norm);
     }
 }
-// Where updates are delayed: the updates of the step before were made; new parameters come, and this gradient is kept.
-static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, const Pass *pass, double norm, bool skipped) {
+// Where updates are delayed: the updates of the step before were made; new parameters come, and
+// this gradient is kept.
+static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, const Pass *pass,
+                                 double norm, bool skipped) {
     executor_run(&t->executor, schedule, at, pass, NULL, t->progress.step, NULL);
     t->progress.updates += t->store.pending;
-    t->store.pending = !skipped, t->progress.pending_norm = norm;
+    t->store.pending = !skipped;
+    t->progress.pending_norm = norm;
 }
 // A step, then the next one.
 static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
@@ -280,7 +362,8 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
     t->stopping = asked_to_stop(t);
     t->spent.report_s += seconds_now() - look;
     const int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
-    *loss = step_loss(t, pass, executor_sum_losses(&t->executor, &t->program, pass, &t->stopping), targets);
+    *loss = step_loss(t, pass, executor_sum_losses(&t->executor, &t->program, pass, &t->stopping),
+                      targets);
     const char *skip = reason_to_skip(t, *loss, *norm);
     if (store_delays(&t->store)) {
         keep_gradient(t, schedule, &at, pass, *norm, skip != NULL);
@@ -293,14 +376,19 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
     t->executor.action = NULL; // the updates do not run
     store_skip_updates(&t->store);
     if (t->comm.rank == 0) {
-        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, shown_loss(t, *loss), *norm);
+        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n",
+                t->progress.step + 1, skip, shown_loss(t, *loss), *norm);
     }
 }
 static inline void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0;
-    const double lr = options_learning_rate(&t->options, t->progress.step, t->steps) * delink_rate(&t->options, &t->model, &t->progress);
+    const double lr = options_learning_rate(&t->options, t->progress.step, t->steps) *
+                      delink_rate(&t->options, &t->model, &t->progress);
     Pass pass = make_pass(t, 0);
-    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, t->progress.step, &pass); }
+    if (t->privacy.on) {
+        privacy_note(&t->privacy, t->progress.step);
+        draw_samples(t, t->progress.step, &pass);
+    }
     if (t->privacy.on && !t->cyclic.rule) {
         program_free(&t->program);
         t->program = make_program(t, pass.samples, true);
@@ -319,9 +407,12 @@ static inline void train_step(Trainer *t) {
     t->progress.step++;
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
-    t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
+    t->spent.steps_s += seconds;
+    t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) {
+        profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log);
+    }
     t->spent.report_s += seconds_now() - start - seconds;
 }
 

@@ -1,19 +1,27 @@
 // attention_cuda.cuh: causal attention on a GPU (the contract is ops.h). Two families of kernels:
 //
-// Tensor cores  bf16, heads of a multiple of 8 channels, 128 at most (fewer than 64 or 128: padded with zeros in shared memory).
+// Tensor cores  bf16, heads of a multiple of 8 channels, 128 at most (fewer than 64 or 128: padded
+//               with zeros in shared memory).
 // Plain         everything else: fp32, and heads of other sizes, 256 channels at most.
 //
-// Both go over tiles of queries and keys with a running softmax, so nothing of size T x T exists. A block has one tile of the one kind
-// and walks over those of the other that it sees: tiles above the diagonal are never touched. Backward takes two kernels, each of which
-// computes the scores anew: one sums dk and dv over the queries, the other dq over the keys. So no two blocks add to the same place,
-// every sum has one order, and the same call gives the same bits; 7 products of tiles are computed where 5 would do with atomics.
+// Both go over tiles of queries and keys with a running softmax, so nothing of size T x T exists. A
+// block has one tile of the one kind and walks over those of the other that it sees: tiles above
+// the diagonal are never touched. Backward takes two kernels, each of which computes the scores
+// anew: one sums dk and dv over the queries, the other dq over the keys. So no two blocks add to
+// the same place, every sum has one order, and the same call gives the same bits; 7 products of
+// tiles are computed where 5 would do with atomics.
 //
-// Budget on an H200: mma.sync does about 2,600 flop a clock and SM (0.63 of wgmma's), shared memory gives 128 bytes a clock and SM.
-//   head 64    a warp has 32 rows: forward, dk and dv, dq do 26, 21, 19 flop a shared byte, so 3,300, 2,700, 2,500 a clock: the tensor cores bind
-//   head 128   32 rows forward, 16 backward (dk and dv fill the registers): 21, 13, 12, so 2,700, 1,600, 1,500 a clock: shared memory binds backward
-//   occupancy  244, 253, 228 and 255, 248, 164 registers of sm_90, 16 bytes spilled by the forward kernel of head 128 (-Xptxas -v of CUDA 13.0;
-//              of sm_80 225, 255, 236 and 250, 244, 166, none spilled); 55 to 70 KB of shared memory: two blocks, 8 warps an SM
-// Published figures of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at 128: half of it is 35 % and 48 % of mma.sync's.
+// Budget on an H200: mma.sync does about 2,600 flop a clock and SM (0.63 of wgmma's), shared memory
+// gives 128 bytes a clock and SM.
+//   head 64    a warp has 32 rows: forward, dk and dv, dq do 26, 21, 19 flop a shared byte, so
+//              3,300, 2,700, 2,500 a clock: the tensor cores bind
+//   head 128   32 rows forward, 16 backward (dk and dv fill the registers): 21, 13, 12, so 2,700,
+//              1,600, 1,500 a clock: shared memory binds backward
+//   occupancy  244, 253, 228 and 255, 248, 164 registers of sm_90, 16 bytes spilled by the forward
+//              kernel of head 128 (-Xptxas -v of CUDA 13.0; of sm_80 225, 255, 236 and 250, 244,
+//              166, none spilled); 55 to 70 KB of shared memory: two blocks, 8 warps an SM
+// Published figures of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at
+// 128: half of it is 35 % and 48 % of mma.sync's.
 #ifndef ATTENTION_CUDA_CUH
 #define ATTENTION_CUDA_CUH
 
@@ -27,38 +35,55 @@ typedef struct {
     float scale;
 } AttentionShape;
 template <class Kernel> static inline void allow_shared(Kernel kernel, int bytes) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) { return; }
-    die(EXIT_INPUT, "choose more heads", "heads of this size need %d bytes of shared memory in a block, more than this GPU has", bytes);
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
+        cudaSuccess) {
+        return;
+    }
+    die(EXIT_INPUT, "choose more heads",
+        "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
+        bytes);
 }
-static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) { return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows); }
+static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
+    return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows);
+}
 
-// delta(rows, NH, T) = dout . out of a head: the sum of p dp over a row of scores. A warp takes one.
-template <class R> __global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n, int64_t T, int64_t NH, int D) {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = i % T, head = i / T % NH, b = i / T / NH;
+// delta(rows, NH, T) = dout . out of a head: the sum of p dp over a row of scores. A warp takes
+// one.
+template <class R>
+__global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n,
+                                       int64_t T, int64_t NH, int D) {
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = i % T, head = i / T % NH,
+                  b = i / T / NH;
     if (i >= n) { return; }
     const int64_t at = ((b * T + t) * NH + head) * D;
     float sum = 0.0f;
-    for (int d = (int)threadIdx.x % 32; d < D; d += 32) { sum += read(dout + at + d) * read(out + at + d); }
+    for (int d = (int)threadIdx.x % 32; d < D; d += 32) {
+        sum += read(dout + at + d) * read(out + at + d);
+    }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) { delta[i] = sum; }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tensor cores. A warp multiplies 16 x 16 by 16 x 8 at a time. Of a product's result lane l holds rows l/4 and l/4 + 8, columns l%4 * 2 and
-// the next: element e of four is row l/4 + e/2 * 8, column l%4 * 2 + e%2. Two results side by side are, rounded to bf16, just what a lane
-// must hold of the left operand of the next product: so scores go from product to product without leaving the registers.
+// -------------------------------------------------------------------------------------------------
+// Tensor cores. A warp multiplies 16 x 16 by 16 x 8 at a time. Of a product's result lane l holds
+// rows l/4 and l/4 + 8, columns l%4 * 2 and the next: element e of four is row l/4 + e/2 * 8,
+// column l%4 * 2 + e%2. Two results side by side are, rounded to bf16, just what a lane must hold
+// of the left operand of the next product: so scores go from product to product without leaving the
+// registers.
 
 #ifdef __CUDACC__ // test/emu.h has its own
 typedef __nv_bfloat16 Bf16;
 // d(16, 8) += a(16, 16) b(16, 8), b in two halves of 8 rows
 __device__ void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_upper), "r"(b_lower));
 }
 __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-// Four matrices of 8 x 8 from shared memory: lane l tells where row l%8 of matrix l/8 is, and gets row l/4, columns l%4 * 2 and the next, of
-// each; transposed: column l/4, rows l%4 * 2 and the next.
+// Four matrices of 8 x 8 from shared memory: lane l tells where row l%8 of matrix l/8 is, and gets
+// row l/4, columns l%4 * 2 and the next, of each; transposed: column l/4, rows l%4 * 2 and the
+// next.
 __device__ void load_matrices(unsigned m[4], const Bf16 *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -71,12 +96,17 @@ __device__ void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-// Starts a copy into shared memory, of zeros where nothing is there. It has arrived after copy_async_wait(), for the thread that started it.
+// Starts a copy into shared memory, of zeros where nothing is there. It has arrived after
+// copy_async_wait(), for the thread that started it.
 __device__ void copy_async_16(void *to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
 }
 __device__ void copy_async_4(void *to, const void *from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 4 : 0)
+                 : "memory");
 }
 __device__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ float power_of_2(float x) { // to 2 units in the last place; results below 2^-126 are 0
@@ -89,7 +119,9 @@ __device__ float power_of_2(float x) { // to 2 units in the last place; results 
 enum {
     MMA_WARPS = 4,
     MMA_THREADS = 32 * MMA_WARPS,
-    SPARE = 8 // of a row in shared memory behind HEAD: eight rows then begin in eight different groups of banks
+    // of a row in shared memory behind HEAD: eight rows then begin in eight different groups of
+    // banks
+    SPARE = 8
 };
 #define LOG2_E 1.4426950409f
 
@@ -114,7 +146,8 @@ template <int M, int N> __device__ void clear_tiles(float x[M][N][4]) {
     UNROLL for (int i = 0; i < M * N * 4; i++) { x[i / (4 * N)][i / 4 % N][i % 4] = 0.0f; }
 }
 // Starts to(ROWS, HEAD) = rows of from(rows, D), `stride` apart; beyond: zeros.
-template <int HEAD, int ROWS> __device__ void start_tile(Bf16 *to, const Bf16 *from, int64_t rows, int D, int64_t stride) {
+template <int HEAD, int ROWS>
+__device__ void start_tile(Bf16 *to, const Bf16 *from, int64_t rows, int D, int64_t stride) {
     UNROLL for (int i = 0; i < ROWS * HEAD / 8; i += MMA_THREADS) {
         const int at = i + (int)threadIdx.x, row = at / (HEAD / 8), d = at % (HEAD / 8) * 8;
         const bool there = row < rows && d < D;
@@ -122,13 +155,18 @@ template <int HEAD, int ROWS> __device__ void start_tile(Bf16 *to, const Bf16 *f
     }
 }
 // product(16 M, N) of a warp = a(16 M, HEAD) b(N, HEAD)^T
-template <int HEAD, int M, int N> __device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, const Bf16 *b) {
+template <int HEAD, int M, int N>
+__device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, const Bf16 *b) {
     clear_tiles<M, N / 8>(product);
     UNROLL for (int d = 0; d < HEAD; d += 16) {
         unsigned left[M][4], right[4];
-        UNROLL for (int m = 0; m < M; m++) { load_matrices(left[m], a + (16 * m + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8); }
+        UNROLL for (int m = 0; m < M; m++) {
+            load_matrices(left[m],
+                          a + (16 * m + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
+        }
         UNROLL for (int n = 0; n < N; n += 16) {
-            load_matrices(right, b + (n + lane() / 16 * 8 + lane() % 8) * (HEAD + SPARE) + d + lane() / 8 % 2 * 8);
+            load_matrices(right, b + (n + lane() / 16 * 8 + lane() % 8) * (HEAD + SPARE) + d +
+                                     lane() / 8 % 2 * 8);
             UNROLL for (int m = 0; m < M; m++) {
                 mma_bf16(product[m][n / 8], left[m], right[0], right[1]);
                 mma_bf16(product[m][n / 8 + 1], left[m], right[2], right[3]);
@@ -137,14 +175,19 @@ template <int HEAD, int M, int N> __device__ void multiply_transposed(float prod
     }
 }
 // sum(16 M, HEAD) of a warp += w(16 M, N) b(N, HEAD), w rounded to bf16
-template <int HEAD, int M, int N> __device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][4], const Bf16 *b) {
+template <int HEAD, int M, int N>
+__device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][4], const Bf16 *b) {
     UNROLL for (int n = 0; n < N; n += 16) {
         unsigned left[M][4], right[4];
         UNROLL for (int m = 0; m < M; m++) {
-            UNROLL for (int i = 0; i < 4; i++) { left[m][i] = pack_bf16(w[m][n / 8 + i / 2][i % 2 * 2], w[m][n / 8 + i / 2][i % 2 * 2 + 1]); }
+            UNROLL for (int i = 0; i < 4; i++) {
+                left[m][i] =
+                    pack_bf16(w[m][n / 8 + i / 2][i % 2 * 2], w[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+            }
         }
         UNROLL for (int d = 0; d < HEAD; d += 16) {
-            load_matrices_transposed(right, b + (n + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
+            load_matrices_transposed(right,
+                                     b + (n + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
             UNROLL for (int m = 0; m < M; m++) {
                 mma_bf16(sum[m][d / 8], left[m], right[0], right[1]);
                 mma_bf16(sum[m][d / 8 + 1], left[m], right[2], right[3]);
@@ -154,29 +197,38 @@ template <int HEAD, int M, int N> __device__ void multiply_add(float sum[M][HEAD
 }
 // to(rows, D), `stride` apart = factor * sum(16 M, HEAD) of a warp
 template <int HEAD, int M>
-__device__ void store_sums(Bf16 *to, const float sum[M][HEAD / 8][4], const float factor[M][2], int64_t rows, int D, int64_t stride) {
+__device__ void store_sums(Bf16 *to, const float sum[M][HEAD / 8][4], const float factor[M][2],
+                           int64_t rows, int D, int64_t stride) {
     UNROLL for (int m = 0; m < M; m++) {
         UNROLL for (int half = 0; half < 2; half++) {
             const int row = 16 * m + fragment_row(half);
             UNROLL for (int n = 0; n < HEAD / 8; n++) {
                 const int d = 8 * n + fragment_column(0);
                 const float f = factor[m][half], *pair = &sum[m][n][2 * half];
-                if (row < rows && d < D) { *(unsigned *)(void *)(to + row * stride + d) = pack_bf16(f * pair[0], f * pair[1]); }
+                if (row < rows && d < D) {
+                    *(unsigned *)(void *)(to + row * stride + d) =
+                        pack_bf16(f * pair[0], f * pair[1]);
+                }
             }
         }
     }
 }
 
-// A tile of scores joins the running softmax of 16 M queries: scores become 2^(factor (score - top)), what was summed before is rescaled.
+// A tile of scores joins the running softmax of 16 M queries: scores become 2^(factor (score -
+// top)), what was summed before is rescaled.
 template <int HEAD, int M, int N>
-__device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8][4], float top[M][2], float total[M][2], float factor) {
+__device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8][4],
+                               float top[M][2], float total[M][2], float factor) {
     UNROLL for (int m = 0; m < M; m++) {
         UNROLL for (int half = 0; half < 2; half++) {
             float highest = top[m][half];
-            UNROLL for (int i = 0; i < N / 4; i++) { highest = fmaxf(highest, scores[m][i / 2][2 * half + i % 2]); }
+            UNROLL for (int i = 0; i < N / 4; i++) {
+                highest = fmaxf(highest, scores[m][i / 2][2 * half + i % 2]);
+            }
             highest = over_quad(highest, true); // finite: a query sees a key of the first tile
             const float before = power_of_2(factor * (top[m][half] - highest));
-            top[m][half] = highest, total[m][half] *= before;
+            top[m][half] = highest;
+            total[m][half] *= before;
             UNROLL for (int i = 0; i < N / 4; i++) {
                 float *score = &scores[m][i / 2][2 * half + i % 2];
                 total[m][half] += *score = power_of_2(factor * *score - factor * highest);
@@ -185,25 +237,36 @@ __device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8]
         }
     }
 }
-// Scores of keys behind their query become -infinity. TRANSPOSED: rows are keys. `behind`: position of the first key minus the first query's.
-template <bool TRANSPOSED, int M, int N> __device__ void hide_scores(float scores[M][N / 8][4], int behind) {
+// Scores of keys behind their query become -infinity. TRANSPOSED: rows are keys. `behind`: position
+// of the first key minus the first query's.
+template <bool TRANSPOSED, int M, int N>
+__device__ void hide_scores(float scores[M][N / 8][4], int behind) {
     UNROLL for (int i = 0; i < M * N / 2; i++) {
-        const int m = i / (N / 2), n = i / 4 % (N / 8), e = i % 4, row = 16 * m + fragment_row(e / 2), column = 8 * n + fragment_column(e % 2);
-        if ((TRANSPOSED ? row - column : column - row) + behind > 0) { scores[m][n][e] = -INFINITY; }
+        const int m = i / (N / 2), n = i / 4 % (N / 8), e = i % 4,
+                  row = 16 * m + fragment_row(e / 2), column = 8 * n + fragment_column(e % 2);
+        if ((TRANSPOSED ? row - column : column - row) + behind > 0) {
+            scores[m][n][e] = -INFINITY;
+        }
     }
 }
 template <int HEAD, int M, int KEYS>
-__global__ void __launch_bounds__(MMA_THREADS) attention_mma_kernel(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape a) {
+__global__ void __launch_bounds__(MMA_THREADS)
+    attention_mma_kernel(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape a) {
     enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, q);
     Bf16 *k = q + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
-    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, end = (int)least(q0 + QUERIES, T); // the longest first
+    // the longest first
+    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
+              end = (int)least(q0 + QUERIES, T);
     const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
     const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C;
     const Bf16 *from = qkv + b * T * stride + head * D;
     float sum[M][HEAD / 8][4], top[M][2], total[M][2];
     clear_tiles<M, HEAD / 8>(sum);
-    UNROLL for (int i = 0; i < 2 * M; i++) { top[i / 2][i % 2] = -INFINITY, total[i / 2][i % 2] = 0.0f; }
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        top[i / 2][i % 2] = -INFINITY;
+        total[i / 2][i % 2] = 0.0f;
+    }
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
     start_tile<HEAD, KEYS>(k, from + a.C, T, D, stride);
     start_tile<HEAD, KEYS>(v, from + 2 * a.C, T, D, stride);
@@ -212,10 +275,13 @@ __global__ void __launch_bounds__(MMA_THREADS) attention_mma_kernel(Bf16 *out, f
         copy_async_wait();
         __syncthreads(); // this tile is there for all, and all have used the one before
         if (next < end) {
-            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D, stride);
-            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D, stride);
+            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
+                                   stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+                                   stride);
         }
-        if (k0 >= first + 16 * M || first >= T) { continue; } // behind all queries of this warp, or it has none
+        // behind all queries of this warp, or it has none
+        if (k0 >= first + 16 * M || first >= T) { continue; }
         float scores[M][KEYS / 8][4];
         multiply_transposed<HEAD, M, KEYS>(scores, q + of_warp * (HEAD + SPARE), k + now);
         if (next > first) { hide_scores<false, M, KEYS>(scores, k0 - first); }
@@ -226,21 +292,26 @@ __global__ void __launch_bounds__(MMA_THREADS) attention_mma_kernel(Bf16 *out, f
         float *x = &total[i / 2][i % 2];
         const int query = first + i / 2 * 16 + fragment_row(i % 2);
         *x = over_quad(*x, false);
-        if (lane() % 4 == 0 && query < T) { lse[(b * a.NH + head) * T + query] = a.scale * top[i / 2][i % 2] + logf(*x); }
+        if (lane() % 4 == 0 && query < T) {
+            lse[(b * a.NH + head) * T + query] = a.scale * top[i / 2][i % 2] + logf(*x);
+        }
         *x = 1.0f / *x;
     }
     store_sums<HEAD, M>(out + (b * T + first) * a.C + head * D, sum, total, T - first, D, a.C);
 }
 
-// Backward, keys: a warp has 16 M keys and computes transposed scores, keys x queries, so that it can sum over queries.
+// Backward, keys: a warp has 16 M keys and computes transposed scores, keys x queries, so that it
+// can sum over queries.
 template <int HEAD, int M, int QUERIES>
 __global__ void __launch_bounds__(MMA_THREADS)
-    attention_mma_keys_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse, const float *delta, AttentionShape a) {
+    attention_mma_keys_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
+                              const float *delta, AttentionShape a) {
     enum { KEYS = 16 * M * MMA_WARPS, STAGE = QUERIES * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, k);
     Bf16 *v = k + KEYS * (HEAD + SPARE), *q = v + KEYS * (HEAD + SPARE), *dy = q + 2 * STAGE;
     float *statistics = (float *)(void *)(dy + 2 * STAGE); // of each stage, lse and delta
-    const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS, of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
+    const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS,
+              of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
     const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
     const Bf16 *from = qkv + b * T * stride + head * D, *dy_from = dout + b * T * a.C + head * D;
     float dk[M][HEAD / 8][4], dv[M][HEAD / 8][4];
@@ -250,7 +321,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
         start_tile<HEAD, QUERIES>(dy + stage * STAGE, dy_from + q0 * a.C, T - q0, D, a.C);
         for (int i = (int)threadIdx.x; i < 2 * QUERIES; i += MMA_THREADS) {
             const bool there = q0 + i % QUERIES < T;
-            copy_async_4(statistics + 2 * QUERIES * stage + i, (i < QUERIES ? lse : delta) + row + (there ? q0 + i % QUERIES : 0), there);
+            copy_async_4(statistics + 2 * QUERIES * stage + i,
+                         (i < QUERIES ? lse : delta) + row + (there ? q0 + i % QUERIES : 0), there);
         }
     };
     start_tile<HEAD, KEYS>(k, from + k0 * stride + a.C, T - k0, D, stride);
@@ -260,14 +332,17 @@ __global__ void __launch_bounds__(MMA_THREADS)
         copy_async_wait();
         __syncthreads();
         if (q0 + QUERIES < T) { start_queries(q0 + QUERIES, 1 - stage); }
-        if (q0 + QUERIES <= first || first >= T) { continue; } // before all keys of this warp, or it has none
+        // before all keys of this warp, or it has none
+        if (q0 + QUERIES <= first || first >= T) { continue; }
         float p[M][QUERIES / 8][4], dp[M][QUERIES / 8][4];
         multiply_transposed<HEAD, M, QUERIES>(p, k + of_warp * (HEAD + SPARE), q + stage * STAGE);
         multiply_transposed<HEAD, M, QUERIES>(dp, v + of_warp * (HEAD + SPARE), dy + stage * STAGE);
         if (q0 < first + 16 * M) { hide_scores<true, M, QUERIES>(p, first - q0); }
-        UNROLL for (int i = 0; i < M * QUERIES / 2; i++) { // a query beyond T counts for nothing: its dout and delta are 0
+        // a query beyond T counts for nothing: its dout and delta are 0
+        UNROLL for (int i = 0; i < M * QUERIES / 2; i++) {
             const int m = i / (QUERIES / 2), n = i / 4 % (QUERIES / 8), e = i % 4;
-            const float *of_query = statistics + 2 * QUERIES * stage + 8 * n + fragment_column(e % 2);
+            const float *of_query =
+                statistics + 2 * QUERIES * stage + 8 * n + fragment_column(e % 2);
             p[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - LOG2_E * of_query[0]);
             dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - of_query[QUERIES]);
         }
@@ -275,7 +350,10 @@ __global__ void __launch_bounds__(MMA_THREADS)
         multiply_add<HEAD, M, QUERIES>(dk, dp, q + stage * STAGE);
     }
     float one[M][2], scale[M][2];
-    UNROLL for (int i = 0; i < 2 * M; i++) { one[i / 2][i % 2] = 1.0f, scale[i / 2][i % 2] = a.scale; }
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        one[i / 2][i % 2] = 1.0f;
+        scale[i / 2][i % 2] = a.scale;
+    }
     Bf16 *to = dqkv + (b * T + first) * stride + head * D;
     store_sums<HEAD, M>(to + a.C, dk, scale, T - first, D, stride);
     store_sums<HEAD, M>(to + 2 * a.C, dv, one, T - first, D, stride);
@@ -283,11 +361,13 @@ __global__ void __launch_bounds__(MMA_THREADS)
 // Backward, queries: a warp has 16 M queries and sums over the keys that they see.
 template <int HEAD, int M, int KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
-    attention_mma_queries_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse, const float *delta, AttentionShape a) {
+    attention_mma_queries_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
+                                 const float *delta, AttentionShape a) {
     enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, q);
     Bf16 *dy = q + QUERIES * (HEAD + SPARE), *k = dy + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
-    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, end = (int)least(q0 + QUERIES, T);
+    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
+              end = (int)least(q0 + QUERIES, T);
     const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
     const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
     const Bf16 *from = qkv + b * T * stride + head * D;
@@ -295,7 +375,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
     clear_tiles<M, HEAD / 8>(dq);
     UNROLL for (int i = 0; i < 2 * M; i++) {
         const int query = first + i / 2 * 16 + fragment_row(i % 2);
-        of_lse[i / 2][i % 2] = query < T ? LOG2_E * lse[row + query] : 0.0f, of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
+        of_lse[i / 2][i % 2] = query < T ? LOG2_E * lse[row + query] : 0.0f;
+        of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
         scale[i / 2][i % 2] = a.scale;
     }
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
@@ -307,8 +388,10 @@ __global__ void __launch_bounds__(MMA_THREADS)
         copy_async_wait();
         __syncthreads();
         if (next < end) {
-            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D, stride);
-            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D, stride);
+            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
+                                   stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+                                   stride);
         }
         if (k0 >= first + 16 * M || first >= T) { continue; }
         float p[M][KEYS / 8][4], dp[M][KEYS / 8][4];
@@ -317,41 +400,58 @@ __global__ void __launch_bounds__(MMA_THREADS)
         if (next > first) { hide_scores<false, M, KEYS>(p, k0 - first); }
         UNROLL for (int i = 0; i < M * KEYS / 2; i++) {
             const int m = i / (KEYS / 2), n = i / 4 % (KEYS / 8), e = i % 4;
-            dp[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - of_lse[m][e / 2]) * (dp[m][n][e] - of_delta[m][e / 2]);
+            dp[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - of_lse[m][e / 2]) *
+                          (dp[m][n][e] - of_delta[m][e / 2]);
         }
         multiply_add<HEAD, M, KEYS>(dq, dp, k + now);
     }
-    store_sums<HEAD, M>(dqkv + (b * T + first) * stride + head * D, dq, scale, T - first, D, stride);
+    store_sums<HEAD, M>(dqkv + (b * T + first) * stride + head * D, dq, scale, T - first, D,
+                        stride);
 }
 
-static inline bool on_tensor_cores(const AttentionShape *a) { return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128; }
-// own: tiles of the block, 16 M MMA_WARPS rows each; other: tiles of the other kind, two stages of each
-static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) { return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2; }
-template <int HEAD, int M, int KEYS> static inline void attention_mma_forward(cudaStream_t stream, AttentionShape a, Bf16 *out, float *lse, const Bf16 *qkv) {
+static inline bool on_tensor_cores(const AttentionShape *a) {
+    return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128;
+}
+// own: tiles of the block, 16 M MMA_WARPS rows each; other: tiles of the other kind, two stages of
+// each
+static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) {
+    return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2;
+}
+template <int HEAD, int M, int KEYS>
+static inline void attention_mma_forward(cudaStream_t stream, AttentionShape a, Bf16 *out,
+                                         float *lse, const Bf16 *qkv) {
     const int queries = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, queries, 1, KEYS, 2);
     allow_shared((attention_mma_kernel<HEAD, M, KEYS>), bytes);
-    LAUNCH((attention_mma_kernel<HEAD, M, KEYS>), attention_grid(&a, queries), MMA_THREADS, bytes, stream, out, lse, qkv, a);
+    LAUNCH((attention_mma_kernel<HEAD, M, KEYS>), attention_grid(&a, queries), MMA_THREADS, bytes,
+           stream, out, lse, qkv, a);
 }
 template <int HEAD, int M, int OTHER>
-static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a, Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
+static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a, Bf16 *dqkv,
+                                          const Bf16 *dout, const Bf16 *qkv, const float *lse,
                                           const float *delta) {
-    const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER, 2), with_statistics = bytes + 4 * OTHER * (int)sizeof(float);
+    const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER, 2),
+              with_statistics = bytes + 4 * OTHER * (int)sizeof(float);
     allow_shared((attention_mma_keys_kernel<HEAD, M, OTHER>), with_statistics);
     allow_shared((attention_mma_queries_kernel<HEAD, M, OTHER>), bytes);
-    LAUNCH((attention_mma_keys_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS, with_statistics, stream, dqkv, dout, qkv, lse, delta, a);
-    LAUNCH((attention_mma_queries_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a);
+    LAUNCH((attention_mma_keys_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
+           with_statistics, stream, dqkv, dout, qkv, lse, delta, a);
+    LAUNCH((attention_mma_queries_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
+           bytes, stream, dqkv, dout, qkv, lse, delta, a);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Plain
-// Queries and keys in tiles of TILE; a block of SIDE x SIDE threads takes one tile of one head and goes over the tiles of the other
-// kind. Thread (y, x) has rows y + SIDE i and columns x + SIDE j of every small product, so that neighbours read neighbours.
-// Tiles lie in shared memory with a column to spare (no bank conflicts): rows of D + 1, scores of TILE + 1. Sums stay in registers:
-// HEAD is D rounded up to what is compiled. Only dk and dv of 256 channels do not all fit: about 0.8 KB a thread is spilled (sm_90; 1 KB on sm_80).
+// -------------------------------------------------------------------------------------------------
+// Plain Queries and keys in tiles of TILE; a block of SIDE x SIDE threads takes one tile of one
+// head and goes over the tiles of the other kind. Thread (y, x) has rows y + SIDE i and columns x +
+// SIDE j of every small product, so that neighbours read neighbours. Tiles lie in shared memory
+// with a column to spare (no bank conflicts): rows of D + 1, scores of TILE + 1. Sums stay in
+// registers: HEAD is D rounded up to what is compiled. Only dk and dv of 256 channels do not all
+// fit: about 0.8 KB a thread is spilled (sm_90; 1 KB on sm_80).
 enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
 
 // to(TILE, D) = scale * rows from(rows, D), `stride` apart; rows beyond are zero
-template <class R> __device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t stride, float scale) {
+template <class R>
+__device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t stride,
+                          float scale) {
     for (int i = (int)threadIdx.x; i < TILE * D; i += ATTENTION_THREADS) {
         const int row = i / D, d = i % D;
         to[row * (D + 1) + d] = row < rows ? scale * read(from + row * stride + d) : 0.0f;
@@ -365,7 +465,10 @@ __device__ void tile_dots(float products[PER][PER], const float *a, const float 
     }
     for (int d = 0; d < D; d++) {
         float row[PER], column[PER];
-        for (int i = 0; i < PER; i++) { row[i] = a[(y + SIDE * i) * (D + 1) + d], column[i] = b[(x + SIDE * i) * (D + 1) + d]; }
+        for (int i = 0; i < PER; i++) {
+            row[i] = a[(y + SIDE * i) * (D + 1) + d];
+            column[i] = b[(x + SIDE * i) * (D + 1) + d];
+        }
         for (int i = 0; i < PER; i++) {
             for (int j = 0; j < PER; j++) { products[i][j] += row[i] * column[j]; }
         }
@@ -374,26 +477,37 @@ __device__ void tile_dots(float products[PER][PER], const float *a, const float 
 __device__ void store_scores(float *to, const float scores[PER][PER]) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     for (int i = 0; i < PER; i++) {
-        for (int j = 0; j < PER; j++) { to[(y + SIDE * i) * (TILE + 1) + x + SIDE * j] = scores[i][j]; }
+        for (int j = 0; j < PER; j++) {
+            to[(y + SIDE * i) * (TILE + 1) + x + SIDE * j] = scores[i][j];
+        }
     }
 }
 // sum(TILE, D) += w b, w(TILE, TILE) or its transpose, b(TILE, D)
-template <int HEAD> __device__ void tile_product(float sum[PER][HEAD / SIDE], const float *w, bool transposed, const float *b, int D) {
+template <int HEAD>
+__device__ void tile_product(float sum[PER][HEAD / SIDE], const float *w, bool transposed,
+                             const float *b, int D) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     for (int k = 0; k < TILE; k++) {
         float row[PER];
-        for (int i = 0; i < PER; i++) { row[i] = transposed ? w[k * (TILE + 1) + y + SIDE * i] : w[(y + SIDE * i) * (TILE + 1) + k]; }
+        for (int i = 0; i < PER; i++) {
+            row[i] =
+                transposed ? w[k * (TILE + 1) + y + SIDE * i] : w[(y + SIDE * i) * (TILE + 1) + k];
+        }
         for (int j = 0; j < HEAD / SIDE; j++) {
             const float value = x + SIDE * j < D ? b[k * (D + 1) + x + SIDE * j] : 0.0f;
             for (int i = 0; i < PER; i++) { sum[i][j] += row[i] * value; }
         }
     }
 }
-template <class R, int HEAD> __device__ void store_rows(R *to, const float sum[PER][HEAD / SIDE], const float *factor, int64_t rows, int D, int64_t stride) {
+template <class R, int HEAD>
+__device__ void store_rows(R *to, const float sum[PER][HEAD / SIDE], const float *factor,
+                           int64_t rows, int D, int64_t stride) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     for (int i = 0; i < PER; i++) {
         for (int j = 0; j < HEAD / SIDE; j++) {
-            if (y + SIDE * i < rows && x + SIDE * j < D) { write(to + (y + SIDE * i) * stride + x + SIDE * j, sum[i][j] * factor[i]); }
+            if (y + SIDE * i < rows && x + SIDE * j < D) {
+                write(to + (y + SIDE * i) * stride + x + SIDE * j, sum[i][j] * factor[i]);
+            }
         }
     }
 }
@@ -410,8 +524,10 @@ __device__ float across_row(float x, bool maximum) { // over the SIDE threads th
     return x;
 }
 
-// One tile of scores joins the running softmax: scores become e^(score - top), what was summed before is multiplied by factor.
-__device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, float *factor, int64_t q0, int64_t k0, int64_t T) {
+// One tile of scores joins the running softmax: scores become e^(score - top), what was summed
+// before is multiplied by factor.
+__device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, float *factor,
+                             int64_t q0, int64_t k0, int64_t T) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     for (int i = 0; i < PER; i++) {
         const int64_t query = q0 + y + SIDE * i;
@@ -422,22 +538,28 @@ __device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, flo
             highest = fmaxf(highest, scores[i][j]);
         }
         const float before = top[i];
-        top[i] = fmaxf(before, across_row(highest, true)); // finite: every tile has a key that the query sees
+        // finite: every tile has a key that the query sees
+        top[i] = fmaxf(before, across_row(highest, true));
         factor[i] = expf(before - top[i]);
         for (int j = 0; j < PER; j++) { total += scores[i][j] = expf(scores[i][j] - top[i]); }
         sum[i] = sum[i] * factor[i] + across_row(total, false);
     }
 }
 template <class R, int HEAD>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_kernel(R *out, float *lse, const R *qkv, int64_t T, int64_t C, int D, float scale) {
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_kernel(R *out, float *lse, const R *qkv, int64_t T, int64_t C, int D, float scale) {
     DYNAMIC_SHARED(float, shared);
     float *q = shared, *kv = q + TILE * (D + 1), *weights = kv + TILE * (D + 1);
-    const int64_t q0 = (int64_t)blockIdx.x * TILE, head = blockIdx.y, b = blockIdx.z, rows = least(T - q0, TILE);
+    const int64_t q0 = (int64_t)blockIdx.x * TILE, head = blockIdx.y, b = blockIdx.z,
+                  rows = least(T - q0, TILE);
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     const R *mine = qkv + b * T * 3 * C + head * D;
     float scores[PER][PER], acc[PER][HEAD / SIDE], top[PER], sum[PER], factor[PER];
     clear<HEAD>(acc);
-    for (int i = 0; i < PER; i++) { top[i] = -INFINITY, sum[i] = 0.0f; }
+    for (int i = 0; i < PER; i++) {
+        top[i] = -INFINITY;
+        sum[i] = 0.0f;
+    }
     load_tile(q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
     for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
         __syncthreads(); // the tile before has been used
@@ -455,7 +577,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_kernel(R *out, fl
         tile_product<HEAD>(acc, weights, false, kv, D);
     }
     for (int i = 0; i < PER; i++) {
-        if (x == 0 && y + SIDE * i < rows) { lse[(b * gridDim.y + head) * T + q0 + y + SIDE * i] = top[i] + logf(sum[i]); }
+        if (x == 0 && y + SIDE * i < rows) {
+            lse[(b * gridDim.y + head) * T + q0 + y + SIDE * i] = top[i] + logf(sum[i]);
+        }
         factor[i] = 1.0f / sum[i];
     }
     store_rows<R, HEAD>(out + (b * T + q0) * C + head * D, acc, factor, rows, D, C);
@@ -467,13 +591,21 @@ typedef struct {
     float *weights, *dscores; // (TILE, TILE): queries x keys
     const float *lse, *delta; // (T)
 } BackwardTiles;
-__device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta, int64_t T, int D) {
+__device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta,
+                                        int64_t T, int D) {
     const int64_t tile = TILE * (D + 1), row = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * T;
-    BackwardTiles t = {shared,    shared + tile, shared + 2 * tile, shared + 3 * tile, shared + 4 * tile, shared + 4 * tile + TILE * (TILE + 1),
-                       lse + row, delta + row};
+    BackwardTiles t = {shared,
+                       shared + tile,
+                       shared + 2 * tile,
+                       shared + 3 * tile,
+                       shared + 4 * tile,
+                       shared + 4 * tile + TILE * (TILE + 1),
+                       lse + row,
+                       delta + row};
     return t;
 }
-// weights and dscores of queries from q0 on and keys from k0 on; 0 where the query does not see the key
+// weights and dscores of queries from q0 on and keys from k0 on; 0 where the query does not see the
+// key
 __device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, int64_t T, int D) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     float p[PER][PER], dp[PER][PER];
@@ -492,10 +624,12 @@ __device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, 
 }
 template <class R, int HEAD>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_keys_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta, int64_t T, int64_t C, int D, float scale) {
+    attention_backward_keys_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
+                                   const float *delta, int64_t T, int64_t C, int D, float scale) {
     DYNAMIC_SHARED(float, shared);
     const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t k0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C, head = (int64_t)blockIdx.y * D, rows = least(T - k0, TILE);
+    const int64_t k0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
+                  head = (int64_t)blockIdx.y * D, rows = least(T - k0, TILE);
     const R *mine = qkv + 3 * at + head;
     float dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
     const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f};
@@ -517,10 +651,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
 }
 template <class R, int HEAD>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_queries_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta, int64_t T, int64_t C, int D, float scale) {
+    attention_backward_queries_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
+                                      const float *delta, int64_t T, int64_t C, int D,
+                                      float scale) {
     DYNAMIC_SHARED(float, shared);
     const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t q0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C, head = (int64_t)blockIdx.y * D, rows = least(T - q0, TILE);
+    const int64_t q0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
+                  head = (int64_t)blockIdx.y * D, rows = least(T - q0, TILE);
     const R *mine = qkv + 3 * at + head;
     float dq[PER][HEAD / SIDE];
     const float scales[PER] = {scale, scale, scale, scale};
@@ -539,37 +676,45 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
     store_rows<R, HEAD>(dqkv + 3 * at + head + q0 * 3 * C, dq, scales, rows, D, 3 * C);
 }
 
-template <class R, int HEAD> static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse, const R *qkv) {
+template <class R, int HEAD>
+static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse,
+                                     const R *qkv) {
     const int bytes = (int)sizeof(float) * (2 * TILE * ((int)a.D + 1) + TILE * (TILE + 1));
     allow_shared((attention_kernel<R, HEAD>), bytes);
-    LAUNCH((attention_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
+    LAUNCH((attention_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream,
+           out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
 }
 template <class R, int HEAD>
-static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta) {
+static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout,
+                                      const R *qkv, const float *lse, const float *delta) {
     const int bytes = (int)sizeof(float) * (4 * TILE * ((int)a.D + 1) + 2 * TILE * (TILE + 1));
     allow_shared((attention_backward_keys_kernel<R, HEAD>), bytes);
     allow_shared((attention_backward_queries_kernel<R, HEAD>), bytes);
-    LAUNCH((attention_backward_keys_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C,
-           (int)a.D, a.scale);
-    LAUNCH((attention_backward_queries_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C,
-           (int)a.D, a.scale);
+    LAUNCH((attention_backward_keys_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS,
+           bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale);
+    LAUNCH((attention_backward_queries_kernel<R, HEAD>), attention_grid(&a, TILE),
+           ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
+           a.scale);
 }
 // Calls function<R, HEAD>(...) with the least HEAD that holds D channels.
-#define FOR_HEAD(D, function, ...)                                                                                                                             \
-    do {                                                                                                                                                       \
-        if ((D) <= 64) {                                                                                                                                       \
-            FOR_REAL(function<R, 64>(__VA_ARGS__));                                                                                                            \
-        } else if ((D) <= 128) {                                                                                                                               \
-            FOR_REAL(function<R, 128>(__VA_ARGS__));                                                                                                           \
-        } else {                                                                                                                                               \
-            FOR_REAL(function<R, HEAD_MOST>(__VA_ARGS__));                                                                                                     \
-        }                                                                                                                                                      \
+#define FOR_HEAD(D, function, ...)                                                                 \
+    do {                                                                                           \
+        if ((D) <= 64) {                                                                           \
+            FOR_REAL(function<R, 64>(__VA_ARGS__));                                                \
+        } else if ((D) <= 128) {                                                                   \
+            FOR_REAL(function<R, 128>(__VA_ARGS__));                                               \
+        } else {                                                                                   \
+            FOR_REAL(function<R, HEAD_MOST>(__VA_ARGS__));                                         \
+        }                                                                                          \
     } while (0)
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C, int64_t NH) {
     const AttentionShape a = {rows, T, C, NH, C / NH, 1.0f / sqrtf((float)(C / NH))};
-    if (a.D > HEAD_MOST) { die(EXIT_INPUT, "choose more heads", "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST); }
+    if (a.D > HEAD_MOST) {
+        die(EXIT_INPUT, "choose more heads",
+            "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST);
+    }
     return a;
 }
 static inline int64_t attention_scratch_bytes(OpsShape s) {
@@ -585,7 +730,8 @@ static inline const char *ops_attention(void) {
 #endif
     return "own";
 }
-static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH) {
+static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
+                                         int64_t rows, int64_t T, int64_t C, int64_t NH) {
     cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
 #ifdef USE_CUDNN
@@ -600,8 +746,9 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
         attention_mma_forward<128, 2, 32>(stream, a, (Bf16 *)out, lse, (const Bf16 *)qkv);
     }
 }
-static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse, int64_t rows, int64_t T,
-                                          int64_t C, int64_t NH) {
+static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
+                                          const Real *out, const float *lse, int64_t rows,
+                                          int64_t T, int64_t C, int64_t NH) {
     cudaStream_t stream = enter(s);
     const int64_t n = rows * NH * T;
     if (n == 0) { return; }
@@ -611,13 +758,17 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     const AttentionShape a = attention_shape(rows, T, C, NH);
     float *delta = (float *)scratch(s);
     assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
-    FOR_REAL(LAUNCH((attention_delta_kernel<R>), blocks_for(n, WARPS), THREADS, 0, stream, delta, (const R *)dout, (const R *)out, n, T, NH, (int)a.D));
+    FOR_REAL(LAUNCH((attention_delta_kernel<R>), blocks_for(n, WARPS), THREADS, 0, stream, delta,
+                    (const R *)dout, (const R *)out, n, T, NH, (int)a.D));
     if (!on_tensor_cores(&a)) {
-        FOR_HEAD(a.D, attention_backward, stream, a, (R *)dqkv, (const R *)dout, (const R *)qkv, lse, delta);
+        FOR_HEAD(a.D, attention_backward, stream, a, (R *)dqkv, (const R *)dout, (const R *)qkv,
+                 lse, delta);
     } else if (a.D <= 64) {
-        attention_mma_backward<64, 2, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout, (const Bf16 *)qkv, lse, delta);
+        attention_mma_backward<64, 2, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
+                                          (const Bf16 *)qkv, lse, delta);
     } else {
-        attention_mma_backward<128, 1, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout, (const Bf16 *)qkv, lse, delta);
+        attention_mma_backward<128, 1, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
+                                           (const Bf16 *)qkv, lse, delta);
     }
 }
 

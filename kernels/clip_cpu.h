@@ -1,12 +1,15 @@
-// clip_cpu.h: what each sample adds to a gradient, on the processor (the contract is ops.h). ops_cpu.h brings it.
+// clip_cpu.h: what each sample adds to a gradient, on the processor (the contract is ops.h).
+// ops_cpu.h brings it.
 //
-// Plan       The norm of a sample's weight gradient dout^T in is the sum over pairs of its rows of (dout_t dout_s) (in_t in_s): two
-//            matrices of products (Gram matrices), tile by tile, the tiles on and above the diagonal. A tile's rows are packed once, in
-//            slices of the inner dimension, and serve as both operands of the register-blocked product. (The ghost norm of
-//            arXiv 2210.00038.) Where the gradient itself is less work its tiles are made and measured, and not kept.
-//            The rest are passes over memory.
-// Threads    Work is cut by the shape of a sample, never by how many samples or threads there are; its parts are fp64 numbers that are
-//            added in their order. So all that concerns a sample has the same bits for any thread count and any neighbours.
+// Plan       The norm of a sample's weight gradient dout^T in is the sum over pairs of its rows of
+//            (dout_t dout_s) (in_t in_s): two matrices of products (Gram matrices), tile by tile,
+//            the tiles on and above the diagonal. A tile's rows are packed once, in slices of the
+//            inner dimension, and serve as both operands of the register-blocked product. (The
+//            ghost norm of arXiv 2210.00038.) Where the gradient itself is less work its tiles are
+//            made and measured, and not kept. The rest are passes over memory.
+// Threads    Work is cut by the shape of a sample, never by how many samples or threads there are;
+//            its parts are fp64 numbers that are added in their order. So all that concerns a
+//            sample has the same bits for any thread count and any neighbours.
 #ifndef CLIP_CPU_H
 #define CLIP_CPU_H
 
@@ -17,9 +20,12 @@
 #endif
 enum {
     CLIP_SLICE = 512, // channels of an embedding's gradient that are summed together
-    GRAM_EDGE = 256,  // rows and columns of a tile of products, at most: two tiles and a slice stay in the second cache
-    GRAM_DEPTH = 128, // of a packed slice: what the panels of a band need stays in the nearest cache
-    BAND = 2 * LANES  // rows that are packed together
+    // rows and columns of a tile of products, at most: two tiles and a slice stay in the second
+    // cache
+    GRAM_EDGE = 256,
+    // of a packed slice: what the panels of a band need stays in the nearest cache
+    GRAM_DEPTH = 128,
+    BAND = 2 * LANES // rows that are packed together
 };
 
 typedef struct {
@@ -29,14 +35,18 @@ typedef struct {
     float *first, *second;    // (edge, edge) of a thread
     float *packed, *packed_2; // (edge, GRAM_DEPTH) of a thread
 } ClipSpace;
-static inline ClipSpace clip_space(float *at, int64_t rows, int64_t T, int thread, int64_t *floats) {
+static inline ClipSpace clip_space(float *at, int64_t rows, int64_t T, int thread,
+                                   int64_t *floats) {
     float *begin = at;
     ClipSpace k;
     k.edge = min_i64(GRAM_EDGE, round_up(max_i64(T, 1), BAND));
-    k.parts = (double *)(void *)take_floats(&at, 2 * rows * CLIP_PARTS), k.order = (uint64_t *)(void *)take_floats(&at, 2 * rows * T);
+    k.parts = (double *)(void *)take_floats(&at, 2 * rows * CLIP_PARTS);
+    k.order = (uint64_t *)(void *)take_floats(&at, 2 * rows * T);
     at += thread * (2 * k.edge * k.edge + 2 * k.edge * GRAM_DEPTH);
-    k.first = take_floats(&at, k.edge * k.edge), k.second = take_floats(&at, k.edge * k.edge);
-    k.packed = take_floats(&at, k.edge * GRAM_DEPTH), k.packed_2 = take_floats(&at, k.edge * GRAM_DEPTH);
+    k.first = take_floats(&at, k.edge * k.edge);
+    k.second = take_floats(&at, k.edge * k.edge);
+    k.packed = take_floats(&at, k.edge * GRAM_DEPTH);
+    k.packed_2 = take_floats(&at, k.edge * GRAM_DEPTH);
     *floats = at - begin;
     return k;
 }
@@ -58,18 +68,23 @@ static inline void add_parts(double *norms, const double *parts, int64_t rows, i
     }
 }
 
-// --- weight gradients -------------------------------------------------------------------------------------------------
+// --- weight gradients ----------------------------------------------------------------------------
 typedef int32_t LaneNumbers __attribute__((vector_size(LANES * 4)));
-// One step of a transposition: of each pair of squares beside the diagonal, `size` wide, the two change places
+// One step of a transposition: of each pair of squares beside the diagonal, `size` wide, the two
+// change places
 static inline __attribute__((always_inline)) void swap_squares(Lanes row[LANES], const int size) {
     LaneNumbers low = {0}, high = {0};
 #pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) { low[l] = l & size ? LANES + l - size : l, high[l] = l & size ? LANES + l : l + size; }
+    for (int l = 0; l < LANES; l++) {
+        low[l] = l & size ? LANES + l - size : l;
+        high[l] = l & size ? LANES + l : l + size;
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         if (i & size) { continue; }
         const Lanes a = row[i], b = row[i + size];
-        row[i] = __builtin_shuffle(a, b, low), row[i + size] = __builtin_shuffle(a, b, high);
+        row[i] = __builtin_shuffle(a, b, low);
+        row[i + size] = __builtin_shuffle(a, b, high);
     }
 }
 // to(LANES, LANES), its rows BAND apart, = transpose of from(LANES, LANES), in registers
@@ -77,91 +92,123 @@ static inline void transpose_lanes(float *to, const float *from, int64_t stride)
     Lanes row[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) { row[i] = *(const Lanes *)(from + i * stride); }
-    swap_squares(row, 1), swap_squares(row, 2), swap_squares(row, 4);
+    swap_squares(row, 1);
+    swap_squares(row, 2);
+    swap_squares(row, 4);
     if (LANES > 8) { swap_squares(row, 8); }
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) { *(Lanes *)(to + i * BAND) = row[i]; }
 }
-// to(bands, depth, BAND) = rows of from(n, depth), `stride` apart; the last band is filled up with zeros
-static inline void pack_bands(float *to, const float *from, int64_t n, int64_t depth, int64_t stride) {
+// to(bands, depth, BAND) = rows of from(n, depth), `stride` apart; the last band is filled up with
+// zeros
+static inline void pack_bands(float *to, const float *from, int64_t n, int64_t depth,
+                              int64_t stride) {
     for (int64_t t = 0; t < round_up(n, BAND); t += LANES) {
         float *half = to + t / BAND * BAND * depth + t % BAND;
         int64_t c = 0;
         for (; c + LANES <= depth && t + LANES <= n; c += LANES) {
 #pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) { __builtin_prefetch(from + (t + l) * stride + c + depth, 0, 2); }
+            for (int l = 0; l < LANES; l++) {
+                __builtin_prefetch(from + (t + l) * stride + c + depth, 0, 2);
+            }
             transpose_lanes(half + c * BAND, from + t * stride + c, stride);
         }
         for (; c < depth; c++) {
-            for (int64_t l = 0; l < LANES; l++) { half[c * BAND + l] = t + l < n ? from[(t + l) * stride + c] : 0.0f; }
+            for (int64_t l = 0; l < LANES; l++) {
+                half[c * BAND + l] = t + l < n ? from[(t + l) * stride + c] : 0.0f;
+            }
         }
     }
 }
-// out(m, n) [+]= products of packed rows; on the diagonal, where a is b, only what lies on or above it (whole vectors)
-static inline void multiply_bands(float *out, int64_t edge, const float *a, int64_t m, const float *b, int64_t n, int64_t depth, bool diagonal, bool add) {
+// out(m, n) [+]= products of packed rows; on the diagonal, where a is b, only what lies on or above
+// it (whole vectors)
+static inline void multiply_bands(float *out, int64_t edge, const float *a, int64_t m,
+                                  const float *b, int64_t n, int64_t depth, bool diagonal,
+                                  bool add) {
     for (int64_t j = 0; j < n; j += BAND) {
         const float *bj = b + j * depth;
         for (int64_t i = 0; i < (diagonal ? min_i64(m, j + BAND) : m); i += PANEL) {
             const float *ai = a + i / BAND * BAND * depth + i % BAND;
             if (diagonal && i >= j + LANES) {
-                multiply_panel(1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES, BAND, 0, depth, add);
+                multiply_panel(1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES, BAND,
+                               0, depth, add);
             } else {
                 multiply_panel(2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth, add);
             }
         }
     }
 }
-static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const float *x, int64_t C, Tile t) {
+static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const float *x, int64_t C,
+                             Tile t) {
     const bool diagonal = t.row == t.col;
     const int64_t slices_a_poll = max_i64(1, POLL_WORK / (t.rows * t.cols * GRAM_DEPTH));
     for (int64_t c = 0; c < C; c += GRAM_DEPTH) {
         const int64_t depth = min_i64(GRAM_DEPTH, C - c);
         pack_bands(k->packed, x + t.col * C + c, t.cols, depth, C);
         if (!diagonal) { pack_bands(k->packed_2, x + t.row * C + c, t.rows, depth, C); }
-        multiply_bands(out, k->edge, diagonal ? k->packed : k->packed_2, t.rows, k->packed, t.cols, depth, diagonal, c > 0);
-        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == C) { poll_messages(s); }
+        multiply_bands(out, k->edge, diagonal ? k->packed : k->packed_2, t.rows, k->packed, t.cols,
+                       depth, diagonal, c > 0);
+        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == C) {
+            poll_messages(s);
+        }
     }
 }
-// The sum of a * b over a tile. One on the diagonal counts above it, twice, and on it; another one twice.
+// The sum of a * b over a tile. One on the diagonal counts above it, twice, and on it; another one
+// twice.
 static inline double dot_tiles(const float *a, const float *b, int64_t edge, Tile t) {
     const bool diagonal = t.row == t.col;
     double twice = 0.0, once = 0.0;
     for (int64_t i = 0; i < t.rows; i++) {
         const float *ai = a + i * edge, *bi = b + i * edge;
 #pragma omp simd reduction(+ : twice)
-        for (int64_t j = diagonal ? i + 1 : 0; j < t.cols; j++) { twice += (double)ai[j] * (double)bi[j]; }
+        for (int64_t j = diagonal ? i + 1 : 0; j < t.cols; j++) {
+            twice += (double)ai[j] * (double)bi[j];
+        }
         if (diagonal) { once += (double)ai[i] * (double)bi[i]; }
     }
     return 2.0 * twice + once;
 }
-static inline double ghost_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t C, int64_t OC, Tile t) {
+static inline double ghost_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in,
+                                int64_t C, int64_t OC, Tile t) {
     if (t.row > t.col) { return 0.0; }
     gram_tile(s, k, k->first, in, C, t);
     gram_tile(s, k, k->second, dout, OC, t);
     return dot_tiles(k->first, k->second, k->edge, t);
 }
-static inline double gradient_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, Tile t) {
+static inline double gradient_tile(Stream *s, const ClipSpace *k, const float *dout,
+                                   const float *in, int64_t T, int64_t C, int64_t OC, Tile t) {
     double squares = 0.0;
-    sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C, 0.0f, k->first, k->edge);
-    for (int64_t r = 0; r < t.rows; r++) { squares += chunk_squares(k->first + r * k->edge, t.cols); }
+    sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C,
+               0.0f, k->first, k->edge);
+    for (int64_t r = 0; r < t.rows; r++) {
+        squares += chunk_squares(k->first + r * k->edge, t.cols);
+    }
     return squares;
 }
 static inline Tiling square_tiles(int64_t rows, int64_t cols, int64_t edge) {
-    const Tiling g = {rows, cols, edge, edge, ceil_div(cols, edge), ceil_div(rows, edge) * ceil_div(cols, edge)};
+    const Tiling g = {
+        rows, cols, edge, edge, ceil_div(cols, edge), ceil_div(rows, edge) * ceil_div(cols, edge)};
     return g;
 }
-// The sum of a sample from products of fp32 is uncertain by some 2^-24 of the square of the sum of |dout_t| |in_t|, which counts where its
-// terms cancel, more than by chance: then what may be missing is added, so that no sample can seem shorter than it is.
-static inline double cautious_norm(double norm, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC) {
+// The sum of a sample from products of fp32 is uncertain by some 2^-24 of the square of the sum of
+// |dout_t| |in_t|, which counts where its terms cancel, more than by chance: then what may be
+// missing is added, so that no sample can seem shorter than it is.
+static inline double cautious_norm(double norm, const float *dout, const float *in, int64_t T,
+                                   int64_t C, int64_t OC) {
     double most = 0.0;
-    for (int64_t t = 0; t < T; t++) { most += sqrt(chunk_squares(dout + t * OC, OC) * chunk_squares(in + t * C, C)); }
+    for (int64_t t = 0; t < T; t++) {
+        most += sqrt(chunk_squares(dout + t * OC, OC) * chunk_squares(in + t * C, C));
+    }
     most *= most;
     return norm + 0x1p-20 * fmax(0.0, most - norm * (double)(64 * T));
 }
-static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
+static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout,
+                                           const Real *in, int64_t rows, int64_t T, int64_t C,
+                                           int64_t OC) {
     if (rows * T == 0) { return; }
     const ClipSpace shared = thread_clip_space(s, rows, T);
-    const bool ghost = T * (C + OC) < 2 * C * OC; // multiply-adds: T^2 (C + OC) / 2 against T C OC, which run equally fast (measured)
+    // multiply-adds: T^2 (C + OC) / 2 against T C OC, which run equally fast (measured)
+    const bool ghost = T * (C + OC) < 2 * C * OC;
     const Tiling g = ghost ? square_tiles(T, T, shared.edge) : square_tiles(OC, C, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
     blas_serial_once();
@@ -175,7 +222,8 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
             const float *dy = f32_const(dout) + b * T * OC, *x = f32_const(in) + b * T * C;
             double sum = 0.0;
             for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) {
-                sum += ghost ? ghost_tile(s, &k, dy, x, C, OC, tile_at(&g, n)) : gradient_tile(s, &k, dy, x, T, C, OC, tile_at(&g, n));
+                sum += ghost ? ghost_tile(s, &k, dy, x, C, OC, tile_at(&g, n))
+                             : gradient_tile(s, &k, dy, x, T, C, OC, tile_at(&g, n));
             }
             k.parts[b * CLIP_PARTS + i % parts] = sum;
         }
@@ -183,28 +231,34 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
         for (int64_t b = 0; b < rows; b++) {
             double sum = 0.0;
             for (int64_t p = 0; p < parts; p++) { sum += k.parts[b * CLIP_PARTS + p]; }
-            norms[b] += ghost ? cautious_norm(sum, f32_const(dout) + b * T * OC, f32_const(in) + b * T * C, T, C, OC) : sum;
+            norms[b] += ghost ? cautious_norm(sum, f32_const(dout) + b * T * OC,
+                                              f32_const(in) + b * T * C, T, C, OC)
+                              : sum;
         }
     }
 }
 
-// --- sums down the rows of a sample -----------------------------------------------------------------------------------
-// A unit of work is a sample, or one of the slices of its channels that give each thread as much: an element does not depend on the cut.
+// --- sums down the rows of a sample --------------------------------------------------------------
+// A unit of work is a sample, or one of the slices of its channels that give each thread as much:
+// an element does not depend on the cut.
 static inline int64_t sample_slices(int64_t rows, int threads) {
     int64_t slices = 1;
     while (rows * slices % threads) { slices++; }
     return slices;
 }
-static inline int64_t slice_begin(int64_t channels, int64_t slices, int64_t slice) { // on a cache line
+// on a cache line
+static inline int64_t slice_begin(int64_t channels, int64_t slices, int64_t slice) {
     return min_i64(channels, 16 * part_begin(ceil_div(channels, 16), slices, slice));
 }
-static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
+static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout,
+                                    int64_t rows, int64_t T, int64_t OC) {
     const int64_t slices = sample_slices(rows, s->threads);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
-            const int64_t b = i / slices, c = slice_begin(OC, slices, i % slices), end = slice_begin(OC, slices, i % slices + 1);
+            const int64_t b = i / slices, c = slice_begin(OC, slices, i % slices),
+                          end = slice_begin(OC, slices, i % slices + 1);
             column_sums(sums + b * OC + c, f32_const(dout) + b * T * OC + c, T, end - c, OC, false);
             poll_messages(s);
         }
@@ -212,7 +266,8 @@ static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const
         for (int64_t b = 0; b < rows; b++) { norms[b] += chunk_squares(sums + b * OC, OC); }
     }
 }
-static inline void layernorm_sums(float *dweight, float *dbias, const float *dout, const float *in, const float *mean, const float *rstd, int64_t T, int64_t C,
+static inline void layernorm_sums(float *dweight, float *dbias, const float *dout, const float *in,
+                                  const float *mean, const float *rstd, int64_t T, int64_t C,
                                   int64_t channels) {
     for (int64_t c = 0; c < channels; c++) { dweight[c] = dbias[c] = 0.0f; }
     for (int64_t t = 0; t < T; t++) {
@@ -225,35 +280,44 @@ static inline void layernorm_sums(float *dweight, float *dbias, const float *dou
         }
     }
 }
-static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
+static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
+                                         const Real *dout, const Real *in, const float *mean,
                                          const float *rstd, int64_t rows, int64_t T, int64_t C) {
     const int64_t slices = sample_slices(rows, s->threads);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
-            const int64_t b = i / slices, c = slice_begin(C, slices, i % slices), end = slice_begin(C, slices, i % slices + 1), at = b * T * C + c;
-            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at, f32_const(in) + at, mean + b * T, rstd + b * T, T, C, end - c);
+            const int64_t b = i / slices, c = slice_begin(C, slices, i % slices),
+                          end = slice_begin(C, slices, i % slices + 1), at = b * T * C + c;
+            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at,
+                           f32_const(in) + at, mean + b * T, rstd + b * T, T, C, end - c);
             poll_messages(s);
         }
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < rows; b++) { norms[b] += chunk_squares(dweights + b * C, C) + chunk_squares(dbiases + b * C, C); }
+        for (int64_t b = 0; b < rows; b++) {
+            norms[b] += chunk_squares(dweights + b * C, C) + chunk_squares(dbiases + b * C, C);
+        }
     }
 }
 
-// --- embedding --------------------------------------------------------------------------------------------------------
+// --- embedding -----------------------------------------------------------------------------------
 static inline int compare_order(const void *a, const void *b) {
     uint64_t x, y;
-    memcpy(&x, a, sizeof x), memcpy(&y, b, sizeof y);
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
     return (x > y) - (x < y);
 }
-static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T) { // tokens, and where they are: their rows keep their order
+// tokens, and where they are: their rows keep their order
+static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T) {
     for (int64_t t = 0; t < T; t++) { order[t] = (uint64_t)tokens[t] << 32 | (uint64_t)t; }
     qsort(order, (size_t)T, sizeof *order, compare_order);
 }
 // The squares of some channels: of the sums of each token's rows, and of all rows
-static inline double embedding_squares(const float *dout, const uint64_t *order, int64_t T, int64_t C, int64_t channels) {
-    double squares[32] = {0}, sum = 0.0;
+static inline double embedding_squares(const float *dout, const uint64_t *order, int64_t T,
+                                       int64_t C, int64_t channels) {
+    double squares[32] = {0};
+    double sum = 0.0;
     float row_sum[CLIP_SLICE];
     for (int64_t i = 0, next; i < T; i = next) {
         memset(row_sum, 0, sizeof row_sum);
@@ -268,7 +332,9 @@ static inline double embedding_squares(const float *dout, const uint64_t *order,
     for (int64_t l = 0; l < 32; l++) { sum += squares[l]; }
     return sum;
 }
-static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C) {
+static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
+                                              const int32_t *tokens, int64_t rows, int64_t T,
+                                              int64_t C) {
     const ClipSpace k = thread_clip_space(s, rows, T);
     const int64_t slices = ceil_div(C, CLIP_SLICE);
     assert(slices <= CLIP_PARTS);
@@ -279,7 +345,8 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
             const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
-            k.parts[b * CLIP_PARTS + i % slices] = embedding_squares(f32_const(dout) + at, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
+            k.parts[b * CLIP_PARTS + i % slices] = embedding_squares(
+                f32_const(dout) + at, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
             poll_messages(s);
         }
     }
@@ -287,19 +354,24 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 }
 
 // Rows of x against rows of dout: a tile of products, each of which meets one of dlogits
-static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout, const int32_t *tokens, const float *dlogits, const float *x, int64_t C,
-                               int64_t Vp, Tile t) {
+static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout,
+                               const int32_t *tokens, const float *dlogits, const float *x,
+                               int64_t C, int64_t Vp, Tile t) {
     double sum = 0.0;
-    sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C, C, 0.0f, k->first, k->edge);
+    sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C,
+               C, 0.0f, k->first, k->edge);
     for (int64_t r = 0; r < t.rows; r++) {
         const float *product = k->first + r * k->edge, *d = dlogits + (t.row + r) * Vp;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < t.cols; c++) { sum += (double)product[c] * (double)d[tokens[t.col + c]]; }
+        for (int64_t c = 0; c < t.cols; c++) {
+            sum += (double)product[c] * (double)d[tokens[t.col + c]];
+        }
     }
     return sum;
 }
-static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
-                                         int64_t T, int64_t C, int64_t Vp) {
+static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout,
+                                         const int32_t *tokens, const Real *dlogits, const Real *x,
+                                         int64_t rows, int64_t T, int64_t C, int64_t Vp) {
     if (rows * T == 0) { return; }
     const ClipSpace shared = thread_clip_space(s, rows, T);
     const Tiling g = square_tiles(T, T, shared.edge);
@@ -312,9 +384,12 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
             const int64_t b = i / parts, at = b * T;
-            const float *dy = f32_const(dout) + at * C, *x_b = f32_const(x) + at * C, *d = f32_const(dlogits) + at * Vp;
+            const float *dy = f32_const(dout) + at * C, *x_b = f32_const(x) + at * C,
+                        *d = f32_const(dlogits) + at * Vp;
             double sum = 0.0;
-            for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) { sum += tied_tile(s, &k, dy, tokens + at, d, x_b, C, Vp, tile_at(&g, n)); }
+            for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) {
+                sum += tied_tile(s, &k, dy, tokens + at, d, x_b, C, Vp, tile_at(&g, n));
+            }
             k.parts[b * CLIP_PARTS + i % parts] = 2.0 * sum;
         }
     }
@@ -322,7 +397,8 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
 }
 
 // Some channels of the sum over s of dlogits[s, token] x_s
-static inline void tied_row(float *out, const float *dlogits, const float *x, int64_t T, int64_t C, int64_t Vp, int64_t channels) {
+static inline void tied_row(float *out, const float *dlogits, const float *x, int64_t T, int64_t C,
+                            int64_t Vp, int64_t channels) {
     double sum[CLIP_SLICE] = {0};
     for (int64_t t = 0; t < T; t++) {
         const double d = (double)dlogits[t * Vp];
@@ -331,8 +407,8 @@ static inline void tied_row(float *out, const float *dlogits, const float *x, in
     }
     for (int64_t c = 0; c < channels; c++) { out[c] = (float)sum[c]; }
 }
-static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows, int64_t T, int64_t C,
-                                 int64_t Vp) {
+static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits,
+                                 const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
     const ClipSpace k = thread_clip_space(s, rows, T);
 #pragma omp parallel num_threads(s->threads)
     {
@@ -340,23 +416,30 @@ static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, c
         for (int64_t b = 0; b < rows; b++) { sort_tokens(k.order + b * T, tokens + b * T, T); }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * T; i++) { // at the first of each token, for all of its kind
-            const int64_t b = i / T, at = b * T, token = (int64_t)(k.order[i] >> 32), place = at + (int64_t)(k.order[i] & 0xffffffffu);
+            const int64_t b = i / T, at = b * T, token = (int64_t)(k.order[i] >> 32),
+                          place = at + (int64_t)(k.order[i] & 0xffffffffu);
             if (i > at && (int64_t)(k.order[i - 1] >> 32) == token) { continue; }
             for (int64_t c = 0; c < C; c += CLIP_SLICE) {
-                tied_row(out + place * C + c, f32_const(dlogits) + at * Vp + token, f32_const(x) + at * C + c, T, C, Vp, min_i64(CLIP_SLICE, C - c));
+                tied_row(out + place * C + c, f32_const(dlogits) + at * Vp + token,
+                         f32_const(x) + at * C + c, T, C, Vp, min_i64(CLIP_SLICE, C - c));
             }
             for (int64_t n = i + 1; n < at + T && (int64_t)(k.order[n] >> 32) == token; n++) {
-                memcpy(out + (at + (int64_t)(k.order[n] & 0xffffffffu)) * C, out + place * C, (size_t)C * sizeof(float));
+                memcpy(out + (at + (int64_t)(k.order[n] & 0xffffffffu)) * C, out + place * C,
+                       (size_t)C * sizeof(float));
             }
             poll_messages(s);
         }
     }
 }
-static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
+static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
+                                  int64_t rows, int64_t T, int64_t C, int64_t Vp) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t i = 0; i < rows * T; i++) { memcpy(out + i * C, table + (i / T * Vp + tokens[i]) * C, (size_t)C * sizeof(float)); }
+    for (int64_t i = 0; i < rows * T; i++) {
+        memcpy(out + i * C, table + (i / T * Vp + tokens[i]) * C, (size_t)C * sizeof(float));
+    }
 }
-static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count, int64_t stride, const Real *dout, const float *tied,
+static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
+                                      int64_t stride, const Real *dout, const float *tied,
                                       int64_t rows, int64_t T, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < rows; b++) {
@@ -367,43 +450,59 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
             double dot = 0.0;
 #pragma omp simd reduction(+ : dot)
             for (int64_t c = 0; c < C; c++) { dot += (double)e[c] * (double)u[c]; }
-            product += dot, size += sqrt(chunk_squares(e, C) * chunk_squares(u, C));
+            product += dot;
+            size += sqrt(chunk_squares(e, C) * chunk_squares(u, C));
         }
-        norms[b] = sum + 2.0 * product + 0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
+        norms[b] = sum + 2.0 * product +
+                   0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
     }
     poll_messages(s);
 }
 
-// --- norms, factors, and what is made of them ---------------------------------------------------------------------------
-static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n) {
+// --- norms, factors, and what is made of them ----------------------------------------------------
+static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows,
+                                    int64_t n) {
     const ClipSpace k = thread_clip_space(s, rows, 0);
-    const int64_t piece = max_i64(BLOCK, round_up(ceil_div(n, CLIP_PARTS), 32)), pieces = ceil_div(n, piece);
+    const int64_t piece = max_i64(BLOCK, round_up(ceil_div(n, CLIP_PARTS), 32)),
+                  pieces = ceil_div(n, piece);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t i = 0; i < rows * pieces; i++) {
         const int64_t b = i / pieces, part = i % pieces;
-        k.parts[b * CLIP_PARTS + part] = chunk_squares(in + b * n + part * piece, min_i64(piece, n - part * piece));
+        k.parts[b * CLIP_PARTS + part] =
+            chunk_squares(in + b * n + part * piece, min_i64(piece, n - part * piece));
         poll_messages(s);
     }
     add_parts(norms, k.parts, rows, pieces);
 }
-static inline void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip) {
+static inline void ops_clip_factors(Stream *s, float *factors, const double *norms,
+                                    const float *weights, int64_t rows, float R,
+                                    ClipFunction clip) {
     (void)s;
     for (int64_t b = 0; b < rows; b++) {
-        const double norm = (double)weights[b] * sqrt(norms[b]), abadi = fmin(1.0, (double)R / (norm + 1e-6)), automatic = (double)R / (norm + 0.01);
-        factors[b] = isfinite(norm) ? (float)((double)weights[b] * (clip == CLIP_ABADI ? abadi : automatic)) : 0.0f;
+        const double norm = (double)weights[b] * sqrt(norms[b]),
+                     abadi = fmin(1.0, (double)R / (norm + 1e-6)),
+                     automatic = (double)R / (norm + 0.01);
+        factors[b] = isfinite(norm)
+                         ? (float)((double)weights[b] * (clip == CLIP_ABADI ? abadi : automatic))
+                         : 0.0f;
     }
 }
-// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B), whatever it held.
-static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
+// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B),
+// whatever it held.
+static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64_t B,
+                                 const float *factors, int64_t rows, int64_t T) {
     const int64_t n = T * A, m = T * B, blocks = ceil_div(max_i64(n, m), BLOCK);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < rows * blocks; k++) {
-        const int64_t sample = k / blocks, begin = k % blocks * BLOCK, end = min_i64(n, begin + BLOCK), end_b = min_i64(m, begin + BLOCK);
+        const int64_t sample = k / blocks, begin = k % blocks * BLOCK,
+                      end = min_i64(n, begin + BLOCK), end_b = min_i64(m, begin + BLOCK);
         const float factor = factors[sample];
         float *x = a + sample * n;
         if (factor == 0.0f) {
             if (begin < end) { memset(x + begin, 0, (size_t)(end - begin) * sizeof(float)); }
-            if (begin < end_b) { memset(b + sample * m + begin, 0, (size_t)(end_b - begin) * sizeof(float)); }
+            if (begin < end_b) {
+                memset(b + sample * m + begin, 0, (size_t)(end_b - begin) * sizeof(float));
+            }
         } else {
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) { x[i] *= factor; }
@@ -411,8 +510,10 @@ static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64
         poll_after_block(s, k);
     }
 }
-static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in, const float *factors, int64_t rows, int64_t T, int64_t C,
-                                                      int64_t OC, bool accumulate) {
+static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout,
+                                                      Real *in, const float *factors, int64_t rows,
+                                                      int64_t T, int64_t C, int64_t OC,
+                                                      bool accumulate) {
     if (OC <= C) { // the narrow side is less to scale
         scale_samples(s, f32(dout), OC, f32(in), C, factors, rows, T);
     } else {
@@ -420,7 +521,9 @@ static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight,
     }
     ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
 }
-static inline void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+static inline void ops_accumulate_samples(Stream *s, float *out, const float *in,
+                                          const float *factors, int64_t rows, int64_t n,
+                                          bool accumulate) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
         for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {

@@ -1,14 +1,19 @@
-// clip_cuda.cuh: per-sample norms, clipping and noise on a GPU (the contract is ops.h, section "privacy"). attention_cuda.cuh brings it.
+// clip_cuda.cuh: per-sample norms, clipping and noise on a GPU (the contract is ops.h, section
+// "privacy"). attention_cuda.cuh brings it.
 //
-// Norms      A block looks at a piece of a sample and sums squares in fp64; a second kernel adds the pieces in their order. Pieces follow from
-//            the shape of one sample, so a norm has the same bits whatever the other samples are, and how many.
-// Ghost      |dout^T in|^2 of a sample = the sum over pairs of its rows of (in_t . in_s)(dout_t . dout_s). A block makes a tile of both
-//            products in registers, multiplies and adds: nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
+// Norms      A block looks at a piece of a sample and sums squares in fp64; a second kernel adds
+//            the pieces in their order. Pieces follow from the shape of one sample, so a norm has
+//            the same bits whatever the other samples are, and how many.
+// Ghost      |dout^T in|^2 of a sample = the sum over pairs of its rows of (in_t . in_s)(dout_t .
+//            dout_s). A block makes a tile of both products in registers, multiplies and adds:
+//            nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
 //            gradient itself has fewer products, tiles of it are made and squared in the same way.
-// Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of asynchronous copies feed. A warp has 64 x 32
-//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh). Ghost norms
-//            take 214 registers of sm_90, sums of weights 221, so one block an SM, tied and instantiated norms 162 and 125; none spill (-Xptxas -v of
-//            CUDA 13.0; of sm_80 216, 218, 162, 125, none). Everything else: 64 x 64 by plain arithmetic.
+// Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of
+//            asynchronous copies feed. A warp has 64 x 32 of both products: 21 flop for each byte
+//            from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh). Ghost norms
+//            take 214 registers of sm_90, sums of weights 221, so one block an SM, tied and
+//            instantiated norms 162 and 125; none spill (-Xptxas -v of CUDA 13.0; of sm_80 216,
+//            218, 162, 125, none). Everything else: 64 x 64 by plain arithmetic.
 // Workspace  [partial sums, fp64 | order of tokens]
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH
@@ -17,7 +22,7 @@
 
 enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
 
-// --- norms of pieces, one row of the grid for each sample ----------------------------------------------------------------
+// --- norms of pieces, one row of the grid for each sample ----------------------------------------
 __device__ double block_total(double x) { // of a block of THREADS threads
     __shared__ double part[WARPS];
     __syncthreads(); // all have read what was there
@@ -32,7 +37,8 @@ __device__ void note_part(double *parts, double x) { // what the threads of this
     x = block_total(x);
     if (threadIdx.x == 0) { parts[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = x; }
 }
-// The same, to be added up by add_norms_kernel; or it is added to the norm, where there is no other block.
+// The same, to be added up by add_norms_kernel; or it is added to the norm, where there is no other
+// block.
 __device__ void add_to_norm(double *norms, double *parts, double x) {
     if (gridDim.x > 1) {
         note_part(parts, x);
@@ -41,7 +47,8 @@ __device__ void add_to_norm(double *norms, double *parts, double x) {
     x = block_total(x);
     if (threadIdx.x == 0) { norms[blockIdx.y] += x; }
 }
-__global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) { // a block takes a sample
+// a block takes a sample
+__global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) {
     double sum = 0.0;
     for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
     sum = block_total(sum);
@@ -49,7 +56,8 @@ __global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) 
 }
 // Starts a kernel of `blocks` blocks for each sample, which leaves their parts.
 template <class Kernel, class... Arguments>
-static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
+static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows,
+                               double *norms, Arguments... arguments) {
     cudaStream_t stream = enter(s);
     const dim3 grid((unsigned)blocks, (unsigned)rows);
     double *parts = (double *)scratch(s);
@@ -58,11 +66,14 @@ static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blo
     LAUNCH(kernel, grid, THREADS, shared, stream, norms, parts, arguments...);
 }
 template <class Kernel, class... Arguments>
-static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
+static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows,
+                               double *norms, Arguments... arguments) {
     start_parts(s, kernel, shared, blocks, rows, norms, arguments...);
     cudaStream_t stream = enter(s);
     const double *parts = (const double *)scratch(s);
-    if (blocks > 1) { LAUNCH(add_norms_kernel, (unsigned)rows, THREADS, 0, stream, norms, parts, blocks); }
+    if (blocks > 1) {
+        LAUNCH(add_norms_kernel, (unsigned)rows, THREADS, 0, stream, norms, parts, blocks);
+    }
 }
 
 __global__ void sample_norms_kernel(double *norms, double *parts, const float *in, int64_t n) {
@@ -74,26 +85,36 @@ __global__ void sample_norms_kernel(double *norms, double *parts, const float *i
     }
     add_to_norm(norms, parts, sum);
 }
-static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n) {
-    if (rows && n) { start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n); }
+static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows,
+                                    int64_t n) {
+    if (rows && n) {
+        start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n);
+    }
 }
-static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
+static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout,
+                                    int64_t rows, int64_t T, int64_t OC) {
     column_partials(s, NULL, sums, OC, dout, NULL, NULL, NULL, rows * T, OC, rows, T);
     ops_sample_norms(s, norms, sums, rows, OC);
 }
-static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
+static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
+                                         const Real *dout, const Real *in, const float *mean,
                                          const float *rstd, int64_t rows, int64_t T, int64_t C) {
     column_partials(s, dweights, dbiases, C, dout, in, mean, rstd, rows * T, C, rows, T);
     ops_sample_norms(s, norms, dweights, rows, C);
     ops_sample_norms(s, norms, dbiases, rows, C);
 }
 
-// A block takes the row of dout at place blockIdx.x of its sample's order: its square is that of a row of dwpe. If its token is the first of
-// its kind, the rows of that token are added up, and squared too.
+// A block takes the row of dout at place blockIdx.x of its sample's order: its square is that of a
+// row of dwpe. If its token is the first of its kind, the rows of that token are added up, and
+// squared too.
 template <class R>
-__global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout, const int32_t *tokens, const int32_t *order, int64_t T, int64_t C) {
+__global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout,
+                                       const int32_t *tokens, const int32_t *order, int64_t T,
+                                       int64_t C) {
     const int64_t place = blockIdx.x;
-    dout += blockIdx.y * T * C, tokens += blockIdx.y * T, order += blockIdx.y * T;
+    dout += blockIdx.y * T * C;
+    tokens += blockIdx.y * T;
+    order += blockIdx.y * T;
     const int32_t token = tokens[order[place]];
     const bool first = place == 0 || tokens[order[place - 1]] != token;
     int64_t end = place;
@@ -107,24 +128,30 @@ __global__ void embedding_norms_kernel(double *norms, double *parts, const R *do
     }
     add_to_norm(norms, parts, squares);
 }
-static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C) {
+static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
+                                              const int32_t *tokens, int64_t rows, int64_t T,
+                                              int64_t C) {
     cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
     int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // behind the partial sums
     assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
-    LAUNCH(order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), THREADS, 0, stream, order, tokens, T);
-    FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, (const R *)dout, tokens, order, T, C));
+    LAUNCH(order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), THREADS, 0, stream,
+           order, tokens, T);
+    FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, (const R *)dout, tokens,
+                         order, T, C));
 }
 
-// --- tiles of products of rows -------------------------------------------------------------------------------------------
-// Of each sample a matrix whose rows are multiplied over `depth`: with each other, or with those of another. In memory the elements of a row
-// lie side by side, or, ACROSS, the rows do.
+// --- tiles of products of rows -------------------------------------------------------------------
+// Of each sample a matrix whose rows are multiplied over `depth`: with each other, or with those of
+// another. In memory the elements of a row lie side by side, or, ACROSS, the rows do.
 template <class R> struct Rows {
     const R *p;
     int rows, depth;
 };
-template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) { // of this block's sample
-    return a.p + (int64_t)blockIdx.y * a.rows * a.depth + (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
+// of this block's sample
+template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) {
+    return a.p + (int64_t)blockIdx.y * a.rows * a.depth +
+           (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
 }
 
 template <class R> __device__ Rows<R> sample_of(Rows<R> a, int b) { // that many samples further on
@@ -132,29 +159,38 @@ template <class R> __device__ Rows<R> sample_of(Rows<R> a, int b) { // that many
     return a;
 }
 
-// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile, those EACH elements that are this thread's. It is
-// made for so many samples, one after another; done(b) looks at each.
+// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile,
+// those EACH elements that are this thread's. It is made for so many samples, one after another;
+// done(b) looks at each.
 template <class R, bool ACROSS> struct Plain {
     enum { EDGE = PLAIN_EDGE, EACH = 16, DEPTH = 16, SHARED = 0 };
-    static constexpr double UNCERTAIN = 0x1p-20; // a product of rows, as a part of the product of their lengths
+    // a product of rows, as a part of the product of their lengths
+    static constexpr double UNCERTAIN = 0x1p-20;
     __device__ int row(int e) { return (int)threadIdx.x / 16 + 16 * (e / 4); }
     __device__ int column(int e) { return (int)threadIdx.x % 16 + 16 * (e % 4); }
     __device__ void load(float (*to)[EDGE + 1], const Rows<R> &a, int row0, int k0) {
         for (int i = (int)threadIdx.x; i < DEPTH * EDGE; i += THREADS) {
             const int r = ACROSS ? i % EDGE : i / DEPTH, k = ACROSS ? i / EDGE : i % DEPTH;
-            to[k][r] = row0 + r < a.rows && k0 + k < a.depth ? read(element_of<ACROSS>(a, row0 + r, k0 + k)) : 0.0f;
+            to[k][r] = row0 + r < a.rows && k0 + k < a.depth
+                           ? read(element_of<ACROSS>(a, row0 + r, k0 + k))
+                           : 0.0f;
         }
     }
-    template <class Done> __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0, int samples, Done done) {
+    template <class Done>
+    __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0,
+                             int samples, Done done) {
         __shared__ float left[DEPTH][EDGE + 1], right[DEPTH][EDGE + 1];
         for (int n = 0; n < samples; n++) {
             UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
             for (int k0 = 0; k0 < a.depth; k0 += DEPTH) {
                 __syncthreads(); // all have used what was there
-                load(left, sample_of(a, n), a0, k0), load(right, sample_of(b, n), b0, k0);
+                load(left, sample_of(a, n), a0, k0);
+                load(right, sample_of(b, n), b0, k0);
                 __syncthreads();
                 for (int k = 0; k < DEPTH; k++) {
-                    UNROLL for (int e = 0; e < EACH; e++) { product[e] += left[k][row(e)] * right[k][column(e)]; }
+                    UNROLL for (int e = 0; e < EACH; e++) {
+                        product[e] += left[k][row(e)] * right[k][column(e)];
+                    }
                 }
             }
             done(n);
@@ -165,11 +201,24 @@ template <class R, bool ACROSS> struct Plain {
     }
 };
 template <bool ACROSS> struct Mma {
-    enum { EDGE = 128, EACH = 64, DEPTH = 64, WIDTH = ACROSS ? EDGE : DEPTH, PITCH = WIDTH + 8, PANEL = EDGE * DEPTH / WIDTH * PITCH, SHARED = 4 * PANEL * 2 };
+    enum {
+        EDGE = 128,
+        EACH = 64,
+        DEPTH = 64,
+        WIDTH = ACROSS ? EDGE : DEPTH,
+        PITCH = WIDTH + 8,
+        PANEL = EDGE * DEPTH / WIDTH * PITCH,
+        SHARED = 4 * PANEL * 2
+    };
     static constexpr double UNCERTAIN = 0x1p-16;
-    __device__ int row(int e) { return (int)threadIdx.x / 32 % 2 * 64 + e / 16 * 16 + fragment_row(e / 2 % 2); }
-    __device__ int column(int e) { return (int)threadIdx.x / 64 * 32 + e / 4 % 4 * 8 + fragment_column(e % 2); }
-    __device__ void start(Bf16 *to, const Rows<Bf16> &a, int row0, int k0) { // a panel, which lies as the matrix does
+    __device__ int row(int e) {
+        return (int)threadIdx.x / 32 % 2 * 64 + e / 16 * 16 + fragment_row(e / 2 % 2);
+    }
+    __device__ int column(int e) {
+        return (int)threadIdx.x / 64 * 32 + e / 4 % 4 * 8 + fragment_column(e % 2);
+    }
+    // a panel, which lies as the matrix does
+    __device__ void start(Bf16 *to, const Rows<Bf16> &a, int row0, int k0) {
         UNROLL for (int i = 0; i < EDGE * DEPTH / 8; i += THREADS) {
             const int at = i + (int)threadIdx.x, line = at / (WIDTH / 8), x = at % (WIDTH / 8) * 8;
             const int r = row0 + (ACROSS ? x : line), k = k0 + (ACROSS ? line : x);
@@ -177,8 +226,10 @@ template <bool ACROSS> struct Mma {
             copy_async_16(to + line * PITCH + x, there ? element_of<ACROSS>(a, r, k) : a.p, there);
         }
     }
-    template <bool LEFT> __device__ void load(unsigned m[4], const Bf16 *panel, int r, int k) { // 16 rows of an operand, over 16
-        const bool stacked = LEFT != ACROSS; // in the panel the second of its four parts of 8 x 8 lies below the first; else beside it
+    // 16 rows of an operand, over 16
+    template <bool LEFT> __device__ void load(unsigned m[4], const Bf16 *panel, int r, int k) {
+        // in the panel the second of its four parts of 8 x 8 lies below the first; else beside it
+        const bool stacked = LEFT != ACROSS;
         const int line = (ACROSS ? k : r) + (stacked ? lane() % 16 : lane() / 16 * 8 + lane() % 8);
         const int x = (ACROSS ? r : k) + (stacked ? lane() / 16 * 8 : lane() / 8 % 2 * 8);
         if (ACROSS) {
@@ -190,7 +241,9 @@ template <bool ACROSS> struct Mma {
     __device__ void multiply_panels(float *product, const Bf16 *a, const Bf16 *b) {
         UNROLL for (int k = 0; k < DEPTH; k += 16) {
             unsigned left[4][4], right[4];
-            UNROLL for (int m = 0; m < 4; m++) { load<true>(left[m], a, (int)threadIdx.x / 32 % 2 * 64 + 16 * m, k); }
+            UNROLL for (int m = 0; m < 4; m++) {
+                load<true>(left[m], a, (int)threadIdx.x / 32 % 2 * 64 + 16 * m, k);
+            }
             UNROLL for (int n = 0; n < 4; n += 2) {
                 load<false>(right, b, (int)threadIdx.x / 64 * 32 + 8 * n, k);
                 UNROLL for (int m = 0; m < 4; m++) {
@@ -200,7 +253,9 @@ template <bool ACROSS> struct Mma {
             }
         }
     }
-    template <class Done> __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0, int samples, Done done) {
+    template <class Done>
+    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b,
+                             int b0, int samples, Done done) {
         DYNAMIC_SHARED(Bf16, panels);
         const bool alike = a.p == b.p && a0 == b0; // one panel serves for both
         const int steps = (a.depth + DEPTH - 1) / DEPTH, end = samples * steps;
@@ -221,13 +276,16 @@ template <bool ACROSS> struct Mma {
             if (n % steps == steps - 1) { done(n / steps); }
         }
     }
-    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0) {
+    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b,
+                             int b0) {
         multiply(product, a, a0, b, b0, 1, [](int) {});
     }
 };
 
-// --- norms of products of rows -------------------------------------------------------------------------------------------
-template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
+// --- norms of products of rows -------------------------------------------------------------------
+template <class Tile, class R>
+__global__ void __launch_bounds__(THREADS)
+    ghost_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
     int i = 0, j = (int)blockIdx.x; // the pairs (0,0) (1,0) (1,1) (2,0) ...
     for (; j > i; i++) { j -= i + 1; }
     float p[Tile::EACH], q[Tile::EACH];
@@ -235,10 +293,12 @@ template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_
     Tile().multiply(q, dout, i * Tile::EDGE, dout, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)q[e]; }
-    (void)norms, note_part(parts, i == j ? sum : 2.0 * sum);
+    (void)norms;
+    note_part(parts, i == j ? sum : 2.0 * sum);
 }
-// Adds up the parts of a sample, and what rounding may hide where terms cancel more than by chance (see cautious_norm() in clip_cpu.h): so much of
-// the square of the sum of |dout_t| |in_t|, of which each product of two rows may err by some part. Tensor cores truncate what they add.
+// Adds up the parts of a sample, and what rounding may hide where terms cancel more than by chance
+// (see cautious_norm() in clip_cpu.h): so much of the square of the sum of |dout_t| |in_t|, of
+// which each product of two rows may err by some part. Tensor cores truncate what they add.
 template <class R> __device__ double length_of(const R *row, int64_t n) { // of a warp
     double squares = 0.0;
     for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
@@ -248,32 +308,45 @@ template <class R> __device__ double length_of(const R *row, int64_t n) { // of 
     for (int d = 16; d > 0; d >>= 1) { squares += __shfl_xor_sync(ALL_LANES, squares, d); }
     return sqrt(squares);
 }
-template <class R> __global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64_t n, Rows<R> dout, Rows<R> in, double uncertain) {
+template <class R>
+__global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64_t n, Rows<R> dout,
+                                       Rows<R> in, double uncertain) {
     const Rows<R> left = sample_of(dout, (int)blockIdx.x), right = sample_of(in, (int)blockIdx.x);
     const int64_t T = left.rows;
     double sum = 0.0, most = 0.0;
     for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
     for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) { // the lanes of a warp agree
-        const double product = length_of(left.p + t * left.depth, left.depth) * length_of(right.p + t * right.depth, right.depth);
+        const double product = length_of(left.p + t * left.depth, left.depth) *
+                               length_of(right.p + t * right.depth, right.depth);
         most += threadIdx.x % 32 == 0 ? product : 0.0;
     }
-    sum = block_total(sum), most = block_total(most);
-    if (threadIdx.x == 0) { norms[blockIdx.x] += sum + uncertain * fmax(0.0, most * most - sum * (double)(64 * T)); }
+    sum = block_total(sum);
+    most = block_total(most);
+    if (threadIdx.x == 0) {
+        norms[blockIdx.x] += sum + uncertain * fmax(0.0, most * most - sum * (double)(64 * T));
+    }
 }
-template <class Tile, class R> __global__ void __launch_bounds__(THREADS) gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
-    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across, j = (int)blockIdx.x % across;
+template <class Tile, class R>
+__global__ void __launch_bounds__(THREADS)
+    gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
+    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across,
+              j = (int)blockIdx.x % across;
     float p[Tile::EACH];
     Tile().multiply(p, dout, i * Tile::EDGE, in, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)p[e]; }
     add_to_norm(norms, parts, sum);
 }
-// A tile of (x_s . dout_t), each times what the classifier sends to the row of wte that position t took.
+// A tile of (x_s . dout_t), each times what the classifier sends to the row of wte that position t
+// took.
 template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
-    tied_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> x, const R *dlogits, const int32_t *tokens, int64_t Vp) {
-    const int T = x.rows, across = (T + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
-    dlogits += (int64_t)blockIdx.y * T * Vp, tokens += (int64_t)blockIdx.y * T;
+    tied_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> x, const R *dlogits,
+                      const int32_t *tokens, int64_t Vp) {
+    const int T = x.rows, across = (T + Tile::EDGE - 1) / Tile::EDGE,
+              i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+    dlogits += (int64_t)blockIdx.y * T * Vp;
+    tokens += (int64_t)blockIdx.y * T;
     float p[Tile::EACH];
     Tile().multiply(p, x, i, dout, j);
     double sum = 0.0;
@@ -284,47 +357,71 @@ __global__ void __launch_bounds__(THREADS)
     add_to_norm(norms, parts, 2.0 * sum);
 }
 template <class Along, class Across, class R>
-static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, const R *in, int64_t rows, int T, int C, int OC) {
-    const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2, tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
+static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, const R *in,
+                                       int64_t rows, int T, int C, int OC) {
+    const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2,
+                  tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
     if (pairs * (C + OC) <= tiles * T) { // follows from the shape alone
         const Rows<R> left = {dout, T, OC}, right = {in, T, C};
-        start_parts(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, left, right);
+        start_parts(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, left,
+                    right);
         cudaStream_t stream = enter(s);
-        LAUNCH(add_ghost_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, (const double *)scratch(s), pairs, left, right, Along::UNCERTAIN);
+        LAUNCH(add_ghost_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms,
+               (const double *)scratch(s), pairs, left, right, Along::UNCERTAIN);
     } else {
-        start_norms(s, gradient_norms_kernel<Across, R>, Across::SHARED, tiles, rows, norms, Rows<R>{dout, OC, T}, Rows<R>{in, C, T});
+        start_norms(s, gradient_norms_kernel<Across, R>, Across::SHARED, tiles, rows, norms,
+                    Rows<R>{dout, OC, T}, Rows<R>{in, C, T});
     }
 }
-static inline bool fits_mma(const void *p, int64_t width) { return gpu_real == DTYPE_BF16 && width % 8 == 0 && alignment_of(p) >= 16; }
-static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
+static inline bool fits_mma(const void *p, int64_t width) {
+    return gpu_real == DTYPE_BF16 && width % 8 == 0 && alignment_of(p) >= 16;
+}
+static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout,
+                                           const Real *in, int64_t rows, int64_t T, int64_t C,
+                                           int64_t OC) {
     if (rows * T == 0) { return; }
     if (fits_mma(dout, OC) && fits_mma(in, C)) {
-        matmul_sample_norms<Mma<false>, Mma<true>>(s, norms, (const Bf16 *)dout, (const Bf16 *)in, rows, (int)T, (int)C, (int)OC);
+        matmul_sample_norms<Mma<false>, Mma<true>>(s, norms, (const Bf16 *)dout, (const Bf16 *)in,
+                                                   rows, (int)T, (int)C, (int)OC);
     } else {
-        FOR_REAL(matmul_sample_norms<Plain<R, false>, Plain<R, true>>(s, norms, (const R *)dout, (const R *)in, rows, (int)T, (int)C, (int)OC));
+        FOR_REAL(matmul_sample_norms<Plain<R, false>, Plain<R, true>>(
+            s, norms, (const R *)dout, (const R *)in, rows, (int)T, (int)C, (int)OC));
     }
 }
 template <class Tile, class R>
-static inline void tied_sample_norms(Stream *s, double *norms, const R *dout, const int32_t *tokens, const R *dlogits, const R *x, int64_t rows, int T, int C,
+static inline void tied_sample_norms(Stream *s, double *norms, const R *dout, const int32_t *tokens,
+                                     const R *dlogits, const R *x, int64_t rows, int T, int C,
                                      int64_t Vp) {
     const int64_t lines = ceil_div(T, Tile::EDGE);
-    start_norms(s, tied_norms_kernel<Tile, R>, Tile::SHARED, lines * lines, rows, norms, Rows<R>{dout, T, C}, Rows<R>{x, T, C}, dlogits, tokens, Vp);
+    start_norms(s, tied_norms_kernel<Tile, R>, Tile::SHARED, lines * lines, rows, norms,
+                Rows<R>{dout, T, C}, Rows<R>{x, T, C}, dlogits, tokens, Vp);
 }
-static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
-                                         int64_t T, int64_t C, int64_t Vp) {
+static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout,
+                                         const int32_t *tokens, const Real *dlogits, const Real *x,
+                                         int64_t rows, int64_t T, int64_t C, int64_t Vp) {
     if (rows * T == 0) { return; }
     if (fits_mma(dout, C) && fits_mma(x, C)) {
-        tied_sample_norms<Mma<false>>(s, norms, (const Bf16 *)dout, tokens, (const Bf16 *)dlogits, (const Bf16 *)x, rows, (int)T, (int)C, Vp);
+        tied_sample_norms<Mma<false>>(s, norms, (const Bf16 *)dout, tokens, (const Bf16 *)dlogits,
+                                      (const Bf16 *)x, rows, (int)T, (int)C, Vp);
     } else {
-        FOR_REAL(tied_sample_norms<Plain<R, false>>(s, norms, (const R *)dout, tokens, (const R *)dlogits, (const R *)x, rows, (int)T, (int)C, Vp));
+        FOR_REAL(tied_sample_norms<Plain<R, false>>(s, norms, (const R *)dout, tokens,
+                                                    (const R *)dlogits, (const R *)x, rows, (int)T,
+                                                    (int)C, Vp));
     }
 }
 
-// A block makes TIED_EACH rows: each thread some channels of all of them, so that a row of x is read once for these.
+// A block makes TIED_EACH rows: each thread some channels of all of them, so that a row of x is
+// read once for these.
 enum { TIED_EACH = 8 };
-template <class R> __global__ void tied_rows_kernel(float *out, const int32_t *tokens, const R *dlogits, const R *x, int T, int64_t C, int64_t Vp) {
-    const int first = (int)blockIdx.x * TIED_EACH, n = T - first < TIED_EACH ? T - first : TIED_EACH;
-    out += (int64_t)blockIdx.y * T * C, tokens += (int64_t)blockIdx.y * T, dlogits += (int64_t)blockIdx.y * T * Vp, x += (int64_t)blockIdx.y * T * C;
+template <class R>
+__global__ void tied_rows_kernel(float *out, const int32_t *tokens, const R *dlogits, const R *x,
+                                 int T, int64_t C, int64_t Vp) {
+    const int first = (int)blockIdx.x * TIED_EACH,
+              n = T - first < TIED_EACH ? T - first : TIED_EACH;
+    out += (int64_t)blockIdx.y * T * C;
+    tokens += (int64_t)blockIdx.y * T;
+    dlogits += (int64_t)blockIdx.y * T * Vp;
+    x += (int64_t)blockIdx.y * T * C;
     for (int64_t c = threadIdx.x; c < C; c += THREADS) {
         double sum[TIED_EACH];
         UNROLL for (int i = 0; i < TIED_EACH; i++) { sum[i] = 0.0; }
@@ -339,24 +436,34 @@ template <class R> __global__ void tied_rows_kernel(float *out, const int32_t *t
         }
     }
 }
-static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows, int64_t T, int64_t C,
-                                 int64_t Vp) {
+static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits,
+                                 const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
     cudaStream_t stream = enter(s);
     const dim3 grid((unsigned)ceil_div(T, TIED_EACH), (unsigned)rows);
     if (rows * T == 0) { return; }
-    FOR_REAL(LAUNCH(tied_rows_kernel<R>, grid, THREADS, 0, stream, out, tokens, (const R *)dlogits, (const R *)x, (int)T, C, Vp));
+    FOR_REAL(LAUNCH(tied_rows_kernel<R>, grid, THREADS, 0, stream, out, tokens, (const R *)dlogits,
+                    (const R *)x, (int)T, C, Vp));
 }
-__global__ void token_rows_kernel(float *out, const int32_t *tokens, const float *table, int64_t T, int64_t C, int64_t Vp) { // a block takes a row
+// a block takes a row
+__global__ void token_rows_kernel(float *out, const int32_t *tokens, const float *table, int64_t T,
+                                  int64_t C, int64_t Vp) {
     const int64_t at = blockIdx.y * T + blockIdx.x;
-    for (int64_t c = threadIdx.x; c < C; c += THREADS) { out[at * C + c] = table[(blockIdx.y * Vp + tokens[at]) * C + c]; }
+    for (int64_t c = threadIdx.x; c < C; c += THREADS) {
+        out[at * C + c] = table[(blockIdx.y * Vp + tokens[at]) * C + c];
+    }
 }
-static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
+static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
+                                  int64_t rows, int64_t T, int64_t C, int64_t Vp) {
     cudaStream_t stream = enter(s);
-    if (rows * T > 0) { LAUNCH(token_rows_kernel, dim3((unsigned)T, (unsigned)rows), THREADS, 0, stream, out, tokens, table, T, C, Vp); }
+    if (rows * T > 0) {
+        LAUNCH(token_rows_kernel, dim3((unsigned)T, (unsigned)rows), THREADS, 0, stream, out,
+               tokens, table, T, C, Vp);
+    }
 }
 // A block takes a sample, a warp a row of it.
 template <class R>
-__global__ void crossing_norms_kernel(double *norms, const double *others, int64_t count, int64_t stride, const R *dout, const float *tied, int64_t T,
+__global__ void crossing_norms_kernel(double *norms, const double *others, int64_t count,
+                                      int64_t stride, const R *dout, const float *tied, int64_t T,
                                       int64_t C) {
     const int lane = (int)threadIdx.x % 32;
     double product = 0.0, size = 0.0;
@@ -367,53 +474,73 @@ __global__ void crossing_norms_kernel(double *norms, const double *others, int64
         for (int64_t c = lane; c < C; c += 32) { product += (double)read(e + c) * (double)u[c]; }
         size += lane == 0 ? lengths : 0.0;
     }
-    product = block_total(product), size = block_total(size);
+    product = block_total(product);
+    size = block_total(size);
     if (threadIdx.x) { return; }
     double sum = norms[blockIdx.x];
     for (int64_t k = 0; k < count; k++) { sum += others[k * stride + blockIdx.x]; }
-    norms[blockIdx.x] = sum + 2.0 * product + 0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
+    norms[blockIdx.x] =
+        sum + 2.0 * product + 0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
 }
-static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count, int64_t stride, const Real *dout, const float *tied,
+static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
+                                      int64_t stride, const Real *dout, const float *tied,
                                       int64_t rows, int64_t T, int64_t C) {
     cudaStream_t stream = enter(s);
     if (rows == 0) { return; }
-    FOR_REAL(LAUNCH(crossing_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, others, count, stride, (const R *)dout, tied, T, C));
+    FOR_REAL(LAUNCH(crossing_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, others,
+                    count, stride, (const R *)dout, tied, T, C));
 }
 
-// Partial sums: of pairs of tiles or of tiles of a gradient; of positions, beside their order; of pieces of a sample's whole gradient, which
-// is made for one sample at a time: of wte, or of a block, which has less than 16 C^2.
+// Partial sums: of pairs of tiles or of tiles of a gradient; of positions, beside their order; of
+// pieces of a sample's whole gradient, which is made for one sample at a time: of wte, or of a
+// block, which has less than 16 C^2.
 static inline int64_t clip_scratch_bytes(OpsShape shape) {
     const int64_t lines = ceil_div(shape.T, PLAIN_EDGE), widest = max_i64(4 * shape.C, shape.Vp);
-    const int64_t tiles = max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
-    const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T), of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
+    const int64_t tiles =
+        max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
+    const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T),
+                  of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
     return max_i64(of_samples, of_one);
 }
 
-// --- clipping --------------------------------------------------------------------------------------------------------------
-__global__ void clip_factors_kernel(float *factors, const double *norms, const float *weights, int64_t rows, double R, ClipFunction clip) {
+// --- clipping ------------------------------------------------------------------------------------
+__global__ void clip_factors_kernel(float *factors, const double *norms, const float *weights,
+                                    int64_t rows, double R, ClipFunction clip) {
     const int64_t b = thread_index();
     if (b >= rows) { return; }
     const double weight = (double)weights[b], x = weight * sqrt(norms[b]);
     const double factor = clip == CLIP_ABADI ? fmin(1.0, R / (x + 1e-6)) : R / (x + 0.01);
     factors[b] = isfinite(x) ? (float)(weight * factor) : 0.0f;
 }
-static inline void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip) {
+static inline void ops_clip_factors(Stream *s, float *factors, const double *norms,
+                                    const float *weights, int64_t rows, float R,
+                                    ClipFunction clip) {
     cudaStream_t stream = enter(s);
-    if (rows) { LAUNCH(clip_factors_kernel, blocks_for(rows, THREADS), THREADS, 0, stream, factors, norms, weights, rows, (double)R, clip); }
+    if (rows) {
+        LAUNCH(clip_factors_kernel, blocks_for(rows, THREADS), THREADS, 0, stream, factors, norms,
+               weights, rows, (double)R, clip);
+    }
 }
 
-// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B), whatever it held.
-__global__ void scale_samples_kernel(float *a, int64_t n, float *b, int64_t m, const float *factors) { // n and m elements of a sample
+// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B),
+// whatever it held.
+// n and m elements of a sample
+__global__ void scale_samples_kernel(float *a, int64_t n, float *b, int64_t m,
+                                     const float *factors) {
     const float factor = factors[blockIdx.y];
     const int64_t first = thread_index(), step = (int64_t)gridDim.x * THREADS;
-    a += blockIdx.y * n, b += blockIdx.y * m;
+    a += blockIdx.y * n;
+    b += blockIdx.y * m;
     for (int64_t i = first; i < n; i += step) { a[i] = factor == 0.0f ? 0.0f : factor * a[i]; }
     for (int64_t i = first; i < m && factor == 0.0f; i += step) { b[i] = 0.0f; }
 }
 // A tile of the gradient: each sample's is made, and added times its factor.
 template <class Tile, class R>
-__global__ void __launch_bounds__(THREADS) weight_samples_kernel(float *dweight, Rows<R> dout, Rows<R> in, const float *factors, int samples, bool accumulate) {
-    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+__global__ void __launch_bounds__(THREADS)
+    weight_samples_kernel(float *dweight, Rows<R> dout, Rows<R> in, const float *factors,
+                          int samples, bool accumulate) {
+    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE,
+              i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
     float product[Tile::EACH], total[Tile::EACH];
     UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] = 0.0f; }
     Tile().multiply(product, dout, i, in, j, samples, [&](int b) {
@@ -428,35 +555,48 @@ __global__ void __launch_bounds__(THREADS) weight_samples_kernel(float *dweight,
     }
 }
 template <class Tile, class R>
-static inline void weight_samples(Stream *s, float *dweight, const R *dout, const R *in, const float *factors, int64_t rows, int T, int C, int OC,
+static inline void weight_samples(Stream *s, float *dweight, const R *dout, const R *in,
+                                  const float *factors, int64_t rows, int T, int C, int OC,
                                   bool accumulate) {
     cudaStream_t stream = enter(s);
     const int64_t tiles = ceil_div(OC, Tile::EDGE) * ceil_div(C, Tile::EDGE);
-    CUDA_CHECK(cudaFuncSetAttribute(weight_samples_kernel<Tile, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Tile::SHARED));
-    LAUNCH((weight_samples_kernel<Tile, R>), (unsigned)tiles, THREADS, Tile::SHARED, stream, dweight, Rows<R>{dout, OC, T}, Rows<R>{in, C, T}, factors,
-           (int)rows, accumulate);
+    CUDA_CHECK(cudaFuncSetAttribute(weight_samples_kernel<Tile, R>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)Tile::SHARED));
+    LAUNCH((weight_samples_kernel<Tile, R>), (unsigned)tiles, THREADS, Tile::SHARED, stream,
+           dweight, Rows<R>{dout, OC, T}, Rows<R>{in, C, T}, factors, (int)rows, accumulate);
 }
-static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in, const float *factors, int64_t rows, int64_t T, int64_t C,
-                                                      int64_t OC, bool accumulate) {
+static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout,
+                                                      Real *in, const float *factors, int64_t rows,
+                                                      int64_t T, int64_t C, int64_t OC,
+                                                      bool accumulate) {
     const bool exact = gpu_real == DTYPE_FP32 && FP32_PRODUCTS == CUBLAS_COMPUTE_32F;
     if (rows * T == 0 || exact) {
         cudaStream_t stream = enter(s);
         const bool out_is_narrow = OC <= C; // it is less to scale
-        float *narrow = (float *)(out_is_narrow ? dout : in), *wide = (float *)(out_is_narrow ? in : dout);
+        float *narrow = (float *)(out_is_narrow ? dout : in),
+              *wide = (float *)(out_is_narrow ? in : dout);
         const int64_t n = T * min_i64(C, OC), m = T * max_i64(C, OC);
         const dim3 grid(blocks_for(n, 4 * THREADS), (unsigned)rows);
-        if (rows * T > 0) { LAUNCH(scale_samples_kernel, grid, THREADS, 0, stream, narrow, n, wide, m, factors); }
+        if (rows * T > 0) {
+            LAUNCH(scale_samples_kernel, grid, THREADS, 0, stream, narrow, n, wide, m, factors);
+        }
         ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
     } else if (fits_mma(dout, OC) && fits_mma(in, C)) {
-        weight_samples<Mma<true>>(s, dweight, (const Bf16 *)dout, (const Bf16 *)in, factors, rows, (int)T, (int)C, (int)OC, accumulate);
+        weight_samples<Mma<true>>(s, dweight, (const Bf16 *)dout, (const Bf16 *)in, factors, rows,
+                                  (int)T, (int)C, (int)OC, accumulate);
     } else {
-        FOR_REAL((weight_samples<Plain<R, true>>(s, dweight, (const R *)dout, (const R *)in, factors, rows, (int)T, (int)C, (int)OC, accumulate)));
+        FOR_REAL(
+            (weight_samples<Plain<R, true>>(s, dweight, (const R *)dout, (const R *)in, factors,
+                                            rows, (int)T, (int)C, (int)OC, accumulate)));
     }
 }
 
-__global__ void accumulate_samples_kernel(float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+__global__ void accumulate_samples_kernel(float *out, const float *in, const float *factors,
+                                          int64_t rows, int64_t n, bool accumulate) {
     const int64_t i = thread_index() * 4;
-    float sum[4] = {0}, x[4];
+    float sum[4] = {0};
+    float x[4];
     if (i >= n) { return; }
     if (accumulate) { read_numbers<4>(sum, out + i, n - i); }
     for (int64_t b = 0; b < rows; b++) {
@@ -467,17 +607,23 @@ __global__ void accumulate_samples_kernel(float *out, const float *in, const flo
     }
     write_numbers<4>(out + i, sum, n - i);
 }
-static inline void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+static inline void ops_accumulate_samples(Stream *s, float *out, const float *in,
+                                          const float *factors, int64_t rows, int64_t n,
+                                          bool accumulate) {
     cudaStream_t stream = enter(s);
-    if (n) { LAUNCH(accumulate_samples_kernel, blocks_for(n, THREADS * 4), THREADS, 0, stream, out, in, factors, rows, n, accumulate); }
+    if (n) {
+        LAUNCH(accumulate_samples_kernel, blocks_for(n, THREADS * 4), THREADS, 0, stream, out, in,
+               factors, rows, n, accumulate);
+    }
 }
 
-// --- noise: a thread takes the 16 elements of a block of ChaCha20 ----------------------------------------------------------
+// --- noise: a thread takes the 16 elements of a block of ChaCha20 --------------------------------
 __global__ void scale_kernel(float *x, int64_t n, float scale) {
     const int64_t i = thread_index();
     if (i < n) { x[i] *= scale; }
 }
-__global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream noise, NoiseScale scale) {
+__global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream noise,
+                                 NoiseScale scale) {
     const int64_t i = thread_index() * NOISE_BLOCK;
     uint32_t words[NOISE_BLOCK];
     float y[NOISE_BLOCK];
@@ -487,17 +633,20 @@ __global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream
     UNROLL for (int j = 0; j < NOISE_BLOCK; j += 2) {
         float z[2];
         noise_normals(words[j], words[j + 1], &z[0], &z[1]);
-        y[j] = noise_add(y[j], z[0], scale), y[j + 1] = noise_add(y[j + 1], z[1], scale);
+        y[j] = noise_add(y[j], z[0], scale);
+        y[j + 1] = noise_add(y[j + 1], z[1], scale);
     }
     write_numbers<NOISE_BLOCK>(x + i, y, n - i);
 }
-static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise, float deviation, float scale) {
+static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise,
+                                 float deviation, float scale) {
     cudaStream_t stream = enter(s);
     assert(first % NOISE_BLOCK == 0 && (first + n) / NOISE_BLOCK <= (int64_t)UINT32_MAX);
     if (n && deviation == 0.0f) {
         LAUNCH(scale_kernel, blocks_for(n, THREADS), THREADS, 0, stream, x, n, scale);
     } else if (n) {
-        LAUNCH(add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), THREADS, 0, stream, x, first, n, noise, noise_scale(deviation, scale));
+        LAUNCH(add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), THREADS, 0, stream, x, first,
+               n, noise, noise_scale(deviation, scale));
     }
 }
 

@@ -1,10 +1,13 @@
-// device_cuda.cuh: a GPU as the operations see it: its stream and what is recorded from it, its memory, launches, and what all kernels use.
-// The operations themselves are in ops_cuda.cuh and the files that it names.
+// device_cuda.cuh: a GPU as the operations see it: its stream and what is recorded from it, its
+// memory, launches, and what all kernels use. The operations themselves are in ops_cuda.cuh and the
+// files that it names.
 //
-// Order      One CUDA stream; every call returns at once. What the host reads it reads after ops_wait(), or through ops_to_host()
-//            and its like, which wait. While this rank waits, and at each call, messages move (Stream's progress).
+// Order      One CUDA stream; every call returns at once. What the host reads it reads after
+//            ops_wait(), or through ops_to_host() and its like, which wait. While this rank waits,
+//            and at each call, messages move (Stream's progress).
 // Workspace  [MATMUL_WORKSPACE bytes of cuBLASLt | scratch of the call that runs]
-// Compiled by nvcc, or by g++ with test/emu.h in place of CUDA: so launches go through LAUNCH, and kernels keep to its list.
+// Compiled by nvcc, or by g++ with test/emu.h in place of CUDA: so launches go through LAUNCH, and
+// kernels keep to its list.
 #ifndef DEVICE_CUDA_CUH
 #define DEVICE_CUDA_CUH
 
@@ -17,13 +20,13 @@
 #include <cuda_bf16.h>         // __nv_bfloat16
 #include <cuda_profiler_api.h> // --profile-steps
 #include <nvtx3/nvToolsExt.h>  // names for profilers
-#define LAUNCH(kernel, grid, block, shared, stream, ...)                                                                                                       \
-    do {                                                                                                                                                       \
-        (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                                                                                \
-        CUDA_CHECK(cudaGetLastError());                                                                                                                        \
+#define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
+    do {                                                                                           \
+        (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                    \
+        CUDA_CHECK(cudaGetLastError());                                                            \
     } while (0)
-#define DYNAMIC_SHARED(type, name)                                                                                                                             \
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];                                                                                            \
+#define DYNAMIC_SHARED(type, name)                                                                 \
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];                                \
     type *name = (type *)(void *)dynamic_shared
 #define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known
 #else
@@ -33,7 +36,8 @@
 
 #ifndef MATMUL_WORKSPACE // tests make these small
 #define MATMUL_WORKSPACE (32 << 20)
-#define CLASSIFIER_ROWS 2048 // of a chunk, which holds rows x Vp logits and reads and writes dwte once
+// of a chunk, which holds rows x Vp logits and reads and writes dwte once
+#define CLASSIFIER_ROWS 2048
 #endif
 #ifdef USE_TF32
 #define FP32_PRODUCTS CUBLAS_COMPUTE_32F_FAST_TF32
@@ -52,10 +56,11 @@ enum {
 };
 #define ALL_LANES 0xffffffffu
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The device part of a Stream
 
-// Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it becomes a graph.
+// Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it
+// becomes a graph.
 typedef struct {
     unsigned char key[RECORDING_KEY];
     size_t bytes; // of the key; 0: a free place
@@ -75,11 +80,17 @@ static DType gpu_real = DTYPE_FP32; // what a Real is
 
 #define CUDA_CHECK(call) cuda_check((call), #call)
 static inline void cuda_check(cudaError_t error, const char *call) {
-    if (error != cudaSuccess) { die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error)); }
+    if (error != cudaSuccess) {
+        die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error));
+    }
 }
-// What a query says. "Not ready" is an answer, but CUDA keeps it as its last error, which the next launch would be blamed for.
+// What a query says. "Not ready" is an answer, but CUDA keeps it as its last error, which the next
+// launch would be blamed for.
 static inline bool cuda_done(cudaError_t answer) {
-    if (answer == cudaErrorNotReady) { return cudaGetLastError(), false; }
+    if (answer == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+    }
     CUDA_CHECK(answer);
     return true;
 }
@@ -89,7 +100,9 @@ static void matmuls_close(struct Matmuls *m);
 static inline Gpu *gpu_stream_open(void) {
     Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
-    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming)); }
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming));
+    }
     CUDA_CHECK(cudaEventCreateWithFlags(&gpu->reached, cudaEventDisableTiming));
     return gpu;
 }
@@ -99,13 +112,19 @@ static inline void gpu_stream_close(Gpu *gpu) {
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     free(gpu);
 }
-// Kernels are loaded when the program starts, not at their first launch: loading waits for the device, which may wait for a message
-// that this rank has yet to send. Before MPI starts, since it may be the first to use CUDA.
-__attribute__((constructor)) static void load_kernels_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+// Kernels are loaded when the program starts, not at their first launch: loading waits for the
+// device, which may wait for a message that this rank has yet to send. Before MPI starts, since it
+// may be the first to use CUDA.
+__attribute__((constructor)) static void load_kernels_eagerly(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
 static inline void ops_open(Stream *s, int place, DType real) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || !devices) { die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s", cudaGetErrorString(error)); }
+    if (error != cudaSuccess || !devices) {
+        die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s",
+            cudaGetErrorString(error));
+    }
     CUDA_CHECK(cudaSetDevice(place % devices));
     Gpu *gpu = gpu_stream_open();
     gpu->matmuls = matmuls_open();
@@ -116,7 +135,9 @@ static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int i = 0; i < RECORDINGS; i++) {
-        if (gpu->recordings[i].graph) { CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph)); }
+        if (gpu->recordings[i].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph));
+        }
     }
     matmuls_close(gpu->matmuls);
     gpu_stream_close(gpu);
@@ -136,9 +157,10 @@ static inline void ops_follow(Stream *s, Stream *after) {
     CUDA_CHECK(cudaStreamWaitEvent(((Gpu *)s->device)->stream, gpu->reached, 0));
 }
 
-// Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's datasheets of each, where figures "with
-// sparsity" are twice these; for GeForce and RTX from the white papers of Blackwell, Ada and Ampere (sums in fp32): the number of
-// cores times the boost clock times 4, of cards for workstations times 8.
+// Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's
+// datasheets of each, where figures "with sparsity" are twice these; for GeForce and RTX from the
+// white papers of Blackwell, Ada and Ampere (sums in fp32): the number of cores times the boost
+// clock times 4, of cards for workstations times 8.
 static const struct {
     const char *name;
     double tflops;
@@ -173,7 +195,10 @@ static inline const char *ops_device(double *bf16_flops) {
     *bf16_flops = 0;
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0] && *bf16_flops == 0; i++) {
         const size_t n = strlen(gpu_peaks[i].name);
-        if (!strncmp(device.name, gpu_peaks[i].name, n) && !isalnum((unsigned char)device.name[n])) { *bf16_flops = 1e12 * gpu_peaks[i].tflops; }
+        if (!strncmp(device.name, gpu_peaks[i].name, n) &&
+            !isalnum((unsigned char)device.name[n])) {
+            *bf16_flops = 1e12 * gpu_peaks[i].tflops;
+        }
     }
     return device.name;
 }
@@ -195,11 +220,12 @@ static inline void ops_near_cores(char *list, size_t bytes) {
 }
 static inline const char *ops_products(void) { return "cuBLASLt"; }
 
-// The host runs ahead of the device by two paces at most. Beyond some thousand launches the driver would make it wait, and nobody would
-// look after lost ranks meanwhile.
+// The host runs ahead of the device by two paces at most. Beyond some thousand launches the driver
+// would make it wait, and nobody would look after lost ranks meanwhile.
 static inline void keep_pace(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
-    if (gpu->recording || ++gpu->operations % PACE) { return; } // work that is recorded is not under way
+    // work that is recorded is not under way
+    if (gpu->recording || ++gpu->operations % PACE) { return; }
     cudaEvent_t pace = gpu->paces[gpu->operations / PACE % 2];
     while (!cuda_done(cudaEventQuery(pace))) {
         if (s->progress) { s->progress(); }
@@ -241,9 +267,11 @@ static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
     }
     if (r && r->bytes) { // the second time
         gpu->recording = r;
-        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed)); // relaxed: messages go on meanwhile
+        // relaxed: messages go on meanwhile
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     } else if (r) {
-        memcpy(r->key, key, bytes), r->bytes = bytes;
+        memcpy(r->key, key, bytes);
+        r->bytes = bytes;
     }
     return true;
 }
@@ -264,7 +292,9 @@ static inline OpsMark *ops_mark_make(void) { // an event
     return (OpsMark *)e;
 }
 static inline void ops_mark_free(OpsMark *m) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)m)); }
-static inline void ops_mark(Stream *s, OpsMark *m) { CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s))); }
+static inline void ops_mark(Stream *s, OpsMark *m) {
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s)));
+}
 static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
     float ms;
     (void)s;
@@ -277,26 +307,30 @@ static inline void ops_range_begin(const char *what, const char *of, int number)
     nvtxRangePushA(name);
 }
 static inline void ops_range_end(void) { nvtxRangePop(); }
-static inline void ops_profiler(bool on) { CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop()); }
+static inline void ops_profiler(bool on) {
+    CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop());
+}
 
 static inline void *scratch(Stream *s) { return (char *)s->workspace + MATMUL_WORKSPACE; }
-static inline int64_t scratch_bytes(const Stream *s) { return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE; }
+static inline int64_t scratch_bytes(const Stream *s) {
+    return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE;
+}
 
 // Does what follows once, with R the type of a Real.
-#define FOR_REAL(...)                                                                                                                                          \
-    do {                                                                                                                                                       \
-        if (gpu_real == DTYPE_BF16) {                                                                                                                          \
-            typedef __nv_bfloat16 R;                                                                                                                           \
-            __VA_ARGS__;                                                                                                                                       \
-        } else {                                                                                                                                               \
-            typedef float R;                                                                                                                                   \
-            __VA_ARGS__;                                                                                                                                       \
-        }                                                                                                                                                      \
+#define FOR_REAL(...)                                                                              \
+    do {                                                                                           \
+        if (gpu_real == DTYPE_BF16) {                                                              \
+            typedef __nv_bfloat16 R;                                                               \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            typedef float R;                                                                       \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
     } while (0)
 
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)ceil_div(n, each); }
 
-// --- inside kernels ---------------------------------------------------------------------------------------------------
+// --- inside kernels ------------------------------------------------------------------------------
 __device__ int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ float read(const float *p) { return *p; }
@@ -323,10 +357,14 @@ __device__ float block_reduce(float x, bool maximum) {
     return x;
 }
 
-// --- memory and precision ---------------------------------------------------------------------------------------------
+// --- memory and precision ------------------------------------------------------------------------
 static inline size_t ops_real_bytes(void) { return dtype_size(gpu_real); }
-static inline Real *real_at(Real *p, int64_t elements) { return (Real *)((char *)p + elements * (int64_t)ops_real_bytes()); }
-static inline const Real *real_at_const(const Real *p, int64_t elements) { return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes()); }
+static inline Real *real_at(Real *p, int64_t elements) {
+    return (Real *)((char *)p + elements * (int64_t)ops_real_bytes());
+}
+static inline const Real *real_at_const(const Real *p, int64_t elements) {
+    return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes());
+}
 
 static inline void *ops_alloc(size_t bytes) {
     void *p = NULL;
@@ -350,7 +388,8 @@ static inline void *ops_alloc_host(size_t bytes) {
 static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }
 }
-// In one piece of exactly this size: whoever rounds pinned memory up to a power of two takes up to twice as much.
+// In one piece of exactly this size: whoever rounds pinned memory up to a power of two takes up to
+// twice as much.
 static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
     void *p = ops_alloc_host(bytes);
     *pinned = p != NULL;
@@ -365,7 +404,8 @@ static inline void ops_free_far(void *p, bool pinned) {
     }
 }
 static inline bool ops_memory_apart(void) { return true; }
-static inline double ops_memory_available(void) { // less what graphs, libraries and NCCL take in the first steps
+// less what graphs, libraries and NCCL take in the first steps
+static inline double ops_memory_available(void) {
     size_t there, total;
     CUDA_CHECK(cudaMemGetInfo(&there, &total));
     return (double)there - (double)total / 64;
@@ -394,13 +434,17 @@ static inline void ops_to_host(Stream *s, void *host, const void *device, size_t
     ops_wait(s);
 }
 
-template <class To, class From> __global__ void convert_kernel(To *to, const From *from, int64_t n) {
+template <class To, class From>
+__global__ void convert_kernel(To *to, const From *from, int64_t n) {
     int64_t i = thread_index();
     if (i < n) { write(to + i, read(from + i)); }
 }
-template <class To, class From> static inline void convert(Stream *s, To *to, const From *from, int64_t n) {
+template <class To, class From>
+static inline void convert(Stream *s, To *to, const From *from, int64_t n) {
     cudaStream_t stream = enter(s);
-    if (n) { LAUNCH((convert_kernel<To, From>), blocks_for(n, THREADS), THREADS, 0, stream, to, from, n); }
+    if (n) {
+        LAUNCH((convert_kernel<To, From>), blocks_for(n, THREADS), THREADS, 0, stream, to, from, n);
+    }
 }
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
     if (dtype == DTYPE_BF16) {
@@ -416,12 +460,15 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
         FOR_REAL(convert(s, (float *)out, (const R *)in, n));
     }
 }
-__device__ uint16_t round_master(float x, Rounding r, int64_t i) { return r.stochastic ? round_by_chance(x, r, i) : float_to_bf16(x); }
+__device__ uint16_t round_master(float x, Rounding r, int64_t i) {
+    return r.stochastic ? round_by_chance(x, r, i) : float_to_bf16(x);
+}
 __global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
     const int64_t i = thread_index();
     if (i < n) { out[i] = round_master(in[i], r, i); }
 }
-static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
+                                     Rounding r) {
     cudaStream_t stream = enter(s);
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));

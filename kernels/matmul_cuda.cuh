@@ -1,21 +1,24 @@
-// matmul_cuda.cuh: matrix products on a GPU, by cuBLASLt, and the choice of the algorithm that computes each of them. The operations
-// that call matmul() are in ops_cuda.cuh.
+// matmul_cuda.cuh: matrix products on a GPU, by cuBLASLt, and the choice of the algorithm that
+// computes each of them. The operations that call matmul() are in ops_cuda.cuh.
 //
 // Plan       What cuBLASLt needs for one product (MatmulKey). It is made once and kept.
-// Choice     The library suggests several algorithms for a product, its best guess first, and may fuse what follows a product into
-//            it (an epilogue). ops_matmuls_time() times the first SUGGESTIONS of them, with the epilogue and without, and keeps the
-//            fastest. Algorithms add in different orders, so a choice decides the last bits of a result: rank 0 chooses for all
-//            ranks, and checkpoints hold the choices (engine/matmul_choices.h). A product without a choice is computed by the
-//            library's first suggestion, which depends on the product, the GPU and the library alone.
+// Choice     The library suggests several algorithms for a product, its best guess first, and may
+//            fuse what follows a product into it (an epilogue). ops_matmuls_time() times the first
+//            SUGGESTIONS of them, with the epilogue and without, and keeps the fastest. Algorithms
+//            add in different orders, so a choice decides the last bits of a result: rank 0 chooses
+//            for all ranks, and checkpoints hold the choices (engine/matmul_choices.h). A product
+//            without a choice is computed by the library's first suggestion, which depends on the
+//            product, the GPU and the library alone.
 #ifndef MATMUL_CUDA_CUH
 #define MATMUL_CUDA_CUH
 
 #include "kernels/device_cuda.cuh" // the stream, the workspace
 
 enum {
-    MATMUL_PLANS = 256, // products that are remembered; with an epilogue or another alignment a product is another one
-    SUGGESTIONS = 16,   // of the library, that are timed
-    MATMUL_TURNS = 3    // timings of a suggestion, of which the fastest counts
+    // products that are remembered; with an epilogue or another alignment a product is another one
+    MATMUL_PLANS = 256,
+    SUGGESTIONS = 16, // of the library, that are timed
+    MATMUL_TURNS = 3  // timings of a suggestion, of which the fastest counts
 };
 #ifndef MATMUL_CALLS
 #define MATMUL_CALLS 4 // of a product, in one timing
@@ -23,18 +26,23 @@ enum {
 
 #define LT_CHECK(call) lt_check((call), #call)
 static inline void lt_check(cublasStatus_t status, const char *call) {
-    if (status != CUBLAS_STATUS_SUCCESS) { die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status); }
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status);
+    }
 }
 
 // D(m,n) = op(A)(m,k) op(B)(k,n), column-major, as cuBLASLt has it.
 typedef struct {
     int64_t m, n, k;
     int a_transposed, b_transposed, out_fp32, epilogue;
-    unsigned alignment[4]; // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as bytes
+    // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as
+    // bytes
+    unsigned alignment[4];
 } MatmulKey;
 typedef struct {
     MatmulKey key;
-    bool offered; // false: the library has no such product, or it was found slower than one without its epilogue
+    // false: the library has no such product, or it was found slower than one without its epilogue
+    bool offered;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -65,7 +73,9 @@ static inline void free_matmul_plan(MatmulPlan *p) {
     LT_CHECK(cublasLtMatrixLayoutDestroy(p->b));
     LT_CHECK(cublasLtMatrixLayoutDestroy(p->d));
 }
-static inline int64_t matmul_plans_kept(const struct Matmuls *m) { return min_i64(m->plans_made, MATMUL_PLANS); }
+static inline int64_t matmul_plans_kept(const struct Matmuls *m) {
+    return min_i64(m->plans_made, MATMUL_PLANS);
+}
 static inline void forget_matmul_plans(struct Matmuls *m) {
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) { free_matmul_plan(&m->plans[i]); }
     m->plans_made = 0;
@@ -76,48 +86,66 @@ static void matmuls_close(struct Matmuls *m) {
     free(m);
 }
 
-// The largest power of two up to 256 that the address is a multiple of: what cuBLASLt may rely on. That of NULL is 256.
+// The largest power of two up to 256 that the address is a multiple of: what cuBLASLt may rely on.
+// That of NULL is 256.
 static inline unsigned alignment_of(const void *p) {
     const uintptr_t lowest = (uintptr_t)p & -(uintptr_t)p;
     return lowest && lowest < 256 ? (unsigned)lowest : 256;
 }
 // What the library does with a product as it writes it
 typedef struct {
-    int kind;             // a cublasLtEpilogue_t
-    const void *bias;     // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
-    const void *pre_gelu; // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
+    int kind; // a cublasLtEpilogue_t
+    // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
+    const void *bias;
+    // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
+    const void *pre_gelu;
 } Epilogue;
 enum { OF_GELU = 128 }; // the bit that all epilogues with a pre_gelu have
 
-#define SET(what, value) LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value), sizeof(value)))
+#define SET(what, value)                                                                           \
+    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value),         \
+                                            sizeof(value)))
 static inline void point_epilogue(cublasLtMatmulDesc_t desc, const Epilogue *e) {
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre_gelu, sizeof e->pre_gelu));
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias,
+                                            sizeof e->bias));
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                            &e->pre_gelu, sizeof e->pre_gelu));
 }
 static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     MatmulPlan p;
     memset(&p, 0, sizeof p);
     p.key = key;
-    const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, out = key.out_fp32 ? CUDA_R_32F : in;
-    const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F,
+                         out = key.out_fp32 ? CUDA_R_32F : in;
+    const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t m = (uint64_t)key.m, n = (uint64_t)key.n, k = (uint64_t)key.k;
-    LT_CHECK(cublasLtMatmulDescCreate(&p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT_CHECK(cublasLtMatmulDescCreate(
+        &p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     SET(TRANSA, a_op);
     SET(TRANSB, b_op);
     SET(EPILOGUE, key.epilogue);
     if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
     point_epilogue(p.desc, e); // the suggestions depend on the pointers' alignment
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m, key.a_transposed ? m : k, key.a_transposed ? key.k : key.m));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k, key.b_transposed ? k : n, key.b_transposed ? key.n : key.k));
+    LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m,
+                                        key.a_transposed ? m : k,
+                                        key.a_transposed ? key.k : key.m));
+    LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k,
+                                        key.b_transposed ? k : n,
+                                        key.b_transposed ? key.n : key.k));
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.d, out, m, n, key.m));
     return p;
 }
 #undef SET
-static inline void prefer(cublasLtMatmulPreference_t preference, int attribute, const void *value, size_t bytes) {
-    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, (decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES))attribute, value, bytes));
+static inline void prefer(cublasLtMatmulPreference_t preference, int attribute, const void *value,
+                          size_t bytes) {
+    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
+        preference, (decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES))attribute, value, bytes));
 }
-// Up to `most` algorithms for a product, the library's best guess first; returns how many there are.
-static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p, cublasLtMatmulAlgo_t *algos, int most) {
+// Up to `most` algorithms for a product, the library's best guess first; returns how many there
+// are.
+static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
+                                    cublasLtMatmulAlgo_t *algos, int most) {
     cublasLtMatmulHeuristicResult_t found[SUGGESTIONS];
     cublasLtMatmulPreference_t preference;
     const uint64_t workspace = MATMUL_WORKSPACE;
@@ -125,11 +153,16 @@ static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p, cubl
     memset(found, 0, sizeof found);
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p->key.alignment[0], sizeof p->key.alignment[0]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p->key.alignment[1], sizeof p->key.alignment[1]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p->key.alignment[2], sizeof p->key.alignment[2]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p->key.alignment[2], sizeof p->key.alignment[2]);
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(m->lt, p->desc, p->a, p->b, p->d, p->d, preference, most, found, &count);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p->key.alignment[0],
+           sizeof p->key.alignment[0]);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p->key.alignment[1],
+           sizeof p->key.alignment[1]);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p->key.alignment[2],
+           sizeof p->key.alignment[2]);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p->key.alignment[2],
+           sizeof p->key.alignment[2]);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        m->lt, p->desc, p->a, p->b, p->d, p->d, preference, most, found, &count);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     if (status != CUBLAS_STATUS_SUCCESS) { return 0; }
     for (int i = 0; i < count; i++) { algos[i] = found[i].algo; }
@@ -141,7 +174,8 @@ static inline ChosenMatmul chosen_matmul(const MatmulChoice *choice) {
     memcpy(&chosen, choice->bytes, sizeof chosen);
     return chosen;
 }
-static inline int matmul_choice_of(const MatmulChoices *choices, const MatmulKey *key) { // -1: there is none
+// -1: there is none
+static inline int matmul_choice_of(const MatmulChoices *choices, const MatmulKey *key) {
     for (int i = 0; i < choices->count; i++) {
         const ChosenMatmul chosen = chosen_matmul(&choices->choice[i]);
         if (!memcmp(&chosen.key, key, sizeof *key)) { return i; }
@@ -152,28 +186,35 @@ static inline void add_matmul_choice(MatmulChoices *choices, const MatmulPlan *p
     if (choices->count == MATMUL_CHOICES || matmul_choice_of(choices, &p->key) >= 0) { return; }
     ChosenMatmul chosen;
     memset(&chosen, 0, sizeof chosen);
-    chosen.key = p->key, chosen.offered = p->offered, chosen.algo = p->algo;
+    chosen.key = p->key;
+    chosen.offered = p->offered;
+    chosen.algo = p->algo;
     memset(choices->choice[choices->count].bytes, 0, sizeof(MatmulChoice));
     memcpy(choices->choice[choices->count++].bytes, &chosen, sizeof chosen);
 }
 static int matmul_suggestion = 0; // that a product without a choice takes; tests try all of them
-// The choice for this product, if the library takes it; else its first suggestion. A choice may come from a file.
+// The choice for this product, if the library takes it; else its first suggestion. A choice may
+// come from a file.
 static inline void choose_algorithm(struct Matmuls *m, MatmulPlan *p) {
     const int choice = matmul_choice_of(&m->choices, &p->key);
     if (choice >= 0) {
         const ChosenMatmul chosen = chosen_matmul(&m->choices.choice[choice]);
         cublasLtMatmulHeuristicResult_t checked;
-        p->offered = chosen.offered, p->algo = chosen.algo;
-        const bool works = cublasLtMatmulAlgoCheck(m->lt, p->desc, p->a, p->b, p->d, p->d, &p->algo, &checked) == CUBLAS_STATUS_SUCCESS &&
+        p->offered = chosen.offered;
+        p->algo = chosen.algo;
+        const bool works = cublasLtMatmulAlgoCheck(m->lt, p->desc, p->a, p->b, p->d, p->d, &p->algo,
+                                                   &checked) == CUBLAS_STATUS_SUCCESS &&
                            checked.workspaceSize <= MATMUL_WORKSPACE;
         if (!p->offered || works) { return; }
     }
     cublasLtMatmulAlgo_t algos[SUGGESTIONS];
-    const int count = suggested_matmuls(m, p, algos, (int)min_i64(matmul_suggestion + 1, SUGGESTIONS));
+    const int count =
+        suggested_matmuls(m, p, algos, (int)min_i64(matmul_suggestion + 1, SUGGESTIONS));
     p->offered = count > 0;
     if (count) { p->algo = algos[count - 1]; }
 }
-static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *key, const Epilogue *e) {
+static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *key,
+                                           const Epilogue *e) {
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) {
         if (!memcmp(&m->plans[i].key, key, sizeof *key)) { return &m->plans[i]; }
     }
@@ -183,23 +224,34 @@ static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *k
     choose_algorithm(m, p);
     return p;
 }
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C) matrix is a column-major (C, N) one.
-// False, and nothing is done, where the epilogue is not offered.
-static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, Epilogue e, int64_t m,
-                          int64_t n, int64_t k, bool accumulate) {
+// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C)
+// matrix is a column-major (C, N) one. False, and nothing is done, where the epilogue is not
+// offered.
+static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed,
+                          const Real *b, bool b_transposed, Epilogue e, int64_t m, int64_t n,
+                          int64_t k, bool accumulate) {
     cudaStream_t stream = enter(s);
     struct Matmuls *all = ((Gpu *)s->device)->matmuls;
     MatmulKey key;
     static_assert(sizeof key == 56, "keys are compared as bytes");
-    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.epilogue = e.kind;
-    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = alignment_of(d);
+    key.m = m;
+    key.n = n;
+    key.k = k;
+    key.a_transposed = a_transposed;
+    key.b_transposed = b_transposed;
+    key.out_fp32 = out_fp32;
+    key.epilogue = e.kind;
+    key.alignment[0] = alignment_of(a);
+    key.alignment[1] = alignment_of(b);
+    key.alignment[2] = alignment_of(d);
     key.alignment[3] = (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu));
     MatmulPlan *p = find_matmul_plan(all, &key, &e);
     if (!p->offered) { return false; }
     const float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     point_epilogue(p->desc, &e);
     const cublasStatus_t status =
-        cublasLtMatmul(all->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream);
+        cublasLtMatmul(all->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo,
+                       s->workspace, MATMUL_WORKSPACE, stream);
     if (all->timing) {
         all->failed = all->failed || status != CUBLAS_STATUS_SUCCESS;
     } else {
@@ -210,10 +262,11 @@ static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool
 static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t OC) {
     if (offered) { return; }
     die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N, C, OC, C);
+        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N,
+        C, OC, C);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Choosing
 static inline void ops_matmul_library(char *text, size_t bytes) {
     double peak;
@@ -231,7 +284,9 @@ static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
     memset(seen, 0, sizeof *seen);
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) {
         const MatmulPlan *p = &m->plans[i];
-        if (matmul_choice_of(&m->choices, &p->key) < 0 && suggested_matmuls(m, p, algos, 2) == 2) { add_matmul_choice(seen, p); }
+        if (matmul_choice_of(&m->choices, &p->key) < 0 && suggested_matmuls(m, p, algos, 2) == 2) {
+            add_matmul_choice(seen, p);
+        }
     }
 }
 
@@ -242,7 +297,8 @@ typedef struct {
     Real *a, *b;
     void *d, *bias, *pre_gelu;
 } TimedMatmul;
-template <class R> __global__ void fill_kernel(R *p, int64_t n) { // numbers of both signs: zeros would take less power
+// numbers of both signs: zeros would take less power
+template <class R> __global__ void fill_kernel(R *p, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { write(p + i, (float)(int)(mix64((uint64_t)i) >> 40) * 0x1p-23f - 1.0f); }
 }
@@ -253,16 +309,22 @@ static inline void *take_operand(char **at, int64_t bytes, unsigned alignment) {
 }
 // False: the device has no memory for the operands now.
 static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaStream_t stream) {
-    const int64_t real = (int64_t)ops_real_bytes(), out = key->out_fp32 ? 4 : real, a = key->m * key->k * real, b = key->k * key->n * real;
-    const int64_t d = key->m * key->n * out, bias = max_i64(key->m, key->n) * 4, aux = key->epilogue & OF_GELU ? key->m * key->n * real : 0;
+    const int64_t real = (int64_t)ops_real_bytes(), out = key->out_fp32 ? 4 : real,
+                  a = key->m * key->k * real, b = key->k * key->n * real;
+    const int64_t d = key->m * key->n * out, bias = max_i64(key->m, key->n) * 4,
+                  aux = key->epilogue & OF_GELU ? key->m * key->n * real : 0;
     const int64_t all = a + b + d + bias + aux + 10 * 512;
-    t->key = *key, t->memory = ops_alloc((size_t)all);
+    t->key = *key;
+    t->memory = ops_alloc((size_t)all);
     if (!t->memory) { return false; }
-    FOR_REAL(LAUNCH((fill_kernel<R>), blocks_for(all / (int64_t)sizeof(R), THREADS), THREADS, 0, stream, (R *)t->memory, all / (int64_t)sizeof(R)));
+    FOR_REAL(LAUNCH((fill_kernel<R>), blocks_for(all / (int64_t)sizeof(R), THREADS), THREADS, 0,
+                    stream, (R *)t->memory, all / (int64_t)sizeof(R)));
     char *at = (char *)t->memory;
-    t->a = (Real *)take_operand(&at, a, key->alignment[0]), t->b = (Real *)take_operand(&at, b, key->alignment[1]);
+    t->a = (Real *)take_operand(&at, a, key->alignment[0]);
+    t->b = (Real *)take_operand(&at, b, key->alignment[1]);
     t->d = take_operand(&at, d, key->alignment[2]);
-    t->bias = take_operand(&at, bias, key->alignment[3]), t->pre_gelu = take_operand(&at, aux, key->alignment[3]);
+    t->bias = take_operand(&at, bias, key->alignment[3]);
+    t->pre_gelu = take_operand(&at, aux, key->alignment[3]);
     return true;
 }
 // Asks for the product as ops_matmul_forward(), _backward_input() or _backward_weight() did.
@@ -272,13 +334,16 @@ static inline void run_timed_matmul(Stream *s, const TimedMatmul *t) {
     const Real *bias = key->epilogue & CUBLASLT_EPILOGUE_BIAS ? (const Real *)t->bias : NULL;
     if (key->b_transposed) {
         float *sums = key->epilogue == CUBLASLT_EPILOGUE_BGRADB ? (float *)t->bias : NULL;
-        ops_matmul_backward_weight(s, (float *)t->d, sums, t->b, t->a, key->k, key->m, key->n, false);
+        ops_matmul_backward_weight(s, (float *)t->d, sums, t->b, t->a, key->k, key->m, key->n,
+                                   false);
     } else if (key->a_transposed && gelu) {
-        ops_matmul_forward(s, (Real *)t->pre_gelu, (Real *)t->d, t->b, t->a, bias, key->n, key->k, key->m);
+        ops_matmul_forward(s, (Real *)t->pre_gelu, (Real *)t->d, t->b, t->a, bias, key->n, key->k,
+                           key->m);
     } else if (key->a_transposed) {
         ops_matmul_forward(s, (Real *)t->d, NULL, t->b, t->a, bias, key->n, key->k, key->m);
     } else {
-        ops_matmul_backward_input(s, (Real *)t->d, t->b, t->a, gelu ? (const Real *)t->pre_gelu : NULL, key->n, key->m, key->k);
+        ops_matmul_backward_input(s, (Real *)t->d, t->b, t->a,
+                                  gelu ? (const Real *)t->pre_gelu : NULL, key->n, key->m, key->k);
     }
 }
 // Seconds of the operation as the plans are now; INFINITY where it fails.
@@ -297,7 +362,8 @@ static inline double timed_matmul_seconds(Stream *s, const TimedMatmul *t) {
         best = seconds < best ? seconds : best;
     }
     ops_wait(s);
-    ops_mark_free(from), ops_mark_free(to);
+    ops_mark_free(from);
+    ops_mark_free(to);
     return m->failed ? INFINITY : best;
 }
 // Leaves the fastest suggestion in the plan; returns its time for the operation.
@@ -309,14 +375,19 @@ static inline double choose_suggestion(Stream *s, const TimedMatmul *t, MatmulPl
     for (int i = 0; i < count; i++) {
         p->algo = algos[i];
         const double seconds = timed_matmul_seconds(s, t);
-        if (seconds < best) { best = seconds, fastest = i; }
+        if (seconds < best) {
+            best = seconds;
+            fastest = i;
+        }
     }
     p->offered = count > 0 && isfinite(best);
     if (count) { p->algo = algos[fastest]; }
     return best;
 }
-// One product: its suggestions, and, where it has an epilogue that a kernel can do as well, those of the product without.
-static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices *made, double seconds[2]) {
+// One product: its suggestions, and, where it has an epilogue that a kernel can do as well, those
+// of the product without.
+static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices *made,
+                                 double seconds[2]) {
     struct Matmuls *m = ((Gpu *)s->device)->matmuls;
     const MatmulKey *key = &t->key;
     const bool fused = key->epilogue & OF_GELU || key->epilogue == CUBLASLT_EPILOGUE_BGRADB;
@@ -337,13 +408,17 @@ static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices 
         assert(m->plans_made == 2);
         const double apart = choose_suggestion(s, t, plain);
         asked->offered = offered && best <= apart;
-        if (!asked->offered) { best = apart, add_matmul_choice(made, plain); }
+        if (!asked->offered) {
+            best = apart;
+            add_matmul_choice(made, plain);
+        }
     }
     seconds[1] = best;
     m->timing = false;
     add_matmul_choice(made, asked);
 }
-static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wanted, MatmulChoices *made) {
+static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wanted,
+                                          MatmulChoices *made) {
     Stream s = *of;
     MatmulGain gain = {0, 0, 0, 0};
     int64_t widest = 0;
@@ -351,17 +426,24 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
         const ChosenMatmul w = chosen_matmul(&wanted->choice[i]);
         widest = max_i64(widest, max_i64(w.key.m, w.key.n));
     }
-    s.workspace_bytes = (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, COLUMN_PARTS * 2 * widest * 4));
+    s.workspace_bytes =
+        (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, COLUMN_PARTS * 2 * widest * 4));
     s.workspace = ops_alloc(s.workspace_bytes);
     made->count = 0;
     for (int i = 0; s.workspace && i < wanted->count; i++) {
         const ChosenMatmul w = chosen_matmul(&wanted->choice[i]);
         TimedMatmul t;
         double seconds[2];
-        if (matmul_choice_of(made, &w.key) >= 0 || !open_timed_matmul(&t, &w.key, ((Gpu *)s.device)->stream)) { continue; }
+        if (matmul_choice_of(made, &w.key) >= 0 ||
+            !open_timed_matmul(&t, &w.key, ((Gpu *)s.device)->stream)) {
+            continue;
+        }
         choose_matmul(&s, &t, made, seconds);
-        gain.products++, gain.first_s += seconds[0], gain.chosen_s += seconds[1];
-        gain.apart += matmul_choice_of(made, &w.key) >= 0 && !chosen_matmul(&made->choice[matmul_choice_of(made, &w.key)]).offered;
+        gain.products++;
+        gain.first_s += seconds[0];
+        gain.chosen_s += seconds[1];
+        gain.apart += matmul_choice_of(made, &w.key) >= 0 &&
+                      !chosen_matmul(&made->choice[matmul_choice_of(made, &w.key)]).offered;
         forget_matmul_plans(((Gpu *)s.device)->matmuls); // they point to what is freed
         ops_free(t.memory);
     }

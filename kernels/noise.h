@@ -1,24 +1,36 @@
-// noise.h: random numbers that nobody can guess, for privacy: ChaCha20 (RFC 8439), normal numbers made of it, and the grid they are added on.
-// One definition for both builds, and the same bits in both: what is multiplied and added is an fmaf, so no compiler has a choice.
+// noise.h: random numbers that nobody can guess, for privacy: ChaCha20 (RFC 8439), normal numbers
+// made of it, and the grid they are added on. One definition for both builds, and the same bits in
+// both: what is multiplied and added is an fmaf, so no compiler has a choice.
 //
-// Stream     A NoiseStream is a key and a nonce: {domain << 24 | part, lower and upper half of the step}. Its words are the key stream of
-//            RFC 8439 from block 0 on, in order, each block 16 words. Domain, part and step are public; the key is not.
-//            gradient     element i of storage `part` takes word i, so the block counter is i / 16: a storage has below 2^36 elements
-//            sampling     draw i of a step takes words 2i and 2i + 1; of part 1 the i-th of its samples, which says to whom it is dealt
-//            fingerprint  words 0 and 1 tell two keys apart. They tell nothing else: no other use has this domain
-// Normal     Box-Muller on each pair of words (a, b): u = (a + (b' + 1/2) / 2^32) / 2^32 where b' is b with its bytes reversed,
-//            angle = 2 pi (b >> 8) / 2^24, z = sqrt(-2 ln u) {cos, sin}(angle). b' brings first the byte of b that is not in the angle, then the
-//            angle's lowest. So 40 bits of the radius are independent of the angle, up to 7.5 sigma; beyond (one pair of 2^40), where 40 bits
-//            would leave steps and then an end, the radius goes on to 9.5 sigma and winds once in a 256th of a turn.
-// Error      of z, at most: 3e-7 of the radius, and for a radius r below 1 also 2^-23 / r, since u is a float: a whole 2^-12 where r is that small,
-//            which is one pair of 2^25.
-// Grid       x + deviation z is rounded to a multiple of a power of two, D = 2^-12 to 2^-13 of the deviation, which is public. The last bits of a
-//            plain floating-point sum tell which x are possible at all (arXiv 2107.10138, 2112.05307); of a grid every point near x can be
-//            reached from every x: some 2^50 of the 2^64 pairs lead to one in the middle, some 2^9 to one at 7.5 sigma, and only beyond 8.3, where one
-//            number of 10^16 gets, not to each. From 2^11 deviations on, where fp32 is coarser than D, its own numbers are the grid.
-// Not claimed that z is exactly normal: it is a function of 64 bits with the error above, as with other libraries of private training. The
-//            account takes it for normal. Nor that time tells nothing: no branch and no address depends on a secret here, but a step's time may
-//            depend on the samples. Keys are wiped where they lie in this program; not what a compiler or a swapped page keeps of them.
+// Stream     A NoiseStream is a key and a nonce: {domain << 24 | part, lower and upper half of the
+//            step}. Its words are the key stream of RFC 8439 from block 0 on, in order, each block
+//            16 words. Domain, part and step are public; the key is not.
+//            gradient     element i of storage `part` takes word i, so the block counter is i / 16:
+//                         a storage has below 2^36 elements
+//            sampling     draw i of a step takes words 2i and 2i + 1; of part 1 the i-th of its
+//                         samples, which says to whom it is dealt
+//            fingerprint  words 0 and 1 tell two keys apart. They tell nothing else: no other use
+//                         has this domain
+// Normal     Box-Muller on each pair of words (a, b): u = (a + (b' + 1/2) / 2^32) / 2^32 where b'
+//            is b with its bytes reversed, angle = 2 pi (b >> 8) / 2^24, z = sqrt(-2 ln u) {cos,
+//            sin}(angle). b' brings first the byte of b that is not in the angle, then the angle's
+//            lowest. So 40 bits of the radius are independent of the angle, up to 7.5 sigma; beyond
+//            (one pair of 2^40), where 40 bits would leave steps and then an end, the radius goes
+//            on to 9.5 sigma and winds once in a 256th of a turn.
+// Error      of z, at most: 3e-7 of the radius, and for a radius r below 1 also 2^-23 / r, since u
+//            is a float: a whole 2^-12 where r is that small, which is one pair of 2^25.
+// Grid       x + deviation z is rounded to a multiple of a power of two, D = 2^-12 to 2^-13 of the
+//            deviation, which is public. The last bits of a plain floating-point sum tell which x
+//            are possible at all (arXiv 2107.10138, 2112.05307); of a grid every point near x can
+//            be reached from every x: some 2^50 of the 2^64 pairs lead to one in the middle, some
+//            2^9 to one at 7.5 sigma, and only beyond 8.3, where one number of 10^16 gets, not to
+//            each. From 2^11 deviations on, where fp32 is coarser than D, its own numbers are the
+//            grid.
+// Not claimed that z is exactly normal: it is a function of 64 bits with the error above, as with
+// other libraries of private training. The
+//            account takes it for normal. Nor that time tells nothing: no branch and no address
+//            depends on a secret here, but a step's time may depend on the samples. Keys are wiped
+//            where they lie in this program; not what a compiler or a swapped page keeps of them.
 #ifndef NOISE_H
 #define NOISE_H
 
@@ -29,29 +41,39 @@
 // What the noise of some elements depends on, besides their numbers.
 typedef struct {
     uint32_t key[8];
-    uint32_t domain, part; // what the numbers are for (a NoiseDomain), and of which part of that, below 2^24: a storage
+    // what the numbers are for (a NoiseDomain), and of which part of that, below 2^24: a storage
+    uint32_t domain, part;
     uint64_t step;
 } NoiseStream;
 typedef enum { NOISE_GRADIENT = 1, NOISE_SAMPLING, NOISE_FINGERPRINT } NoiseDomain;
 enum { NOISE_BLOCK = 16 }; // words of a block
 
-// --- ChaCha20 ---------------------------------------------------------------------------------------------------------
+// --- ChaCha20 ------------------------------------------------------------------------------------
 // One word of each, or a vector of words of as many blocks.
-#define CHACHA20_QUARTER(a, b, c, d)                                                                                                                           \
-    (a += b, d ^= a, d = d << 16 | d >> 16, c += d, b ^= c, b = b << 12 | b >> 20, a += b, d ^= a, d = d << 8 | d >> 24, c += d, b ^= c, b = b << 7 | b >> 25)
-#define CHACHA20_ROUNDS(w)                                                                                                                                     \
-    for (int round = 0; round < 20; round += 2) {                                                                                                              \
-        CHACHA20_QUARTER(w[0], w[4], w[8], w[12]), CHACHA20_QUARTER(w[1], w[5], w[9], w[13]), CHACHA20_QUARTER(w[2], w[6], w[10], w[14]);                      \
-        CHACHA20_QUARTER(w[3], w[7], w[11], w[15]), CHACHA20_QUARTER(w[0], w[5], w[10], w[15]), CHACHA20_QUARTER(w[1], w[6], w[11], w[12]);                    \
-        CHACHA20_QUARTER(w[2], w[7], w[8], w[13]), CHACHA20_QUARTER(w[3], w[4], w[9], w[14]);                                                                  \
+#define CHACHA20_QUARTER(a, b, c, d)                                                               \
+    (a += b, d ^= a, d = d << 16 | d >> 16, c += d, b ^= c, b = b << 12 | b >> 20, a += b, d ^= a, \
+     d = d << 8 | d >> 24, c += d, b ^= c, b = b << 7 | b >> 25)
+#define CHACHA20_ROUNDS(w)                                                                         \
+    for (int round = 0; round < 20; round += 2) {                                                  \
+        CHACHA20_QUARTER(w[0], w[4], w[8], w[12]), CHACHA20_QUARTER(w[1], w[5], w[9], w[13]),      \
+            CHACHA20_QUARTER(w[2], w[6], w[10], w[14]);                                            \
+        CHACHA20_QUARTER(w[3], w[7], w[11], w[15]), CHACHA20_QUARTER(w[0], w[5], w[10], w[15]),    \
+            CHACHA20_QUARTER(w[1], w[6], w[11], w[12]);                                            \
+        CHACHA20_QUARTER(w[2], w[7], w[8], w[13]), CHACHA20_QUARTER(w[3], w[4], w[9], w[14]);      \
     }
-IN_KERNELS_TOO static inline void chacha20_state(uint32_t state[16], const uint32_t key[8], uint32_t counter, const uint32_t nonce[3]) {
-    state[0] = 0x61707865, state[1] = 0x3320646e, state[2] = 0x79622d32, state[3] = 0x6b206574; // "expand 32-byte k"
+IN_KERNELS_TOO static inline void chacha20_state(uint32_t state[16], const uint32_t key[8],
+                                                 uint32_t counter, const uint32_t nonce[3]) {
+    // "expand 32-byte k"
+    state[0] = 0x61707865;
+    state[1] = 0x3320646e;
+    state[2] = 0x79622d32;
+    state[3] = 0x6b206574;
     for (int i = 0; i < 8; i++) { state[4 + i] = key[i]; }
     state[12] = counter;
     for (int i = 0; i < 3; i++) { state[13 + i] = nonce[i]; }
 }
-IN_KERNELS_TOO static inline void chacha20_block(uint32_t out[16], const uint32_t key[8], uint32_t counter, const uint32_t nonce[3]) {
+IN_KERNELS_TOO static inline void chacha20_block(uint32_t out[16], const uint32_t key[8],
+                                                 uint32_t counter, const uint32_t nonce[3]) {
     uint32_t start[16];
     chacha20_state(start, key, counter, nonce);
     for (int i = 0; i < 16; i++) { out[i] = start[i]; }
@@ -60,20 +82,25 @@ IN_KERNELS_TOO static inline void chacha20_block(uint32_t out[16], const uint32_
 }
 
 IN_KERNELS_TOO static inline void noise_nonce(uint32_t nonce[3], const NoiseStream *s) {
-    nonce[0] = s->domain << 24 | s->part, nonce[1] = (uint32_t)s->step, nonce[2] = (uint32_t)(s->step >> 32);
+    nonce[0] = s->domain << 24 | s->part;
+    nonce[1] = (uint32_t)s->step;
+    nonce[2] = (uint32_t)(s->step >> 32);
 }
-IN_KERNELS_TOO static inline void noise_words(uint32_t out[NOISE_BLOCK], const NoiseStream *s, uint32_t block) {
+IN_KERNELS_TOO static inline void noise_words(uint32_t out[NOISE_BLOCK], const NoiseStream *s,
+                                              uint32_t block) {
     uint32_t nonce[3];
     noise_nonce(nonce, s);
     chacha20_block(out, s->key, block, nonce);
 }
 
-// --- normal numbers ---------------------------------------------------------------------------------------------------
-// -2 ln u of a normal number u <= 1: u = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), and a minimax polynomial for ln(1 + f) / f.
+// --- normal numbers ------------------------------------------------------------------------------
+// -2 ln u of a normal number u <= 1: u = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), and a
+// minimax polynomial for ln(1 + f) / f.
 IN_KERNELS_TOO static inline float noise_minus_2_ln(float u) {
     uint32_t bits;
     memcpy(&bits, &u, 4);
-    const uint32_t from_half = bits - 0x3f3504f3u; // the bits of sqrt(1/2): what is left above bit 23 is e
+    // the bits of sqrt(1/2): what is left above bit 23 is e
+    const uint32_t from_half = bits - 0x3f3504f3u;
     const int32_t e = (int32_t)from_half >> 23;
     bits -= (uint32_t)e << 23;
     float f;
@@ -95,10 +122,14 @@ IN_KERNELS_TOO static inline void noise_circle(uint32_t turn, float *cosine, flo
     const uint32_t quarter = (turn + (1u << 21)) >> 22;
     const float t = (float)(int32_t)(turn - (quarter << 22)) * 0x1p-22f, y = t * t;
     float s = -0.00460165785625577f, c = 0.0009037666022777557f;
-    s = fmaf(s, y, 0.07968003302812576f), c = fmaf(c, y, -0.02086016535758972f);
-    s = fmaf(s, y, -0.6459634900093079f), c = fmaf(c, y, 0.25366923213005066f);
-    s = fmaf(s, y, 1.5707963705062866f), c = fmaf(c, y, -1.2337005138397217f);
-    s = s * t, c = fmaf(c, y, 1.0f);
+    s = fmaf(s, y, 0.07968003302812576f);
+    c = fmaf(c, y, -0.02086016535758972f);
+    s = fmaf(s, y, -0.6459634900093079f);
+    c = fmaf(c, y, 0.25366923213005066f);
+    s = fmaf(s, y, 1.5707963705062866f);
+    c = fmaf(c, y, -1.2337005138397217f);
+    s = s * t;
+    c = fmaf(c, y, 1.0f);
     const float along = quarter & 1 ? s : c, across = quarter & 1 ? c : s;
     *cosine = (quarter + 1) & 2 ? -along : along;
     *sine = quarter & 2 ? -across : across;
@@ -110,10 +141,11 @@ IN_KERNELS_TOO static inline void noise_normals(uint32_t a, uint32_t b, float *z
     const float radius = sqrtf(noise_minus_2_ln(u));
     float cosine, sine;
     noise_circle(b >> 8, &cosine, &sine);
-    *z0 = radius * cosine, *z1 = radius * sine;
+    *z0 = radius * cosine;
+    *z1 = radius * sine;
 }
 
-// --- the grid ---------------------------------------------------------------------------------------------------------
+// --- the grid ------------------------------------------------------------------------------------
 typedef struct {
     float deviation, scale, grid, inverse; // grid: D; inverse: 1 / D
 } NoiseScale;
@@ -132,7 +164,7 @@ IN_KERNELS_TOO static inline float noise_add(float x, float z, NoiseScale n) {
     return n.scale * (fabsf(points) < 0x1p23f ? rintf(points) * n.grid : sum);
 }
 
-// --- draws: uniform numbers in (0, 1], multiples of 2^-53 --------------------------------------------------------------
+// --- draws: uniform numbers in (0, 1], multiples of 2^-53 ----------------------------------------
 typedef struct {
     NoiseStream stream;
     uint32_t words[NOISE_BLOCK], block;
@@ -141,22 +173,30 @@ typedef struct {
 static inline NoiseDraws noise_draws(NoiseStream stream) {
     NoiseDraws d;
     memset(&d, 0, sizeof d);
-    d.stream = stream, d.used = NOISE_BLOCK;
+    d.stream = stream;
+    d.used = NOISE_BLOCK;
     return d;
 }
 static inline double noise_uniform(NoiseDraws *d) {
-    if (d->used == NOISE_BLOCK) { noise_words(d->words, &d->stream, d->block++), d->used = 0; }
+    if (d->used == NOISE_BLOCK) {
+        noise_words(d->words, &d->stream, d->block++);
+        d->used = 0;
+    }
     const uint64_t high = d->words[d->used++], low = d->words[d->used++];
     return (double)((high << 21 | low >> 11) + 1) * 0x1p-53;
 }
 
-// --- keys -------------------------------------------------------------------------------------------------------------
-static inline void noise_wipe(void *secret, size_t bytes) { explicit_bzero(secret, bytes); } // also where nobody reads it any more
+// --- keys ----------------------------------------------------------------------------------------
+// also where nobody reads it any more
+static inline void noise_wipe(void *secret, size_t bytes) { explicit_bzero(secret, bytes); }
 static inline void noise_key_make(uint32_t key[8]) {
     size_t have = 0;
     while (have < 32) {
         const ssize_t got = getrandom((char *)key + have, 32 - have, 0);
-        if (got < 0 && errno != EINTR) { die(EXIT_RESOURCES, "", "the system has no random numbers for a key: %s", strerror(errno)); }
+        if (got < 0 && errno != EINTR) {
+            die(EXIT_RESOURCES, "", "the system has no random numbers for a key: %s",
+                strerror(errno));
+        }
         have += got > 0 ? (size_t)got : 0;
     }
 }
@@ -167,7 +207,8 @@ static inline void noise_key_to_hex(char hex[65], const uint32_t key[8]) {
     bytes_to_hex(hex, bytes, sizeof bytes);
     noise_wipe(bytes, sizeof bytes);
 }
-static inline bool noise_key_from_hex(uint32_t key[8], const char *hex) { // false: hex is no key, and key is zeros
+// false: hex is no key, and key is zeros
+static inline bool noise_key_from_hex(uint32_t key[8], const char *hex) {
     unsigned char bytes[32];
     const bool good = bytes_from_hex(bytes, hex, sizeof bytes) && !hex[64];
     memset(key, 0, 32);
@@ -182,7 +223,8 @@ static inline uint64_t noise_fingerprint(const uint32_t key[8]) {
     memcpy(s.key, key, sizeof s.key);
     noise_words(words, &s, 0);
     const uint64_t fingerprint = (uint64_t)words[1] << 32 | words[0];
-    noise_wipe(&s, sizeof s), noise_wipe(words, sizeof words);
+    noise_wipe(&s, sizeof s);
+    noise_wipe(words, sizeof words);
     return fingerprint;
 }
 

@@ -1,10 +1,15 @@
-// noise_cpu.h: noise on the processor (the contract is ops.h, the numbers noise.h). ops_cpu.h brings it.
+// noise_cpu.h: noise on the processor (the contract is ops.h, the numbers noise.h). ops_cpu.h
+// brings it.
 //
-// Plan       Words come in tiles that stay in the nearest cache: as many blocks of ChaCha20 at a time as a vector has lanes, each lane a block,
-//            then turned so that they lie in the stream's order. A loop over pairs of words makes the normal numbers and adds them. What is
-//            made beyond the last element is left out, so no element depends on where a slice begins or ends.
-// Cipher     Our own, not libsodium's: on AVX-512 its stream (which knows AVX2) would make the whole operation 1.65 times as long, and with AVX2
-//            the two are alike. test_noise.c holds it against libsodium and the vectors of RFC 8439. Nothing in it branches on a secret.
+// Plan       Words come in tiles that stay in the nearest cache: as many blocks of ChaCha20 at a
+//            time as a vector has lanes, each lane a block, then turned so that they lie in the
+//            stream's order. A loop over pairs of words makes the normal numbers and adds them.
+//            What is made beyond the last element is left out, so no element depends on where a
+//            slice begins or ends.
+// Cipher     Our own, not libsodium's: on AVX-512 its stream (which knows AVX2) would make the
+//            whole operation 1.65 times as long, and with AVX2 the two are alike. test_noise.c
+//            holds it against libsodium and the vectors of RFC 8439. Nothing in it branches on a
+//            secret.
 #ifndef NOISE_CPU_H
 #define NOISE_CPU_H
 
@@ -13,15 +18,22 @@
 enum { NOISE_TILE = 1024 }; // words; BLOCK holds whole tiles
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
-// w[i] has word i of each block; afterwards the blocks lie one after another. A stage moves the first half of all places to the even ones and
-// the second to the odd ones, so the highest bit of a place becomes the lowest. After four stages the bits of i are below those of the lane.
+// w[i] has word i of each block; afterwards the blocks lie one after another. A stage moves the
+// first half of all places to the even ones and the second to the odd ones, so the highest bit of a
+// place becomes the lowest. After four stages the bits of i are below those of the lane.
 static inline void noise_transpose(Words w[NOISE_BLOCK]) {
     Words low = {0}, high = {0}; // of two vectors, their halves
-    for (int l = 0; l < LANES; l++) { low[l] = (uint32_t)(l / 2 + l % 2 * LANES), high[l] = low[l] + LANES / 2; }
+    for (int l = 0; l < LANES; l++) {
+        low[l] = (uint32_t)(l / 2 + l % 2 * LANES);
+        high[l] = low[l] + LANES / 2;
+    }
     for (int stage = 0; stage < 4; stage++) {
         Words from[NOISE_BLOCK];
         for (int i = 0; i < NOISE_BLOCK; i++) { from[i] = w[i]; }
-        for (int i = 0; i < NOISE_BLOCK; i++) { w[i] = __builtin_shuffle(from[i / 2], from[i / 2 + NOISE_BLOCK / 2], i % 2 ? high : low); }
+        for (int i = 0; i < NOISE_BLOCK; i++) {
+            w[i] =
+                __builtin_shuffle(from[i / 2], from[i / 2 + NOISE_BLOCK / 2], i % 2 ? high : low);
+        }
     }
 }
 static inline void noise_tile(uint32_t words[NOISE_TILE], const uint32_t first_state[NOISE_BLOCK]) {
@@ -45,7 +57,8 @@ static inline void noise_add_tile(float *x, const uint32_t *words, int64_t n, No
     for (int64_t i = 0; i < n / 2; i++) {
         float z0, z1;
         noise_normals(words[2 * i], words[2 * i + 1], &z0, &z1);
-        x[2 * i] = noise_add(x[2 * i], z0, scale), x[2 * i + 1] = noise_add(x[2 * i + 1], z1, scale);
+        x[2 * i] = noise_add(x[2 * i], z0, scale);
+        x[2 * i + 1] = noise_add(x[2 * i + 1], z1, scale);
     }
     if (n % 2) {
         float z0, z1;
@@ -57,7 +70,8 @@ static inline void scale_block(float *x, int64_t n, float scale) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { x[i] *= scale; }
 }
-static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise, float deviation, float scale) {
+static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise,
+                                 float deviation, float scale) {
     const NoiseScale how = noise_scale(deviation, scale);
     uint32_t nonce[3], start[NOISE_BLOCK];
     assert(first % NOISE_BLOCK == 0);

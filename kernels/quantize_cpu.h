@@ -1,10 +1,13 @@
-// quantize_cpu.h: quantization on the processor (the contract is ops.h, the format quantize.h). ops_cpu.h brings it.
+// quantize_cpu.h: quantization on the processor (the contract is ops.h, the format quantize.h).
+// ops_cpu.h brings it.
 //
-// Plan       Numbers come in tiles that stay in the nearest cache, from one of four sources: fp32 as it lies, bf16, a sum of records,
-//            or gradients with the error of the last time. A block no longer than a tile is read once; of a longer one the tiles are
-//            made twice, for the extreme and for the codes, so nothing is ever held but a tile. Inside, a code is an int8; 4 bits are
-//            packed and unpacked around that.
-// Threads    Encoding is cut by blocks, decoding by tiles. An element is computed alike whoever takes it.
+// Plan       Numbers come in tiles that stay in the nearest cache, from one of four sources: fp32
+//            as it lies, bf16, a sum of records, or gradients with the error of the last time. A
+//            block no longer than a tile is read once; of a longer one the tiles are made twice,
+//            for the extreme and for the codes, so nothing is ever held but a tile. Inside, a code
+//            is an int8; 4 bits are packed and unpacked around that.
+// Threads    Encoding is cut by blocks, decoding by tiles. An element is computed alike whoever
+//            takes it.
 #ifndef QUANTIZE_CPU_H
 #define QUANTIZE_CPU_H
 
@@ -16,20 +19,27 @@ static inline void poll_after_element(Stream *s, int64_t end) {
     if (end % ((int64_t)BLOCK * BLOCKS_A_POLL) == 0) { poll_messages(s); }
 }
 
-// --- codes of a part of a block ---------------------------------------------------------------------------------------
+// --- codes of a part of a block ------------------------------------------------------------------
 static inline void pack_nibbles(uint8_t *out, const int8_t *codes, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n / 2; i++) { out[i] = (uint8_t)((codes[2 * i] + 8) | (codes[2 * i + 1] + 8) << 4); }
+    for (int64_t i = 0; i < n / 2; i++) {
+        out[i] = (uint8_t)((codes[2 * i] + 8) | (codes[2 * i + 1] + 8) << 4);
+    }
     if (n % 2) { out[n / 2] = (uint8_t)(codes[n - 1] + 8); }
 }
 static inline void unpack_nibbles(int8_t *codes, const uint8_t *in, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n / 2; i++) { codes[2 * i] = (int8_t)((in[i] & 15) - 8), codes[2 * i + 1] = (int8_t)((in[i] >> 4) - 8); }
+    for (int64_t i = 0; i < n / 2; i++) {
+        codes[2 * i] = (int8_t)((in[i] & 15) - 8);
+        codes[2 * i + 1] = (int8_t)((in[i] >> 4) - 8);
+    }
     if (n % 2) { codes[n - 1] = (int8_t)((in[n / 2] & 15) - 8); }
 }
 // (Without `omp simd`, whose reductions go through memory at their end.)
 static inline uint32_t highest_rank(uint32_t highest, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) { highest = quant_rank(x[i]) > highest ? quant_rank(x[i]) : highest; }
+    for (int64_t i = 0; i < n; i++) {
+        highest = quant_rank(x[i]) > highest ? quant_rank(x[i]) : highest;
+    }
     return highest;
 }
 static inline void encode_part(int8_t *codes, const float *x, int64_t n, float inverse, int bits) {
@@ -45,19 +55,22 @@ typedef struct {
     int64_t record; // bytes from record to record
 } TileRecords;
 static inline TileRecords tile_records(int64_t tile, QuantFormat f) {
-    const TileRecords r = {min_i64(f.block, QUANT_TILE), quant_bytes(f, tile / f.block * f.block), 4 + tile % f.block * f.bits / 8, quant_bytes(f, f.block)};
+    const TileRecords r = {min_i64(f.block, QUANT_TILE), quant_bytes(f, tile / f.block * f.block),
+                           4 + tile % f.block * f.bits / 8, quant_bytes(f, f.block)};
     return r;
 }
 
-// --- records that are read --------------------------------------------------------------------------------------------
-static inline float read_part(const int8_t **codes, int8_t *unpacked, const uint8_t *record, const TileRecords *r, int64_t n, QuantFormat f) {
+// --- records that are read -----------------------------------------------------------------------
+static inline float read_part(const int8_t **codes, int8_t *unpacked, const uint8_t *record,
+                              const TileRecords *r, int64_t n, QuantFormat f) {
     float d;
     memcpy(&d, record, 4);
     if (f.bits == 4) { unpack_nibbles(unpacked, record + r->codes, n); }
     *codes = f.bits == 8 ? (const int8_t *)record + r->codes : unpacked;
     return d;
 }
-static inline void value_tile(void *out, DType dtype, const void *in, int64_t begin, int64_t end, QuantFormat f) {
+static inline void value_tile(void *out, DType dtype, const void *in, int64_t begin, int64_t end,
+                              QuantFormat f) {
     const TileRecords r = tile_records(begin, f);
     const uint8_t *record = (const uint8_t *)in + r.first;
     int8_t unpacked[QUANT_TILE];
@@ -76,7 +89,8 @@ static inline void value_tile(void *out, DType dtype, const void *in, int64_t be
         }
     }
 }
-static inline void sum_tile(float *sum, bool accumulate, const void *in, int64_t stride, int count, int64_t begin, int64_t end, QuantFormat f) {
+static inline void sum_tile(float *sum, bool accumulate, const void *in, int64_t stride, int count,
+                            int64_t begin, int64_t end, QuantFormat f) {
     const TileRecords r = tile_records(begin, f);
     int8_t unpacked[QUANT_TILE];
     if (!accumulate) { memset(sum, 0, (size_t)(end - begin) * sizeof(float)); }
@@ -92,14 +106,16 @@ static inline void sum_tile(float *sum, bool accumulate, const void *in, int64_t
         }
     }
 }
-static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n, QuantFormat f) {
+static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n,
+                                  QuantFormat f) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t tile = 0; tile < n; tile += QUANT_TILE) {
         value_tile(out, dtype, in, tile, min_i64(n, tile + QUANT_TILE), f);
         poll_after_element(s, tile + QUANT_TILE);
     }
 }
-static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in, int64_t stride, int count, int64_t n, QuantFormat f) {
+static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in,
+                                      int64_t stride, int count, int64_t n, QuantFormat f) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t tile = 0; tile < n; tile += QUANT_TILE) {
         sum_tile(out + tile, accumulate, in, stride, count, tile, min_i64(n, tile + QUANT_TILE), f);
@@ -107,7 +123,7 @@ static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, co
     }
 }
 
-// --- records that are written -----------------------------------------------------------------------------------------
+// --- records that are written --------------------------------------------------------------------
 // Where the numbers come from
 typedef struct {
     const void *in;
@@ -117,7 +133,8 @@ typedef struct {
     uint16_t *error; // NULL: no feedback
     float beta;
 } QuantSource;
-static inline const float *source_tile(const QuantSource *from, float *scratch, int64_t begin, int64_t end, QuantFormat f) {
+static inline const float *source_tile(const QuantSource *from, float *scratch, int64_t begin,
+                                       int64_t end, QuantFormat f) {
     const float *x = (const float *)from->in;
     const uint16_t *x16 = (const uint16_t *)from->in, *error = from->error;
     if (!from->count && !error && from->dtype == DTYPE_FP32) { return x + begin; }
@@ -125,19 +142,24 @@ static inline const float *source_tile(const QuantSource *from, float *scratch, 
         sum_tile(scratch, false, from->in, from->stride, from->count, begin, end, f);
     } else if (error) {
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++) { scratch[i - begin] = x[i] + bf16_to_float(error[i]); }
+        for (int64_t i = begin; i < end; i++) {
+            scratch[i - begin] = x[i] + bf16_to_float(error[i]);
+        }
     } else {
 #pragma omp simd
         for (int64_t i = begin; i < end; i++) { scratch[i - begin] = bf16_to_float(x16[i]); }
     }
     return scratch;
 }
-static inline void update_error(uint16_t *error, float beta, const float *x, const int8_t *codes, float d, int64_t n) {
+static inline void update_error(uint16_t *error, float beta, const float *x, const int8_t *codes,
+                                float d, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { error[i] = quant_error(bf16_to_float(error[i]), beta, x[i], codes[i], d); }
+    for (int64_t i = 0; i < n; i++) {
+        error[i] = quant_error(bf16_to_float(error[i]), beta, x[i], codes[i], d);
+    }
 }
-static inline void encode_tile(void *out, const QuantSource *from, const float *x, const float *d, int8_t *unpacked, int64_t begin, int64_t end,
-                               QuantFormat f) {
+static inline void encode_tile(void *out, const QuantSource *from, const float *x, const float *d,
+                               int8_t *unpacked, int64_t begin, int64_t end, QuantFormat f) {
     const TileRecords r = tile_records(begin, f);
     uint8_t *record = (uint8_t *)out + r.first;
     for (int64_t at = begin; at < end; at += r.part, record += r.record, x += r.part, d++) {
@@ -150,7 +172,8 @@ static inline void encode_tile(void *out, const QuantSource *from, const float *
     }
 }
 // A unit begins with a block: several blocks, all in one tile, or one block.
-static inline void encode_unit(Stream *s, void *out, const QuantSource *from, int64_t begin, int64_t end, QuantFormat f) {
+static inline void encode_unit(Stream *s, void *out, const QuantSource *from, int64_t begin,
+                               int64_t end, QuantFormat f) {
     float scratch[QUANT_TILE], d[QUANT_TILE / QUANT_LEAST_BLOCK];
     int8_t unpacked[QUANT_TILE];
     uint32_t highest[QUANT_TILE / QUANT_LEAST_BLOCK] = {0};
@@ -158,7 +181,9 @@ static inline void encode_unit(Stream *s, void *out, const QuantSource *from, in
     for (int64_t tile = begin, next; tile < end; tile = next) {
         next = min_i64(end, tile + QUANT_TILE);
         x = source_tile(from, scratch, tile, next, f);
-        for (int64_t at = tile, b = 0; at < next; at += f.block, b++) { highest[b] = highest_rank(highest[b], x + (at - tile), min_i64(f.block, next - at)); }
+        for (int64_t at = tile, b = 0; at < next; at += f.block, b++) {
+            highest[b] = highest_rank(highest[b], x + (at - tile), min_i64(f.block, next - at));
+        }
         if (next < end) { poll_after_element(s, next); }
     }
     for (int64_t b = 0; b * f.block < end - begin; b++) { d[b] = quant_scale(highest[b], f.bits); }
@@ -173,17 +198,22 @@ static inline void encode_unit(Stream *s, void *out, const QuantSource *from, in
 static inline void encode(Stream *s, void *out, const QuantSource *from, int64_t n, QuantFormat f) {
     const int64_t unit = max_i64(f.block, QUANT_TILE);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t u = 0; u < ceil_div(n, unit); u++) { encode_unit(s, out, from, u * unit, min_i64(n, (u + 1) * unit), f); }
+    for (int64_t u = 0; u < ceil_div(n, unit); u++) {
+        encode_unit(s, out, from, u * unit, min_i64(n, (u + 1) * unit), f);
+    }
 }
-static inline void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n, QuantFormat f) {
+static inline void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n,
+                                QuantFormat f) {
     const QuantSource from = {in, dtype, 0, 0, NULL, 0.0f};
     encode(s, out, &from, n, f);
 }
-static inline void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count, int64_t n, QuantFormat f) {
+static inline void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride,
+                                      int count, int64_t n, QuantFormat f) {
     const QuantSource from = {in, DTYPE_FP32, stride, count, NULL, 0.0f};
     encode(s, out, &from, n, f);
 }
-static inline void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error, float beta, int64_t n, QuantFormat f) {
+static inline void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error,
+                                         float beta, int64_t n, QuantFormat f) {
     const QuantSource from = {in, DTYPE_FP32, 0, 0, error, beta};
     encode(s, out, &from, n, f);
 }

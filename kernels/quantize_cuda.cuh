@@ -1,10 +1,13 @@
-// quantize_cuda.cuh: quantization on a GPU (the contract is ops.h, the format quantize.h). ops_cuda.cuh brings it.
+// quantize_cuda.cuh: quantization on a GPU (the contract is ops.h, the format quantize.h).
+// ops_cuda.cuh brings it.
 //
-// Plan       Everything goes by words of 32 bits, which hold 4 or 8 codes: a thread makes or takes whole words, so records are touched in
-//            whole words, neighbours by neighbours, and the numbers of a word are read and written four at a time where they lie so.
-//            Encoding: a warp takes a block, or all THREADS where it is a large one, and goes over its numbers twice, for the extreme
-//            and for the codes; the second time they come from the caches. Sums are made twice too, so they are never held.
-//            Decoding: a thread takes a word, wherever it is.
+// Plan       Everything goes by words of 32 bits, which hold 4 or 8 codes: a thread makes or takes
+//            whole words, so records are touched in whole words, neighbours by neighbours, and the
+//            numbers of a word are read and written four at a time where they lie so. Encoding: a
+//            warp takes a block, or all THREADS where it is a large one, and goes over its numbers
+//            twice, for the extreme and for the codes; the second time they come from the caches.
+//            Sums are made twice too, so they are never held. Decoding: a thread takes a word,
+//            wherever it is.
 #ifndef QUANTIZE_CUDA_CUH
 #define QUANTIZE_CUDA_CUH
 
@@ -12,11 +15,13 @@
 
 enum { QUANT_WARP_BLOCK = 4096 }; // elements: the largest block that one warp takes
 
-// --- inside kernels ---------------------------------------------------------------------------------------------------
+// --- inside kernels ------------------------------------------------------------------------------
 template <class T> struct alignas(4 * sizeof(T)) Four { // moved by one instruction
     T x[4];
 };
-template <class T> __device__ bool lies_in_fours(const T *p) { return (uintptr_t)p % sizeof(Four<T>) == 0; }
+template <class T> __device__ bool lies_in_fours(const T *p) {
+    return (uintptr_t)p % sizeof(Four<T>) == 0;
+}
 __device__ float read(const uint16_t *p) { return bf16_to_float(*p); }
 
 // x(N) = the numbers from p on, n of them
@@ -47,7 +52,9 @@ template <int N, class T> __device__ void write_numbers(T *p, const T *x, int64_
 template <int BITS> __device__ int code_of_word(uint32_t word, int j) {
     return BITS == 8 ? (int)(int8_t)(uint8_t)(word >> 8 * j) : (int)(word >> 4 * j & 15) - 8;
 }
-template <int BITS> __device__ uint32_t word_of_code(int code, int j) { return BITS == 8 ? (uint32_t)(uint8_t)code << 8 * j : (uint32_t)(code + 8) << 4 * j; }
+template <int BITS> __device__ uint32_t word_of_code(int code, int j) {
+    return BITS == 8 ? (uint32_t)(uint8_t)code << 8 * j : (uint32_t)(code + 8) << 4 * j;
+}
 
 // The format, as kernels want it: no divisions.
 typedef struct {
@@ -57,7 +64,8 @@ typedef struct {
 __device__ const uint32_t *record_of(const void *records, Records r, int64_t element) {
     return (const uint32_t *)records + (element >> r.log_block) * r.record;
 }
-template <int BITS> __device__ uint32_t codes_of(const uint32_t *record, Records r, int64_t element) {
+template <int BITS>
+__device__ uint32_t codes_of(const uint32_t *record, Records r, int64_t element) {
     return record[1 + (element & (((int64_t)1 << r.log_block) - 1)) * BITS / 32];
 }
 __device__ float scale_of(const uint32_t *record) {
@@ -72,14 +80,16 @@ __device__ void set_scale(uint32_t *record, float d) {
     *record = pattern;
 }
 static inline Records records_of(QuantFormat f) {
-    const Records r = {63 - __builtin_clzll((unsigned long long)f.block), quant_bytes(f, f.block) / 4};
+    const Records r = {63 - __builtin_clzll((unsigned long long)f.block),
+                       quant_bytes(f, f.block) / 4};
     return r;
 }
 
-// --- decoding ---------------------------------------------------------------------------------------------------------
+// --- decoding ------------------------------------------------------------------------------------
 __device__ void set_value(float *y, int code, float d) { *y = quant_value(code, d); }
 __device__ void set_value(uint16_t *y, int code, float d) { *y = quant_value_bf16(code, d); }
-template <int BITS, class To> __global__ void dequantize_kernel(To *out, const void *in, int64_t n, Records r) {
+template <int BITS, class To>
+__global__ void dequantize_kernel(To *out, const void *in, int64_t n, Records r) {
     enum { N = 32 / BITS };
     const int64_t e = thread_index() * N;
     if (e >= n) { return; }
@@ -90,14 +100,21 @@ template <int BITS, class To> __global__ void dequantize_kernel(To *out, const v
     write_numbers<N>(out + e, y, n - e);
 }
 // x(N) += the contributions to the elements from e on
-template <int BITS> __device__ void add_contributions(float *x, const void *in, int64_t stride, int count, int64_t e, Records r) {
+template <int BITS>
+__device__ void add_contributions(float *x, const void *in, int64_t stride, int count, int64_t e,
+                                  Records r) {
     for (int k = 0; k < count; k++) {
-        const uint32_t *record = record_of((const char *)in + k * stride, r, e), word = codes_of<BITS>(record, r, e);
+        const uint32_t *record = record_of((const char *)in + k * stride, r, e),
+                       word = codes_of<BITS>(record, r, e);
         const float d = scale_of(record);
-        UNROLL for (int j = 0; j < 32 / BITS; j++) { x[j] = quant_add(x[j], code_of_word<BITS>(word, j), d); }
+        UNROLL for (int j = 0; j < 32 / BITS; j++) {
+            x[j] = quant_add(x[j], code_of_word<BITS>(word, j), d);
+        }
     }
 }
-template <int BITS> __global__ void dequantize_sum_kernel(float *out, bool accumulate, const void *in, int64_t stride, int count, int64_t n, Records r) {
+template <int BITS>
+__global__ void dequantize_sum_kernel(float *out, bool accumulate, const void *in, int64_t stride,
+                                      int count, int64_t n, Records r) {
     enum { N = 32 / BITS };
     const int64_t e = thread_index() * N;
     if (e >= n) { return; }
@@ -107,7 +124,7 @@ template <int BITS> __global__ void dequantize_sum_kernel(float *out, bool accum
     write_numbers<N>(out + e, x, n - e);
 }
 
-// --- encoding: from one of three sources --------------------------------------------------------------------------------
+// --- encoding: from one of three sources ---------------------------------------------------------
 template <class T> struct Numbers { const T *in; };
 struct Sum {
     const void *in;
@@ -120,26 +137,33 @@ struct Feedback {
     float beta;
 };
 // x = the numbers of a word, from element e on, n of them
-template <int BITS, class T> __device__ void take(float *x, const Numbers<T> &from, int64_t e, int64_t n, Records) {
+template <int BITS, class T>
+__device__ void take(float *x, const Numbers<T> &from, int64_t e, int64_t n, Records) {
     read_numbers<32 / BITS>(x, from.in + e, n);
 }
 template <int BITS> __device__ void take(float *x, const Sum &from, int64_t e, int64_t, Records r) {
     UNROLL for (int j = 0; j < 32 / BITS; j++) { x[j] = 0.0f; }
     add_contributions<BITS>(x, from.in, from.stride, from.count, e, r);
 }
-template <int BITS> __device__ void take(float *x, const Feedback &from, int64_t e, int64_t n, Records) {
+template <int BITS>
+__device__ void take(float *x, const Feedback &from, int64_t e, int64_t n, Records) {
     float error[32 / BITS];
     read_numbers<32 / BITS>(x, from.in + e, n);
     read_numbers<32 / BITS>(error, from.error + e, n);
     UNROLL for (int j = 0; j < 32 / BITS; j++) { x[j] += error[j]; }
 }
 // They became this word.
-template <int BITS, class From> __device__ void note(const From &, const float *, uint32_t, float, int64_t, int64_t) {}
-template <int BITS> __device__ void note(const Feedback &from, const float *x, uint32_t word, float d, int64_t e, int64_t n) {
+template <int BITS, class From>
+__device__ void note(const From &, const float *, uint32_t, float, int64_t, int64_t) {}
+template <int BITS>
+__device__ void note(const Feedback &from, const float *x, uint32_t word, float d, int64_t e,
+                     int64_t n) {
     float error[32 / BITS];
     uint16_t now[32 / BITS];
     read_numbers<32 / BITS>(error, from.error + e, n);
-    UNROLL for (int j = 0; j < 32 / BITS; j++) { now[j] = quant_error(error[j], from.beta, x[j], code_of_word<BITS>(word, j), d); }
+    UNROLL for (int j = 0; j < 32 / BITS; j++) {
+        now[j] = quant_error(error[j], from.beta, x[j], code_of_word<BITS>(word, j), d);
+    }
     write_numbers<32 / BITS>(from.error + e, now, n);
 }
 
@@ -156,9 +180,11 @@ __device__ uint32_t group_highest(uint32_t x, int group) {
     for (int w = 0; w < WARPS; w++) { x = part[w] > x ? part[w] : x; }
     return x;
 }
-template <int BITS, class From> __global__ void quantize_kernel(uint32_t *out, From from, int64_t n, Records r, int group) {
+template <int BITS, class From>
+__global__ void quantize_kernel(uint32_t *out, From from, int64_t n, Records r, int group) {
     enum { N = 32 / BITS };
-    const int64_t block = thread_index() / group, lane = threadIdx.x % group, begin = block << r.log_block, end = least(n, begin + ((int64_t)1 << r.log_block));
+    const int64_t block = thread_index() / group, lane = threadIdx.x % group,
+                  begin = block << r.log_block, end = least(n, begin + ((int64_t)1 << r.log_block));
     if (begin >= n) { return; }
     uint32_t highest = 0, *record = out + block * r.record;
     for (int64_t e = begin + N * lane; e < end; e += N * group) {
@@ -174,62 +200,76 @@ template <int BITS, class From> __global__ void quantize_kernel(uint32_t *out, F
         float x[N];
         uint32_t word = 0;
         take<BITS>(x, from, e, end - e, r);
-        UNROLL for (int j = 0; j < N; j++) { word |= j < end - e ? word_of_code<BITS>(quant_code(x[j], inverse, BITS), j) : 0; }
+        UNROLL for (int j = 0; j < N; j++) {
+            word |= j < end - e ? word_of_code<BITS>(quant_code(x[j], inverse, BITS), j) : 0;
+        }
         record[1 + (e - begin) / N] = word;
         note<BITS>(from, x, word, d, e, end - e);
     }
 }
 
-// --- the operations ---------------------------------------------------------------------------------------------------
+// --- the operations ------------------------------------------------------------------------------
 // Does what follows once, with BITS the format's.
-#define FOR_BITS(f, ...)                                                                                                                                       \
-    do {                                                                                                                                                       \
-        if ((f).bits == 8) {                                                                                                                                   \
-            enum { BITS = 8 };                                                                                                                                 \
-            __VA_ARGS__;                                                                                                                                       \
-        } else {                                                                                                                                               \
-            enum { BITS = 4 };                                                                                                                                 \
-            __VA_ARGS__;                                                                                                                                       \
-        }                                                                                                                                                      \
+#define FOR_BITS(f, ...)                                                                           \
+    do {                                                                                           \
+        if ((f).bits == 8) {                                                                       \
+            enum { BITS = 8 };                                                                     \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            enum { BITS = 4 };                                                                     \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
     } while (0)
 
-template <class From> static inline void quantize(Stream *s, void *out, From from, int64_t n, QuantFormat f) {
+template <class From>
+static inline void quantize(Stream *s, void *out, From from, int64_t n, QuantFormat f) {
     cudaStream_t stream = enter(s);
     const int group = f.block <= QUANT_WARP_BLOCK ? 32 : THREADS;
     if (n) {
-        FOR_BITS(f, LAUNCH((quantize_kernel<BITS, From>), blocks_for(ceil_div(n, f.block), THREADS / group), THREADS, 0, stream, (uint32_t *)out, from, n,
-                           records_of(f), group));
+        FOR_BITS(f, LAUNCH((quantize_kernel<BITS, From>),
+                           blocks_for(ceil_div(n, f.block), THREADS / group), THREADS, 0, stream,
+                           (uint32_t *)out, from, n, records_of(f), group));
     }
 }
-static inline void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n, QuantFormat f) {
+static inline void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n,
+                                QuantFormat f) {
     if (dtype == DTYPE_BF16) {
         quantize(s, out, Numbers<uint16_t>{(const uint16_t *)in}, n, f);
     } else {
         quantize(s, out, Numbers<float>{(const float *)in}, n, f);
     }
 }
-static inline void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count, int64_t n, QuantFormat f) {
+static inline void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride,
+                                      int count, int64_t n, QuantFormat f) {
     quantize(s, out, Sum{in, stride, count}, n, f);
 }
-static inline void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error, float beta, int64_t n, QuantFormat f) {
+static inline void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error,
+                                         float beta, int64_t n, QuantFormat f) {
     quantize(s, out, Feedback{in, error, beta}, n, f);
 }
-template <class To> static inline void dequantize(Stream *s, To *out, const void *in, int64_t n, QuantFormat f) {
+template <class To>
+static inline void dequantize(Stream *s, To *out, const void *in, int64_t n, QuantFormat f) {
     cudaStream_t stream = enter(s);
-    if (n) { FOR_BITS(f, LAUNCH((dequantize_kernel<BITS, To>), blocks_for(n, THREADS * (32 / BITS)), THREADS, 0, stream, out, in, n, records_of(f))); }
+    if (n) {
+        FOR_BITS(f, LAUNCH((dequantize_kernel<BITS, To>), blocks_for(n, THREADS * (32 / BITS)),
+                           THREADS, 0, stream, out, in, n, records_of(f)));
+    }
 }
-static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n, QuantFormat f) {
+static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n,
+                                  QuantFormat f) {
     if (dtype == DTYPE_BF16) {
         dequantize(s, (uint16_t *)out, in, n, f);
     } else {
         dequantize(s, (float *)out, in, n, f);
     }
 }
-static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in, int64_t stride, int count, int64_t n, QuantFormat f) {
+static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in,
+                                      int64_t stride, int count, int64_t n, QuantFormat f) {
     cudaStream_t stream = enter(s);
     if (n) {
-        FOR_BITS(f, LAUNCH((dequantize_sum_kernel<BITS>), blocks_for(n, THREADS * (32 / BITS)), THREADS, 0, stream, out, accumulate, in, stride, count, n,
-                           records_of(f)));
+        FOR_BITS(f,
+                 LAUNCH((dequantize_sum_kernel<BITS>), blocks_for(n, THREADS * (32 / BITS)),
+                        THREADS, 0, stream, out, accumulate, in, stride, count, n, records_of(f)));
     }
 }
 

@@ -1,8 +1,8 @@
-// update_cpu.h: optimizers, sums and norms in the host's memory: all of the processor's build, and in the GPU's those of states that lie on the host
-// (offload.h).
+// update_cpu.h: optimizers, sums and norms in the host's memory: all of the processor's build, and
+// in the GPU's those of states that lie on the host (offload.h).
 //
-// One pass over memory by a team of threads, vectorised: a block is read, updated and written, and rounded while it is in the nearest cache. Messages
-// move between blocks.
+// One pass over memory by a team of threads, vectorised: a block is read, updated and written, and
+// rounded while it is in the nearest cache. Messages move between blocks.
 #ifndef UPDATE_CPU_H
 #define UPDATE_CPU_H
 
@@ -21,7 +21,8 @@ static inline void poll_after_block(Stream *s, int64_t block) {
     if (block % BLOCKS_A_POLL == BLOCKS_A_POLL - 1) { poll_messages(s); }
 }
 
-static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end, Rounding r) {
+static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end,
+                              Rounding r) {
     if (r.stochastic) {
 #pragma omp simd
         for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
@@ -32,7 +33,8 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
 }
 
 enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
-static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m,
+                                  float *v, const float *grad, int64_t n, OptimizerStep o) {
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
     uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
@@ -45,14 +47,16 @@ static inline void ops_adamw_host(Stream *s, float *master, void *param, DType d
                 const float g = grad[i] * o.grad_scale;
                 m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
                 v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
-                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * master[i]);
+                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) +
+                                     o.weight_decay * master[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }
         poll_after_block(s, b);
     }
 }
-static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
+                                const float *grad, int64_t n, OptimizerStep o) {
     uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
@@ -69,7 +73,8 @@ static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dty
     }
 }
 
-static inline void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r) {
+static inline void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n,
+                                  Rounding r) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
         round_part(rounded, x, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
@@ -85,7 +90,8 @@ static inline void ops_accumulate_host(Stream *s, float *out, const float *in, i
     }
 }
 
-// Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any machine and thread count.
+// Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any
+// machine and thread count.
 static inline void add_squares(double sum[32], const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
@@ -95,12 +101,14 @@ static inline void add_squares(double sum[32], const float *x, int64_t n) {
     for (int64_t l = 0; i + l < n; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
 }
 static inline double chunk_squares(const float *x, int64_t n) {
-    double sum[32] = {0}, total = 0.0;
+    double sum[32] = {0};
+    double total = 0.0;
     add_squares(sum, x, n);
     for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
     return total;
 }
-static inline void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+static inline void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n,
+                                       int64_t chunk, double scale) {
 #pragma omp parallel num_threads(s->threads)
     {
         ExactSum mine;

@@ -6,20 +6,21 @@
 // keeps one plan for the first units on some ranks, the one that is best with a single stage behind
 // it; that is not always a part of the best plan. Here all beginnings of a plan are kept, but for
 // those that another one on the same ranks beats whatever comes behind, and those whose lower bound
-// is no better than the best plan so far. So the best plan is found, unless a list of beginnings, of
-// those that have as many units and ranks, grows too long: then those with the least bounds stay
+// is no better than the best plan so far. So the best plan is found, unless a list of beginnings,
+// of those that have as many units and ranks, grows too long: then those with the least bounds stay
 // (EquationSearch.cut says so).
 #ifndef EQUATIONS_H
 #define EQUATIONS_H
 
 #include "plan.h" // plans and what their stages cost
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The equations, to the letter: stages of computation and the links between them are all stages
 
-// The pivot: the stage with the least bubbles, which sets the pace. forward[], backward[]: seconds of
-// a micro-batch, by stage.
-static inline int equation_pivot(int stages, const double *forward, const double *backward, int micro_batches) {
+// The pivot: the stage with the least bubbles, which sets the pace. forward[], backward[]: seconds
+// of a micro-batch, by stage.
+static inline int equation_pivot(int stages, const double *forward, const double *backward,
+                                 int micro_batches) {
     int pivot = stages - 1;
     double between = 0; // time of the stages between s and the pivot
     for (int s = stages - 2; s >= 0; s--) {
@@ -35,7 +36,8 @@ static inline int equation_pivot(int stages, const double *forward, const double
 }
 // Seconds of a step: warm-up, steady phase at the pace of the pivot, and the end, in which
 // all-reduces hide behind what still drains.
-static inline double equation_latency(int stages, const double *forward, const double *backward, const double *reduce, int micro_batches) {
+static inline double equation_latency(int stages, const double *forward, const double *backward,
+                                      const double *reduce, int micro_batches) {
     int pivot = equation_pivot(stages, forward, backward, micro_batches);
     double warm = 0, end = -INFINITY, drain = 0;
     for (int s = 0; s <= pivot; s++) { warm += forward[s]; }
@@ -68,20 +70,21 @@ static inline double plan_by_equations(const PlanCosts *c) {
     return c->micro_batches * (c->forward[0] + c->backward[0]) + c->reduce_late[0];
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Beginnings of a plan
 
-// What the stages so far mean for the latency of any plan that begins with them: three numbers, each
-// of them the better the less it is. Which stage is the pivot is guessed; with C = F + B and M
+// What the stages so far mean for the latency of any plan that begins with them: three numbers,
+// each of them the better the less it is. Which stage is the pivot is guessed; with C = F + B and M
 // micro-batches the guess Q holds where
 //   before Q:  (M - 1) C_s <= (M - 1) C_Q + sum of C between s and Q, for each s,
 //   behind Q:  going back from the last stage, no pivot until then holds out against Q.
-// The latter is (M - 1) C_Q > W, where W of the stages from s on is (M - 1) C_s if that is more than W
-// of those behind s, else C_s more than that. So the most that W of the rest may be is known stage by
-// stage, from Q on.
+// The latter is (M - 1) C_Q > W, where W of the stages from s on is (M - 1) C_s if that is more
+// than W of those behind s, else C_s more than that. So the most that W of the rest may be is known
+// stage by stage, from Q on.
 //   pivot to come:  sum of F;  latest end of an all-reduce, counted from the first backward of the
 //                   last of these stages;  max of (M - 1) C_s - sum of C behind s
-//   pivot chosen:   latency with these stages alone;  the same without all-reduces, less what drains
+//   pivot chosen:   latency with these stages alone;  the same without all-reduces, less what
+//                   drains
 //                   behind the pivot;  minus the most that W of the rest may be
 typedef struct {
     bool pivoted;
@@ -95,14 +98,16 @@ static inline EquationState equation_begin(void) {
     EquationState state = {false, {0, 0, -INFINITY}};
     return state;
 }
-static inline EquationState equation_before(EquationState a, const EquationStage *s, double others) {
+static inline EquationState equation_before(EquationState a, const EquationStage *s,
+                                            double others) {
     const double time = s->forward + s->backward;
     a.cost[0] += s->forward;
     a.cost[1] = fmax(a.cost[1], s->reduce) + s->backward;
     a.cost[2] = fmax(a.cost[2] - time, others * time);
     return a;
 }
-// False where it cannot be the pivot, or where there cannot be a stage behind the pivot (others: M - 1).
+// False where it cannot be the pivot, or where there cannot be a stage behind the pivot (others: M
+// - 1).
 static inline bool equation_choose(EquationState *a, const EquationStage *s, double others) {
     const double time = s->forward + s->backward;
     if (a->cost[2] > others * time) { return false; }
@@ -122,7 +127,8 @@ static inline bool equation_behind(EquationState *a, const EquationStage *s, dou
 }
 // The states after another link (NULL: none) and stage, one for each guess; returns how many.
 enum { EQUATION_GUESSES = 3 };
-static inline int equation_append(const EquationState *from, const EquationStage *link, const EquationStage *stage, double others, EquationState *to) {
+static inline int equation_append(const EquationState *from, const EquationStage *link,
+                                  const EquationStage *stage, double others, EquationState *to) {
     int n = 0;
     if (from->pivoted) {
         to[0] = *from;
@@ -138,8 +144,8 @@ static inline int equation_append(const EquationState *from, const EquationStage
     }
     return n;
 }
-// Seconds that no plan with this beginning is better than, where the slowest stage of the rest takes
-// at least `slowest` for a micro-batch.
+// Seconds that no plan with this beginning is better than, where the slowest stage of the rest
+// takes at least `slowest` for a micro-batch.
 static inline double equation_bound(const EquationState *a, double slowest, double others) {
     if (a->pivoted) { return others * slowest >= -a->cost[2] ? INFINITY : a->cost[0]; }
     return a->cost[0] + a->cost[1] + fmax(a->cost[2], others * slowest);
@@ -178,7 +184,8 @@ typedef struct {
     PlanCosts costs;         // of a plan that is looked at
     int *scratch, *ranks;    // of plan_place()
     int *used, *take, *then; // [nodes] ranks of the nodes: in use, of the next stage, of both
-    int *here, *next, *rest; // [ranks] of the last stage, the next one, and one with all that is left
+    // [ranks] of the last stage, the next one, and one with all that is left
+    int *here, *next, *rest;
 } EquationSearch;
 
 static inline EquationSearch equation_search_make(const PlanTask *t, int policies) {
@@ -230,7 +237,7 @@ static inline void equation_offer(EquationSearch *e, const Plan *plan) {
     e->best_s = step_s;
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lists
 
 static inline int equation_order(const void *a, const void *b) {
@@ -248,7 +255,9 @@ static inline void equation_list_index(EquationList *l) {
         size_t bytes = (size_t)l->capacity * sizeof *l->at;
         l->at = (EquationBeginning *)realloc(l->at, bytes);
         l->bucket = (int *)realloc(l->bucket, (size_t)l->capacity * sizeof(int));
-        if (!l->at || !l->bucket) { die(EXIT_RESOURCES, NULL, "cannot hold %d plans", l->capacity); }
+        if (!l->at || !l->bucket) {
+            die(EXIT_RESOURCES, NULL, "cannot hold %d plans", l->capacity);
+        }
     }
     for (int i = 0; i < l->capacity; i++) { l->bucket[i] = -1; }
     for (int i = 0; i < l->count; i++) {
@@ -300,7 +309,7 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
     *bucket = l->count++;
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The search
 
 // Stages of a beginning, the last one of which ends before this unit.
@@ -332,13 +341,15 @@ static inline Plan plan_append(const Plan *p, int units, int replicas, int polic
 typedef struct {
     double per_byte, per_byte_back, latency;
 } EquationLink;
-static inline EquationLink equation_link(const Cluster *c, const PlanRanks *from, const PlanRanks *to) {
+static inline EquationLink equation_link(const Cluster *c, const PlanRanks *from,
+                                         const PlanRanks *to) {
     EquationLink l = {0, 0, 1e-6 * c->latency};
     l.per_byte = plan_transfer_s(c, from, to, 1) - l.latency;
     l.per_byte_back = plan_transfer_s(c, to, from, 1) - l.latency;
     return l;
 }
-static inline EquationStage equation_message(const EquationSearch *e, const EquationLink *l, int unit) {
+static inline EquationStage equation_message(const EquationSearch *e, const EquationLink *l,
+                                             int unit) {
     const double bytes = (double)e->task->micro_batch * e->task->model->cut[unit];
     EquationStage s = {0, 0, 0};
     if (bytes > 0) {
@@ -352,16 +363,19 @@ static inline double equation_seconds(const EquationSearch *e, int first, int en
     double sample_s = m->forward[end] - m->forward[first] + m->backward[end] - m->backward[first];
     return (double)e->task->micro_batch * sample_s;
 }
-static inline EquationStage equation_stage(const EquationSearch *e, const PlanRanks *r, int first, int end) {
+static inline EquationStage equation_stage(const EquationSearch *e, const PlanRanks *r, int first,
+                                           int end) {
     const PlanModel *m = e->task->model;
     const double rows = (double)e->task->micro_batch / r->n;
     EquationStage s;
     s.forward = rows * (m->forward[end] - m->forward[first]);
     s.backward = rows * (m->backward[end] - m->backward[first]);
-    s.reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node, m->parameters[end] - m->parameters[first]);
+    s.reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node,
+                                 m->parameters[end] - m->parameters[first]);
     return s;
 }
-static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, int first, int end) {
+static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, int first,
+                                 int end) {
     const double rows = plan_held_rows(e->task->micro_batch, n);
     double bytes;
     return plan_stage_memory(e->task, p, first, end, rows, 0, e->task->memory, &bytes) >= 1;
@@ -385,9 +399,12 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
     const int units = e->task->model->units;
     EquationState states[EQUATION_GUESSES], ends[EQUATION_GUESSES];
     e->work++;
-    EquationStage link = equation_message(e, &step->link, step->unit), stage = equation_stage(e, &step->next, step->unit, end),
-                  last_link = equation_message(e, &step->last, end), last = equation_stage(e, &step->rest, end, units);
-    const int n = equation_append(&step->from->state, step->unit ? &link : NULL, &stage, e->others, states);
+    EquationStage link = equation_message(e, &step->link, step->unit),
+                  stage = equation_stage(e, &step->next, step->unit, end),
+                  last_link = equation_message(e, &step->last, end),
+                  last = equation_stage(e, &step->rest, end, units);
+    const int n =
+        equation_append(&step->from->state, step->unit ? &link : NULL, &stage, e->others, states);
     const double slowest = equation_seconds(e, end, units) / step->left;
     const bool rest_fits = equation_fits(e, &step->plan, step->left, end, units);
     for (int i = 0; i < n; i++) {
@@ -406,7 +423,9 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
             p = plan_append(&p, units - end, step->left, step->policy);
             equation_offer(e, &p);
         }
-        if (step->left > 1 && end + 1 < units && b.stages + 2 <= PLAN_STAGES) { equation_add(e, end, &b); }
+        if (step->left > 1 && end + 1 < units && b.stages + 2 <= PLAN_STAGES) {
+            equation_add(e, end, &b);
+        }
     }
 }
 // The first unit from `low` to `units` before which a stage may end, so that those behind it take
@@ -424,8 +443,9 @@ static inline int equation_first_end(const EquationSearch *e, int low, int ranks
     }
     return low;
 }
-// Where the next stage may end: *low <= end. Behind each earlier one is a stage that takes so long that
-// no plan is better than the best so far. *most: so long may the micro-batches but one take in a stage.
+// Where the next stage may end: *low <= end. Behind each earlier one is a stage that takes so long
+// that no plan is better than the best so far. *most: so long may the micro-batches but one take in
+// a stage.
 static inline int equation_low(const EquationSearch *e, const EquationStep *step, double *most) {
     const EquationState *a = &step->from->state;
     *most = a->pivoted ? -a->cost[2] : e->best_s - a->cost[0] - a->cost[1];
@@ -439,14 +459,16 @@ static inline int equation_ranks(const Cluster *c, const int *used, const int *t
     }
     return n;
 }
-// The next stage gets so many ranks by each policy. `last`: the node on which the stage before ends.
+// The next stage gets so many ranks by each policy. `last`: the node on which the stage before
+// ends.
 static inline void equation_place(EquationSearch *e, EquationStep *step, int replicas, int last) {
     const Cluster *c = &e->task->cluster;
     uint64_t seen[PLACE_POLICIES];
     step->left = task_ranks(e->task) - step->from->used - replicas;
     double most;
     const int low = equation_low(e, step, &most);
-    bool possible = low < e->task->model->units && e->others * equation_seconds(e, step->unit, low) / replicas < most;
+    bool possible = low < e->task->model->units &&
+                    e->others * equation_seconds(e, step->unit, low) / replicas < most;
     for (int policy = 0; policy < e->policies && possible; policy++) {
         e->work += ceil_div(task_ranks(e->task), EQUATION_RANKS);
         int end_node = place_stage(c, (PlacePolicy)policy, e->used, last, replicas, e->take);
@@ -466,7 +488,9 @@ static inline void equation_place(EquationSearch *e, EquationStep *step, int rep
         step->last = equation_link(c, &step->next, &step->rest);
         for (int end = low; end < e->task->model->units; end++) {
             double time = e->others * equation_seconds(e, step->unit, end) / replicas;
-            if (time >= most || !equation_fits(e, &step->plan, replicas, step->unit, end)) { break; }
+            if (time >= most || !equation_fits(e, &step->plan, replicas, step->unit, end)) {
+                break;
+            }
             equation_continue(e, step, end);
         }
     }
@@ -476,7 +500,8 @@ static inline int equation_choice(const PlanTask *t, int n, int i) {
     if (task_ranks(t) > EQUATION_RANKS) { return split_choice(n, t->cluster.ranks, i); }
     return i + 1 < n ? i + 1 : 0;
 }
-static inline void equation_expand(EquationSearch *e, const EquationBeginning *from, int unit, int index) {
+static inline void equation_expand(EquationSearch *e, const EquationBeginning *from, int unit,
+                                   int index) {
     const PlanTask *t = e->task;
     EquationStep step;
     memset(&step, 0, sizeof step);
@@ -487,13 +512,16 @@ static inline void equation_expand(EquationSearch *e, const EquationBeginning *f
     memset(e->used, 0, (size_t)t->cluster.nodes * sizeof(int));
     int last = 0;
     for (int s = 0; s < step.plan.stages; s++) {
-        last = place_stage(&t->cluster, (PlacePolicy)step.plan.policy[s], e->used, last, step.plan.replicas[s], e->take);
+        last = place_stage(&t->cluster, (PlacePolicy)step.plan.policy[s], e->used, last,
+                           step.plan.replicas[s], e->take);
         const int n = equation_ranks(&t->cluster, e->used, e->take, e->here);
         step.here = plan_ranks(&t->cluster, e->here, n);
         for (int k = 0; k < t->cluster.nodes; k++) { e->used[k] += e->take[k]; }
     }
     const int left = task_ranks(t) - step.from->used;
-    for (int i = 0, r; (r = equation_choice(t, left, i)); i++) { equation_place(e, &step, r, last); }
+    for (int i = 0, r; (r = equation_choice(t, left, i)); i++) {
+        equation_place(e, &step, r, last);
+    }
 }
 // All plans of two stages or more, continuing at most so many beginnings of a list.
 static inline void equation_search_width(EquationSearch *e, int width) {
@@ -513,8 +541,9 @@ static inline void equation_search_width(EquationSearch *e, int width) {
     }
     equation_lists_free(e);
 }
-// The best plan of two stages or more, where no better one was offered: with lists of one beginning,
-// then longer ones, until none was too short or the work is as much as a planner may take.
+// The best plan of two stages or more, where no better one was offered: with lists of one
+// beginning, then longer ones, until none was too short or the work is as much as a planner may
+// take.
 static inline void equation_search(EquationSearch *e) {
     const int64_t enough = 4000000; // about a second
     e->cut = true;

@@ -1,12 +1,18 @@
-// plan.h: what a pipeline plan costs: models from profiles, links, placement, memory, and the replay of a plan's schedule, which decides.
+// plan.h: what a pipeline plan costs: models from profiles, links, placement, memory, and the
+// replay of a plan's schedule, which decides.
 //
-// A model is what a profile tells: a list of units, each with the time that a sample takes forward and backward, the bytes it leaves, its
-// parameters, and what crosses the border before it. All of it scales with the samples; so prefix sums give the cost of any stage.
-// A plan is a list of stages: how many units, how many replicas, and the policy by which its ranks are taken from the nodes:
-//   FRESH    nodes that nobody uses yet first: sums stay inside of nodes      APPEND   nodes in use first, that of the stage before if it has room
-//   SCATTER  evenly over the nodes in use (all, where none is): for small parameters and large activations
+// A model is what a profile tells: a list of units, each with the time that a sample takes forward
+// and backward, the bytes it leaves, its parameters, and what crosses the border before it. All of
+// it scales with the samples; so prefix sums give the cost of any stage. A plan is a list of
+// stages: how many units, how many replicas, and the policy by which its ranks are taken from the
+// nodes:
+//   FRESH    nodes that nobody uses yet first: sums stay inside of nodes      APPEND   nodes in use
+//            first, that of the stage before if it has room
+//   SCATTER  evenly over the nodes in use (all, where none is): for small parameters and large
+//            activations
 //   SPREAD   from where most are left (not in the paper)
-// Invariants: the stages of a plan have all units in order, and all ranks; micro-batches divide the samples of a step.
+// Invariants: the stages of a plan have all units in order, and all ranks; micro-batches divide the
+// samples of a step.
 #ifndef PLAN_H
 #define PLAN_H
 
@@ -15,42 +21,59 @@
 #include "pipeline.h"         // schedules, whose simulation decides
 #include "engine/simulator.h" // how long a plan's step takes
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Models
 enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 }; // most of a profile; of a plan
 typedef struct {
     int units;
-    double *forward, *backward; // [units + 1] seconds that a sample takes in the units before this one
-    double *weight;             // [units + 1] of the backward ones, those of weight parts
-    double *activations;        // [units + 1] bytes that a sample's backward pass needs from the units before
-    double *waiting;            // [units + 1] bytes of gradients that a sample's weight parts need besides
-    double *parameters;         // [units + 1] bytes of the gradients of the units before
-    double *cut;                // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
-    double states;              // bytes of parameters, gradients and optimizer states to a byte of gradients
-    double batch;               // samples that the profile was taken with
+    // [units + 1] seconds that a sample takes in the units before this one
+    double *forward, *backward;
+    double *weight; // [units + 1] of the backward ones, those of weight parts
+    // [units + 1] bytes that a sample's backward pass needs from the units before
+    double *activations;
+    // [units + 1] bytes of gradients that a sample's weight parts need besides
+    double *waiting;
+    double *parameters; // [units + 1] bytes of the gradients of the units before
+    // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
+    double *cut;
+    // bytes of parameters, gradients and optimizer states to a byte of gradients
+    double states;
+    double batch; // samples that the profile was taken with
 } PlanModel;
 
 static inline PlanModel plan_model_make(int units) {
     size_t n = (size_t)units + 1;
-    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1}; // fp32: parameters, gradients and two moments
+    // fp32: parameters, gradients and two moments
+    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1};
     m.forward = (double *)checked_calloc(7 * n, sizeof(double), "model");
-    m.backward = m.forward + n, m.activations = m.forward + 2 * n, m.parameters = m.forward + 3 * n, m.cut = m.forward + 4 * n;
-    m.weight = m.forward + 5 * n, m.waiting = m.forward + 6 * n;
+    m.backward = m.forward + n;
+    m.activations = m.forward + 2 * n;
+    m.parameters = m.forward + 3 * n;
+    m.cut = m.forward + 4 * n;
+    m.weight = m.forward + 5 * n;
+    m.waiting = m.forward + 6 * n;
     return m;
 }
 static inline void plan_model_free(PlanModel *m) {
     free(m->forward);
     memset(m, 0, sizeof *m);
 }
-// Appends unit u: what a sample costs in it, its gradients' bytes. Units are added in order. Of the backward pass half is the weight part, as of matrix
-// products, and it needs a gradient for each activation, unless plan_model_split() knows better.
-static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s, double activation_bytes, double parameter_bytes) {
-    m->forward[u + 1] = m->forward[u] + forward_s, m->backward[u + 1] = m->backward[u] + backward_s, m->weight[u + 1] = m->weight[u] + backward_s / 2;
-    m->activations[u + 1] = m->activations[u] + activation_bytes, m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
+// Appends unit u: what a sample costs in it, its gradients' bytes. Units are added in order. Of the
+// backward pass half is the weight part, as of matrix products, and it needs a gradient for each
+// activation, unless plan_model_split() knows better.
+static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
+                                  double activation_bytes, double parameter_bytes) {
+    m->forward[u + 1] = m->forward[u] + forward_s;
+    m->backward[u + 1] = m->backward[u] + backward_s;
+    m->weight[u + 1] = m->weight[u] + backward_s / 2;
+    m->activations[u + 1] = m->activations[u] + activation_bytes;
+    m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
     m->waiting[u + 1] = m->waiting[u] + activation_bytes;
 }
-static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) { // of the unit added last
-    m->weight[u + 1] = m->weight[u] + weight_s, m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
+// of the unit added last
+static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
+    m->weight[u + 1] = m->weight[u] + weight_s;
+    m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
 }
 
 // A profile as it is read: nodes in the file's order, edges between their places.
@@ -64,22 +87,29 @@ typedef struct {
     int (*edge)[2];     // [edges] places in the file's order
 } ProfileReader;
 
-__attribute__((noreturn, format(printf, 2, 3))) static inline void profile_refuse(const ProfileReader *r, const char *format, ...) {
+__attribute__((noreturn, format(printf, 2, 3))) static inline void
+profile_refuse(const ProfileReader *r, const char *format, ...) {
     char what[400];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    die(EXIT_INPUT, "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json", "%s: %s", r->file, what);
+    die(EXIT_INPUT,
+        "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json",
+        "%s: %s", r->file, what);
 }
 // A number of an object, from low to high.
-static inline double profile_number(const ProfileReader *r, int object, const char *name, double low, double high) {
+static inline double profile_number(const ProfileReader *r, int object, const char *name,
+                                    double low, double high) {
     int v = json_get(&r->json, object, name);
     if (!json_is(&r->json, v, JSON_NUMBER)) {
-        profile_refuse(r, "\"%s\" is missing, or no number, at byte %zu", name, (size_t)(r->json.values[object].text - r->json.text));
+        profile_refuse(r, "\"%s\" is missing, or no number, at byte %zu", name,
+                       (size_t)(r->json.values[object].text - r->json.text));
     }
     double x = r->json.values[v].number;
-    if (!(x >= low && x <= high)) { profile_refuse(r, "\"%s\" must be from %g to %g, found %g", name, low, high, x); }
+    if (!(x >= low && x <= high)) {
+        profile_refuse(r, "\"%s\" must be from %g to %g, found %g", name, low, high, x);
+    }
     return x;
 }
 // Bytes of a node's outputs: a number, or one for each tensor.
@@ -87,10 +117,14 @@ static inline double profile_outputs(const ProfileReader *r, int node) {
     const double most = 1e15;
     int list = json_get(&r->json, node, "act_bytes");
     double sum = 0;
-    if (!json_is(&r->json, list, JSON_ARRAY)) { return profile_number(r, node, "act_bytes", 0, most); }
+    if (!json_is(&r->json, list, JSON_ARRAY)) {
+        return profile_number(r, node, "act_bytes", 0, most);
+    }
     for (int i = json_first(&r->json, list); i >= 0; i = json_next(&r->json, list, i)) {
         double x = json_is(&r->json, i, JSON_NUMBER) ? r->json.values[i].number : -1;
-        if (!(x >= 0 && x <= most)) { profile_refuse(r, "\"act_bytes\" must be numbers from 0 to %g", most); }
+        if (!(x >= 0 && x <= most)) {
+            profile_refuse(r, "\"act_bytes\" must be numbers from 0 to %g", most);
+        }
         sum += x;
     }
     return sum;
@@ -106,14 +140,18 @@ static inline bool profile_is_input(const ProfileReader *r, int node) {
 static inline int profile_find_model(const ProfileReader *r, const char *name) {
     const Json *j = &r->json;
     int models = json_get(j, 0, "models"), count = json_members(j, models);
-    if (!json_is(j, models, JSON_OBJECT) || !count) { profile_refuse(r, "there are no \"models\""); }
+    if (!json_is(j, models, JSON_OBJECT) || !count) {
+        profile_refuse(r, "there are no \"models\"");
+    }
     int model = *name ? json_get(j, models, name) : count == 1 ? json_first(j, models) : -1;
     if (model >= 0) { return model; }
     char names[300] = "";
     for (int i = json_first(j, models), n = 0; i >= 0 && n < 200; i = json_next(j, models, i)) {
-        n += snprintf(names + n, sizeof names - (size_t)n, " %.*s", (int)min_i64((int64_t)j->values[i].name_bytes, 60), j->values[i].name);
+        n += snprintf(names + n, sizeof names - (size_t)n, " %.*s",
+                      (int)min_i64((int64_t)j->values[i].name_bytes, 60), j->values[i].name);
     }
-    profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL", name, *name ? "\"" : "", names);
+    profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL",
+                   name, *name ? "\"" : "", names);
 }
 static inline int profile_node_of_id(const ProfileReader *r, double id) {
     for (int i = 0; i < r->nodes; i++) {
@@ -122,36 +160,50 @@ static inline int profile_node_of_id(const ProfileReader *r, double id) {
     return -1;
 }
 static inline void profile_read_nodes(ProfileReader *r) {
-    int list = json_get(&r->json, r->model, "nodes"), at = json_first(&r->json, list), count = json_members(&r->json, list);
-    if (count < 1 || count > PLAN_UNITS) { profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count); }
-    r->value = (int *)checked_calloc((size_t)count * 2, sizeof(int), "profile"), r->place = r->value + count;
+    int list = json_get(&r->json, r->model, "nodes"), at = json_first(&r->json, list),
+        count = json_members(&r->json, list);
+    if (count < 1 || count > PLAN_UNITS) {
+        profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count);
+    }
+    r->value = (int *)checked_calloc((size_t)count * 2, sizeof(int), "profile");
+    r->place = r->value + count;
     r->id = (double *)checked_calloc((size_t)count, sizeof(double), "profile");
     for (; r->nodes < count; r->nodes++, at = json_next(&r->json, list, at)) {
-        if (!json_is(&r->json, at, JSON_OBJECT)) { profile_refuse(r, "node %d of the list is no object", r->nodes + 1); }
+        if (!json_is(&r->json, at, JSON_OBJECT)) {
+            profile_refuse(r, "node %d of the list is no object", r->nodes + 1);
+        }
         double id = profile_number(r, at, "id", 0, 1e9);
         if (profile_node_of_id(r, id) >= 0) { profile_refuse(r, "two nodes have the id %g", id); }
-        r->value[r->nodes] = at, r->id[r->nodes] = id;
+        r->value[r->nodes] = at;
+        r->id[r->nodes] = id;
     }
 }
 static inline void profile_read_edges(ProfileReader *r) {
     const Json *j = &r->json;
-    int list = json_get(j, r->model, "edges"), count = json_members(j, list), at = json_first(j, list);
-    if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) { profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES); }
+    int list = json_get(j, r->model, "edges"), count = json_members(j, list),
+        at = json_first(j, list);
+    if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) {
+        profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES);
+    }
     r->edge = (int(*)[2])checked_calloc((size_t)count, sizeof(int[2]), "profile");
     for (; r->edges < count; r->edges++, at = json_next(j, list, at)) {
         int end = json_is(j, at, JSON_ARRAY) && json_members(j, at) == 2 ? json_first(j, at) : -1;
         for (int k = 0; k < 2; k++, end = end >= 0 ? json_next(j, at, end) : -1) {
-            int node = json_is(j, end, JSON_NUMBER) ? profile_node_of_id(r, j->values[end].number) : -1;
+            int node =
+                json_is(j, end, JSON_NUMBER) ? profile_node_of_id(r, j->values[end].number) : -1;
             if (node < 0) { profile_refuse(r, "edge %d is no pair of ids of nodes", r->edges + 1); }
             r->edge[r->edges][k] = node;
         }
     }
 }
-// Places: the file's order where every edge goes forward in it; else the least id whose inputs are placed comes next.
+// Places: the file's order where every edge goes forward in it; else the least id whose inputs are
+// placed comes next.
 static inline void profile_order(ProfileReader *r) {
     bool forward = true;
     int *inputs = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
-    for (int e = 0; e < r->edges; e++) { forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++; }
+    for (int e = 0; e < r->edges; e++) {
+        forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++;
+    }
     for (int i = 0; i < r->nodes; i++) { r->place[i] = forward ? i : -1; }
     for (int n = 0; n < r->nodes && !forward; n++) {
         int next = -1;
@@ -167,7 +219,9 @@ static inline void profile_order(ProfileReader *r) {
 // A node's outputs cross every border up to its last consumer.
 static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
     int *last = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
-    for (int e = 0; e < r->edges; e++) { last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]); }
+    for (int e = 0; e < r->edges; e++) {
+        last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
+    }
     for (int i = 0; i < r->nodes; i++) {
         for (int u = r->place[i] + 1; u <= last[i]; u++) { m->cut[u] += outputs[i]; }
     }
@@ -181,39 +235,54 @@ static inline PlanModel profile_units(const ProfileReader *r) {
     for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }
     for (int u = 0; u < m.units; u++) {
         int node = r->value[node_at[u]];
-        double scale = profile_is_input(r, node) ? 0 : 1, per_sample = scale / r->batch, seconds = 1e-3 * per_sample;
-        double forward = profile_number(r, node, "fwd_ms", 0, 1e9), backward = profile_number(r, node, "bwd_ms", 0, 1e9);
+        double scale = profile_is_input(r, node) ? 0 : 1, per_sample = scale / r->batch,
+               seconds = 1e-3 * per_sample;
+        double forward = profile_number(r, node, "fwd_ms", 0, 1e9),
+               backward = profile_number(r, node, "bwd_ms", 0, 1e9);
         outputs[node_at[u]] = per_sample * profile_outputs(r, node);
-        plan_model_add(&m, u, seconds * forward, seconds * backward, outputs[node_at[u]], scale * profile_number(r, node, "param_bytes", 0, 1e15));
+        plan_model_add(&m, u, seconds * forward, seconds * backward, outputs[node_at[u]],
+                       scale * profile_number(r, node, "param_bytes", 0, 1e15));
     }
     profile_fill_cuts(r, outputs, &m);
-    free(outputs), free(node_at);
-    if (!(m.forward[m.units] + m.backward[m.units] > 0)) { profile_refuse(r, "no node takes any time"); }
+    free(outputs);
+    free(node_at);
+    if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
+        profile_refuse(r, "no node takes any time");
+    }
     return m;
 }
 
-// Reads --profile FILE[:MODEL]: {"models":{NAME:{"profile_batch_size":,"nodes":[{"id":,"name":,"fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}],
-// "edges":[[from,to]]}}}, times and activations for the whole batch. Ends the program with exit code 2 where it is anything else.
+// Reads --profile FILE[:MODEL]: {"models":{NAME:{"profile_batch_size":,"nodes":[{"id":,"name":,
+// "fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}], "edges":[[from,to]]}}}, times and activations
+// for the whole batch. Ends the program with exit code 2 where it is anything else.
 static inline PlanModel profile_load(const char *text) {
     char file[OPTION_TEXT_MAX + 1];
-    const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL; // the name of a file may hold a colon
+    // the name of a file may hold a colon
+    const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
     snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
     ProfileReader r;
     memset(&r, 0, sizeof r);
-    r.file = file, r.json = json_open("--profile takes FILE or FILE:MODEL", file);
+    r.file = file;
+    r.json = json_open("--profile takes FILE or FILE:MODEL", file);
     r.model = profile_find_model(&r, colon ? colon + 1 : "");
     if (!json_is(&r.json, r.model, JSON_OBJECT)) { profile_refuse(&r, "the model is no object"); }
     r.batch = profile_number(&r, r.model, "profile_batch_size", 1, 1e9);
-    profile_read_nodes(&r), profile_read_edges(&r), profile_order(&r);
+    profile_read_nodes(&r);
+    profile_read_edges(&r);
+    profile_order(&r);
     PlanModel m = profile_units(&r);
-    free(r.value), free(r.id), free(r.edge), json_free(&r.json);
+    free(r.value);
+    free(r.id);
+    free(r.edge);
+    json_free(&r.json);
     return m;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Links: seconds of messages in a cluster (constants of --cluster)
 
-// Sum of `bytes` over n ranks: each sends 2 (n - 1) / n of them, over a node's link, or inside a node where n / 2 pairs send at once.
+// Sum of `bytes` over n ranks: each sends 2 (n - 1) / n of them, over a node's link, or inside a
+// node where n / 2 pairs send at once.
 static inline double plan_all_reduce_s(const Cluster *c, int n, bool crosses, double bytes) {
     if (n == 1 || bytes == 0) { return 0; }
     double rate = crosses ? c->inter : c->intra * (n / 2);
@@ -228,22 +297,27 @@ static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { 
     PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[n - 1] / c->ranks};
     return p;
 }
-// `bytes` from all ranks of a stage to all of another, split and put together on the way. Many senders to one node share its gather rate.
-static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to, double bytes) {
+// `bytes` from all ranks of a stage to all of another, split and put together on the way. Many
+// senders to one node share its gather rate.
+static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to,
+                                     double bytes) {
     bool one_node = to->first_node == to->last_node;
     int outside = 0;
     if (!one_node) {
         outside = from->n;
     } else if (from->first_node != from->last_node || from->first_node != to->first_node) {
-        for (int i = 0; i < from->n; i++) { outside += from->ranks[i] / c->ranks != to->first_node; }
+        for (int i = 0; i < from->n; i++) {
+            outside += from->ranks[i] / c->ranks != to->first_node;
+        }
     }
     if (bytes == 0) { return 0; }
     if (!outside) { return bytes / (c->intra * 1e9) + 1e-6 * c->latency; }
     double share = one_node ? (double)outside / from->n : 1;
-    return share * bytes / ((one_node && outside > 1 ? c->gather : c->inter) * 1e9) + 1e-6 * c->latency;
+    return share * bytes / ((one_node && outside > 1 ? c->gather : c->inter) * 1e9) +
+           1e-6 * c->latency;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plans
 typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
 enum { PLACE_PAPER = PLACE_SPREAD }; // so many are the paper's
@@ -264,26 +338,33 @@ typedef struct {
     int64_t samples;     // of a step
     double memory;       // bytes of a rank; INFINITY
     int64_t micro_batch; // only this one; 0: any
-    bool even_slices;    // a replica computes micro-batch / replicas samples, were it a fraction (the paper's arithmetic); else whole ones, as it holds
+    // a replica computes micro-batch / replicas samples, were it a fraction (the paper's
+    // arithmetic); else whole ones, as it holds
+    bool even_slices;
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
 
-// The i-th number of replicas that is worth a try for a part of n: all of few; of many the smallest, whole nodes, and the same of the rest. 0: no more.
+// The i-th number of replicas that is worth a try for a part of n: all of few; of many the
+// smallest, whole nodes, and the same of the rest. 0: no more.
 static inline int split_choice(int n, int node, int i) {
     enum { FEW = 8 };
     if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
     if (i < FEW) { return i + 1; }
     if (i < 2 * FEW) { return n - (i - FEW + 1); }
-    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
+    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node),
+        at = (i - 2 * FEW + 1) * step;
     while (at <= FEW) { at += step; }
     return at < n - FEW ? at : 0;
 }
-// Takes n ranks from the nodes that are in use, or that are not, as many as they have, from node `first` on; returns how many are missing.
-static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n, int *take) {
+// Takes n ranks from the nodes that are in use, or that are not, as many as they have, from node
+// `first` on; returns how many are missing.
+static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n,
+                             int *take) {
     for (int i = 0; i < c->nodes && n; i++) {
         int k = (first + i) % c->nodes;
         if ((used[k] > 0) != touched || take[k]) { continue; }
-        take[k] = (int)min_i64(n, c->ranks - used[k]), n -= take[k];
+        take[k] = (int)min_i64(n, c->ranks - used[k]);
+        n -= take[k];
     }
     return n;
 }
@@ -291,7 +372,11 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     for (bool moved = true; moved && n;) {
         moved = false;
         for (int k = 0; k < c->nodes && n; k++) {
-            if ((used[k] > 0) == touched && used[k] + take[k] < c->ranks) { take[k]++, n--, moved = true; }
+            if ((used[k] > 0) == touched && used[k] + take[k] < c->ranks) {
+                take[k]++;
+                n--;
+                moved = true;
+            }
         }
     }
     return n;
@@ -299,19 +384,25 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
 static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
     for (int level = 0; n; level++) {
         for (int k = 0; k < c->nodes && n; k++) {
-            if (used[k] + take[k] == level) { take[k]++, n--; }
+            if (used[k] + take[k] == level) {
+                take[k]++;
+                n--;
+            }
         }
     }
     return 0;
 }
-// Ranks of the next stage (section 4.2 of the paper): take[] of each node, n in all, where used[] are in use and the stage before ends on node `last`.
-// Returns the last of its nodes.
-static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last, int n, int *take) {
+// Ranks of the next stage (section 4.2 of the paper): take[] of each node, n in all, where used[]
+// are in use and the stage before ends on node `last`. Returns the last of its nodes.
+static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
+                              int n, int *take) {
     bool touched = policy != PLACE_FRESH;
     memset(take, 0, (size_t)c->nodes * sizeof(int));
     if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
     for (int round = 0; round < 2 && n; round++) {
-        n = policy == PLACE_SCATTER ? place_scatter(c, used, touched, n, take) : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+        n = policy == PLACE_SCATTER
+                ? place_scatter(c, used, touched, n, take)
+                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
         touched = !touched;
     }
     for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
@@ -320,7 +411,8 @@ static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *u
 // The ranks of a plan, stage by stage. ranks[task_ranks]; scratch[2 * nodes].
 static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
-    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0; // the last node of the stage before
+    // the last node of the stage before
+    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
     memset(used, 0, (size_t)c->nodes * sizeof(int));
     for (int s = 0; s < p->stages; s++) {
         last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
@@ -333,56 +425,87 @@ static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int 
 
 // What a plan costs, stage by stage.
 typedef struct {
-    int stages, micro_batches, depth;                     // depth: micro-batches in flight that the memory allows, D
-    double forward[PLAN_STAGES], backward[PLAN_STAGES];   // seconds of a micro-batch; backward: with recomputation
-    double weight[PLAN_STAGES];                           // of backward, what may wait: weight parts of zero-bubble schedules; else 0
-    double send[PLAN_STAGES], send_back[PLAN_STAGES];     // of its messages from this stage to the next, and back
-    double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES]; // of the all-reduce; what of it is left when the stage's last backward ends
-    double memory[PLAN_STAGES];                           // bytes of a rank
-    int live[PLAN_STAGES];                                // micro-batches in flight, K
-    int ahead[PLAN_STAGES];                               // forwards that it runs before the first gradient comes, at most
+    // depth: micro-batches in flight that the memory allows, D
+    int stages, micro_batches, depth;
+    // seconds of a micro-batch; backward: with recomputation
+    double forward[PLAN_STAGES], backward[PLAN_STAGES];
+    // of backward, what may wait: weight parts of zero-bubble schedules; else 0
+    double weight[PLAN_STAGES];
+    // of its messages from this stage to the next, and back
+    double send[PLAN_STAGES], send_back[PLAN_STAGES];
+    // of the all-reduce; what of it is left when the stage's last backward ends
+    double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
+    double memory[PLAN_STAGES]; // bytes of a rank
+    int live[PLAN_STAGES];      // micro-batches in flight, K
+    // forwards that it runs before the first gradient comes, at most
+    int ahead[PLAN_STAGES];
 } PlanCosts;
 
-// The plan as schedule_pipeline() takes it, one unit and one rank for each stage, and a unit without cost in front, since the first unit of a model has no
-// input part; its placement is freed by the caller.
+// The plan as schedule_pipeline() takes it, one unit and one rank for each stage, and a unit
+// without cost in front, since the first unit of a model has no input part; its placement is freed
+// by the caller.
 static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64_t depth) {
-    PipelinePlan plan = {placement_make(p->stages), p->kind, p->warmup, 1, micro_batches, depth, false, CLIPS_NOTHING}; // recomputation is in the costs
+    // recomputation is in the costs
+    PipelinePlan plan = {placement_make(p->stages),
+                         p->kind,
+                         p->warmup,
+                         1,
+                         micro_batches,
+                         depth,
+                         false,
+                         CLIPS_NOTHING};
     for (int s = 0; s < p->stages; s++) {
         Stage *stage = &plan.placement.stage[s];
-        stage->first_unit = s ? s + 1 : 0, stage->units = s ? 1 : 2, stage->replicas = 1;
-        stage->ranks = (int *)checked_malloc(sizeof(int), "placement"), *stage->ranks = s;
+        stage->first_unit = s ? s + 1 : 0;
+        stage->units = s ? 1 : 2;
+        stage->replicas = 1;
+        stage->ranks = (int *)checked_malloc(sizeof(int), "placement");
+        *stage->ranks = s;
     }
     return plan;
 }
 static inline int plan_live(const Plan *p, int stage, int depth, int micro_batches) {
-    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1, micro_batches, depth, false, CLIPS_NOTHING};
+    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1,
+                         micro_batches,     depth,   false,     CLIPS_NOTHING};
     return (int)pipeline_live(&plan, stage);
 }
-// The all-reduce of each unit begins when its gradients are there, the last unit's first; one after another.
-static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses, double rows, bool recompute) {
+// The all-reduce of each unit begins when its gradients are there, the last unit's first; one after
+// another.
+static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses,
+                                      double rows, bool recompute) {
     const PlanModel *m = t->model;
     double computed = 0, sent = 0;
     if (n == 1) { return 0; }
-    double latency = 2e-6 * t->cluster.latency, per_byte = plan_all_reduce_s(&t->cluster, n, crosses, 1) - latency;
+    double latency = 2e-6 * t->cluster.latency,
+           per_byte = plan_all_reduce_s(&t->cluster, n, crosses, 1) - latency;
     for (int u = end - 1; u >= first; u--) {
         double bytes = m->parameters[u + 1] - m->parameters[u];
-        computed += rows * (m->backward[u + 1] - m->backward[u] + (recompute ? m->forward[u + 1] - m->forward[u] : 0));
+        computed += rows * (m->backward[u + 1] - m->backward[u] +
+                            (recompute ? m->forward[u + 1] - m->forward[u] : 0));
         if (bytes > 0) { sent = (sent > computed ? sent : computed) + per_byte * bytes + latency; }
     }
     return fmax(0, sent - computed);
 }
-// Bytes of a rank: states; for each micro-batch in flight what its backward pass needs (its input, where that is computed again), and what its weight parts
-// may wait with; and what one backward pass then fills. Returns how many can be in flight in `limit` bytes, as a number that may be below 1.
-static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end, double rows, double in_flight, double limit, double *bytes) {
+// Bytes of a rank: states; for each micro-batch in flight what its backward pass needs (its input,
+// where that is computed again), and what its weight parts may wait with; and what one backward
+// pass then fills. Returns how many can be in flight in `limit` bytes, as a number that may be
+// below 1.
+static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end,
+                                       double rows, double in_flight, double limit, double *bytes) {
     const PlanModel *m = t->model;
-    double inner = rows * (m->activations[end] - m->activations[first]), input = rows * m->cut[first],
-           waiting = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
-    double fixed = m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0), each = input + (p->recompute ? 0 : inner) + waiting;
+    double inner = rows * (m->activations[end] - m->activations[first]),
+           input = rows * m->cut[first],
+           waiting =
+               p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
+    double fixed =
+               m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0),
+           each = input + (p->recompute ? 0 : inner) + waiting;
     *bytes = fixed + in_flight * each;
     return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
 }
-// Is its schedule short enough? A unit has at most four actions that compute for a micro-batch, what holds the parameters of one or two storages around
-// each, and sums; and a rank exchanges messages with at most all replicas of the stages beside its own.
+// Is its schedule short enough? A unit has at most four actions that compute for a micro-batch,
+// what holds the parameters of one or two storages around each, and sums; and a rank exchanges
+// messages with at most all replicas of the stages beside its own.
 static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
     const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
     for (int s = 0; s < p->stages; s++) {
@@ -391,24 +514,33 @@ static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
     }
     return true;
 }
-static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { // samples of a micro-batch that the busiest replica computes
+// samples of a micro-batch that the busiest replica computes
+static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) {
     double share = (double)p->micro_batch / p->replicas[stage];
     return t->even_slices ? share : ceil(share);
 }
-// Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its time.
-static inline double plan_held_rows(int64_t micro_batch, int replicas) { return ceil((double)micro_batch / replicas); }
+// Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its
+// time.
+static inline double plan_held_rows(int64_t micro_batch, int replicas) {
+    return ceil((double)micro_batch / replicas);
+}
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
+        double fits =
+            plan_stage_memory(t, p, first, first + p->units[s],
+                              plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
     c->depth = (int)depth;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
-        c->ahead[s] = (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
-        plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory, &c->memory[s]);
+        c->ahead[s] =
+            (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
+        plan_stage_memory(t, p, first, first + p->units[s],
+                          plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
+                          &c->memory[s]);
     }
     return true;
 }
@@ -416,21 +548,28 @@ static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
 static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks, PlanCosts *c) {
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
-    c->stages = p->stages, c->micro_batches = (int)(t->samples / p->micro_batch), c->depth = INT32_MAX;
+    c->stages = p->stages;
+    c->micro_batches = (int)(t->samples / p->micro_batch);
+    c->depth = INT32_MAX;
     if (!plan_memory(t, p, c)) { return false; }
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
         double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
         bool crosses = here.first_node != here.last_node;
-        c->forward[s] = forward, c->backward[s] = rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
-        c->weight[s] = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
-        c->reduce[s] = plan_all_reduce_s(&t->cluster, here.n, crosses, m->parameters[end] - m->parameters[first]);
+        c->forward[s] = forward;
+        c->backward[s] =
+            rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
+        c->weight[s] =
+            p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+        c->reduce[s] = plan_all_reduce_s(&t->cluster, here.n, crosses,
+                                         m->parameters[end] - m->parameters[first]);
         c->reduce_late[s] = plan_reduce_late(t, first, end, here.n, crosses, rows, p->recompute);
         c->send[s] = c->send_back[s] = 0;
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
             double bytes = (double)p->micro_batch * m->cut[end];
-            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes), c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
+            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes);
+            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
             here = next;
         }
         first = end;
@@ -438,31 +577,42 @@ static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A bound
 
-// Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of the first micro-batch to it; then until its last input part
-// all that it computes, of which only some forwards come before the first gradient is back, or the round trips behind each other that its limit of
-// micro-batches on their way makes; then the way back, or its weight part and the stage's own all-reduce. Or all that it computes and that; or all that
-// comes in or goes out.
+// Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of
+// the first micro-batch to it; then until its last input part all that it computes, of which only
+// some forwards come before the first gradient is back, or the round trips behind each other that
+// its limit of micro-batches on their way makes; then the way back, or its weight part and the
+// stage's own all-reduce. Or all that it computes and that; or all that comes in or goes out.
 static inline double plan_bound(const PlanCosts *c) {
-    double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0; // back: from here to the end, before this stage's all-reduce
+    // back: from here to the end, before this stage's all-reduce
+    double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0;
     const int M = c->micro_batches;
-    for (int s = 0; s < c->stages; s++) { trip += c->forward[s] + c->backward[s] - c->weight[s] + c->send[s] + c->send_back[s]; }
+    for (int s = 0; s < c->stages; s++) {
+        trip += c->forward[s] + c->backward[s] - c->weight[s] + c->send[s] + c->send_back[s];
+    }
     for (int s = 0; s < c->stages; s++) {
         const int K = c->ahead[s];
-        double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W, late = c->reduce_late[s], drain = fmax(back, W + late);
-        double computing = trip + (M - 1) * B + (M - K) * F, waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
-        double out = F + M * (c->send[s] + last_back) + back - last_back, in = M * (last_send + c->send_back[s]) - last_send + B + drain;
-        bound = fmax(bound, fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late), fmax(out, in)));
+        double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W,
+               late = c->reduce_late[s], drain = fmax(back, W + late);
+        double computing = trip + (M - 1) * B + (M - K) * F,
+               waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
+        double out = F + M * (c->send[s] + last_back) + back - last_back,
+               in = M * (last_send + c->send_back[s]) - last_send + B + drain;
+        bound = fmax(bound,
+                     fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late),
+                                 fmax(out, in)));
         trip -= F + B + c->send[s] + c->send_back[s];
-        last_send = c->send[s], last_back = c->send_back[s];
-        fill += F + last_send, back = drain + B + last_back; // to and from the next stage
+        last_send = c->send[s];
+        last_back = c->send_back[s];
+        fill += F + last_send;
+        back = drain + B + last_back; // to and from the next stage
     }
     return bound;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What decides: the schedule's replay
 
 static inline ActionCost plan_action_cost(const void *context, int rank, const Action *a) {
@@ -484,17 +634,25 @@ static inline UnitMap plan_unit_map(int stages) {
     UnitMap map;
     size_t n = (size_t)stages + 1;
     memset(&map, 0, sizeof map);
-    map.units = stages + 1, map.storages = stages, map.lent = -1;
-    map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map"), map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
+    map.units = stages + 1;
+    map.storages = stages;
+    map.lent = -1;
+    map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
+    map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
     map.made = (unsigned char(*)[2])checked_calloc(n, 2, "map");
-    for (int s = 0; s < stages; s++) { map.of_unit[s + 1][0] = s, map.of_unit_count[s + 1] = 1; }
+    for (int s = 0; s < stages; s++) {
+        map.of_unit[s + 1][0] = s;
+        map.of_unit_count[s + 1] = 1;
+    }
     return map;
 }
-// The step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce; all ranks meet at the end.
+// The step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce; all
+// ranks meet at the end.
 static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_batches) {
     Program program;
     memset(&program, 0, sizeof program);
-    program.map = plan_unit_map(p->stages), program.ranks = p->stages;
+    program.map = plan_unit_map(p->stages);
+    program.ranks = p->stages;
     program.rank = (Schedule *)checked_calloc((size_t)p->stages, sizeof(Schedule), "schedules");
     PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);
     schedule_pipeline(&program, &plan, micro_batches, true);
@@ -512,7 +670,8 @@ static inline double plan_replay(const Plan *p, const PlanCosts *c, int micro_ba
     program_free(&program);
     return step;
 }
-// The same of all its micro-batches, from two shorter replays where there are many: by then each further one takes as long as the one before.
+// The same of all its micro-batches, from two shorter replays where there are many: by then each
+// further one takes as long as the one before.
 static inline double plan_simulate(const Plan *p, const PlanCosts *c) {
     int half = 2 * p->stages + 16, M = c->micro_batches;
     if (M <= 4 * half || p->kind == PIPELINE_GPIPE) { return plan_replay(p, c, M); }
@@ -522,7 +681,10 @@ static inline double plan_simulate(const Plan *p, const PlanCosts *c) {
 // Share of all ranks' time in which they do not compute.
 static inline double plan_bubble(const Plan *p, const PlanCosts *c, double step_s) {
     double computing = 0, ranks = 0;
-    for (int s = 0; s < p->stages; s++) { computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]), ranks += p->replicas[s]; }
+    for (int s = 0; s < p->stages; s++) {
+        computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]);
+        ranks += p->replicas[s];
+    }
     return 1 - computing / (ranks * step_s);
 }
 

@@ -1,12 +1,17 @@
-// disk.h: a file for what neither the device nor the host has room for (store/host.h: states of the optimizer), and the rooms that its pieces come to.
+// disk.h: a file for what neither the device nor the host has room for (store/host.h: states of the
+// optimizer), and the rooms that its pieces come to.
 //
-// File       One for each rank, in the folder of --offload-dir; two while a model waits that follows in the run (pseudo.h). Its name is gone as soon as it is
-//            open, so nothing is left behind however a run ends; all of it is allocated before anything is written: a full disk is found before the first step.
-//            Past the page cache (O_DIRECT) where the file system can.
-// Rooms      of the host's memory, each with a thread that does what is asked of it, in this order: so a piece is written before the next one comes into
-//            its room, and several rooms' requests are under way at once, which disks want. Threads, not io_uring: four of them reach what it could, without a
-//            library, and where containers forbid it.
-// Errors     Transfers that end early go on where they ended. What fails is kept, and told by whoever waits for a room next: it ends all ranks.
+// File       One for each rank, in the folder of --offload-dir; two while a model waits that
+//            follows in the run (pseudo.h). Its name is gone as soon as it is open, so nothing is
+//            left behind however a run ends; all of it is allocated before anything is written: a
+//            full disk is found before the first step. Past the page cache (O_DIRECT) where the
+//            file system can.
+// Rooms      of the host's memory, each with a thread that does what is asked of it, in this order:
+//            so a piece is written before the next one comes into its room, and several rooms'
+//            requests are under way at once, which disks want. Threads, not io_uring: four of them
+//            reach what it could, without a library, and where containers forbid it.
+// Errors     Transfers that end early go on where they ended. What fails is kept, and told by
+//            whoever waits for a room next: it ends all ranks.
 #ifndef STORE_DISK_H
 #define STORE_DISK_H
 
@@ -70,7 +75,9 @@ static inline double disk_free(const char *folder) {
 }
 
 // The first whole block of memory.
-static inline char *disk_align(char *memory) { return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN; }
+static inline char *disk_align(char *memory) {
+    return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN;
+}
 
 // All of a request, or what fails of it is kept in the room.
 static inline void disk_transfer(DiskBuffer *buffer, const DiskRequest *r) {
@@ -78,21 +85,30 @@ static inline void disk_transfer(DiskBuffer *buffer, const DiskRequest *r) {
     int64_t done = 0;
     for (int tries = 0; done < r->bytes; tries++) {
         const size_t left = (size_t)(r->bytes - done);
-        const ssize_t n = r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done) : DISK_READ(file, r->memory + done, left, r->at + done);
+        const ssize_t n = r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done)
+                                    : DISK_READ(file, r->memory + done, left, r->at + done);
         const bool again = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
         if (!again || tries == DISK_TRIES) {
-            buffer->error = n < 0 ? errno : 0, buffer->found = done, buffer->failed = *r;
+            buffer->error = n < 0 ? errno : 0;
+            buffer->found = done;
+            buffer->failed = *r;
             return;
         }
         if (n >= (ssize_t)left) { return; }
-        if (n >= DISK_GRAIN) { done += n / DISK_GRAIN * DISK_GRAIN, tries = 0; } // a direct transfer begins at a whole block
+        // a direct transfer begins at a whole block
+        if (n >= DISK_GRAIN) {
+            done += n / DISK_GRAIN * DISK_GRAIN;
+            tries = 0;
+        }
     }
 }
 static inline void *disk_work(void *of) {
     DiskBuffer *buffer = (DiskBuffer *)of;
     pthread_mutex_lock(&buffer->lock);
     for (;;) {
-        while (buffer->done == buffer->asked && !buffer->ends) { pthread_cond_wait(&buffer->changed, &buffer->lock); }
+        while (buffer->done == buffer->asked && !buffer->ends) {
+            pthread_cond_wait(&buffer->changed, &buffer->lock);
+        }
         if (buffer->done == buffer->asked) { break; }
         const DiskRequest r = buffer->request[buffer->done % DISK_REQUESTS];
         const bool works = !buffer->failed.bytes;
@@ -106,14 +122,17 @@ static inline void *disk_work(void *of) {
     return NULL;
 }
 
-// Waits until at most `left` requests of a room are under way; messages between ranks move on meanwhile.
+// Waits until at most `left` requests of a room are under way; messages between ranks move on
+// meanwhile.
 static inline void disk_wait_for(DiskBuffer *buffer, int64_t left) {
     const long SOON = 200000; // ns
     pthread_mutex_lock(&buffer->lock);
     while (buffer->asked - buffer->done > left) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += SOON, until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+        until.tv_nsec += SOON;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&buffer->changed, &buffer->lock, &until);
         if (buffer->asked - buffer->done <= left) { break; }
         pthread_mutex_unlock(&buffer->lock);
@@ -124,12 +143,15 @@ static inline void disk_wait_for(DiskBuffer *buffer, int64_t left) {
     pthread_mutex_unlock(&buffer->lock);
     if (f.bytes) {
         die(EXIT_RESOURCES, "is the disk full, or broken? Checkpoints in --out are whole",
-            "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64 " bytes expected, %" PRId64 " found: %s", f.writes ? "write" : "read",
-            buffer->disk->file->folder, f.at, f.bytes, buffer->found, buffer->error ? strerror(buffer->error) : "it ends there, or gets no further");
+            "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64
+            " bytes expected, %" PRId64 " found: %s",
+            f.writes ? "write" : "read", buffer->disk->file->folder, f.at, f.bytes, buffer->found,
+            buffer->error ? strerror(buffer->error) : "it ends there, or gets no further");
     }
 }
 static inline void disk_wait(DiskBuffer *buffer) { disk_wait_for(buffer, 0); }
-// Starts a transfer between a room and a place of the file, after what was asked of the room before.
+// Starts a transfer between a room and a place of the file, after what was asked of the room
+// before.
 static inline void disk_start(DiskBuffer *buffer, int64_t at, int64_t bytes, bool writes) {
     const DiskRequest r = {buffer->at, at, bytes, writes};
     assert(at % DISK_GRAIN == 0 && bytes % DISK_GRAIN == 0 && at + bytes <= buffer->disk->bytes);
@@ -146,7 +168,8 @@ static inline int disk_new_file(const char *folder) {
     snprintf(path, sizeof path, "%s/train_gpt_XXXXXX", folder);
     const int file = mkstemp(path);
     if (file < 0) {
-        die(EXIT_INPUT, "give it a folder that there is, and that can be written", "cannot make a file in --offload-dir %s: %s", folder, strerror(errno));
+        die(EXIT_INPUT, "give it a folder that there is, and that can be written",
+            "cannot make a file in --offload-dir %s: %s", folder, strerror(errno));
     }
     unlink(path);
     return file;
@@ -154,17 +177,23 @@ static inline int disk_new_file(const char *folder) {
 static inline void disk_check_folder(const char *folder) { close(disk_new_file(folder)); }
 static inline void disk_look_at_file(DiskFile *f, int64_t bytes) {
     struct stat made;
-    f->bytes = bytes, f->taken = fstat(f->file, &made) ? 0 : (int64_t)made.st_size;
+    f->bytes = bytes;
+    f->taken = fstat(f->file, &made) ? 0 : (int64_t)made.st_size;
 }
 // Makes it, of exactly so many bytes, all of them zero; or longer, if it is there and has fewer.
 static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes) {
     if (f->bytes >= bytes) { return; }
-    if (!f->there) { f->folder = folder, f->file = disk_new_file(folder), f->there = true; }
+    if (!f->there) {
+        f->folder = folder;
+        f->file = disk_new_file(folder);
+        f->there = true;
+    }
     signal(SIGXFSZ, SIG_IGN); // a limit of the shell's is an error like others
     const int error = DISK_ALLOCATE(f->file, 0, bytes);
     if (error) {
         die(EXIT_RESOURCES, "give --offload-dir a folder with more room, or a larger --host-memory",
-            "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", bytes, folder, disk_free(folder), strerror(error));
+            "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", bytes,
+            folder, disk_free(folder), strerror(error));
     }
     disk_look_at_file(f, bytes);
     const int flags = fcntl(f->file, F_GETFL);
@@ -178,22 +207,34 @@ static inline void disk_free_file(DiskFile *f) {
     if (f->there) { close(f->file); }
     memset(f, 0, sizeof *f);
 }
-// Uses so many bytes of a file. Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
-static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *buffers, size_t buffer_bytes) {
+// Uses so many bytes of a file. Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN
+// on. d stays where it is until disk_close.
+static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *buffers,
+                             size_t buffer_bytes) {
     sigset_t all, before;
     pthread_condattr_t clock; // that nobody sets
     memset(d, 0, sizeof *d);
-    d->file = file, d->bytes = bytes;
-    pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the thread that trains
+    d->file = file;
+    d->bytes = bytes;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    // signals are for the thread that trains
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int i = 0; i < DISK_PIECES; i++) {
         DiskBuffer *buffer = &d->buffer[i];
-        buffer->disk = d, buffer->at = buffers + (size_t)i * buffer_bytes;
-        pthread_mutex_init(&buffer->lock, NULL), pthread_cond_init(&buffer->changed, &clock);
+        buffer->disk = d;
+        buffer->at = buffers + (size_t)i * buffer_bytes;
+        pthread_mutex_init(&buffer->lock, NULL);
+        pthread_cond_init(&buffer->changed, &clock);
         const int error = pthread_create(&buffer->thread, NULL, disk_work, buffer);
-        if (error) { die(EXIT_RESOURCES, "is there a limit of threads (ulimit -u)?", "cannot start a thread for --offload-dir: %s", strerror(error)); }
+        if (error) {
+            die(EXIT_RESOURCES, "is there a limit of threads (ulimit -u)?",
+                "cannot start a thread for --offload-dir: %s", strerror(error));
+        }
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL), pthread_condattr_destroy(&clock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_condattr_destroy(&clock);
     d->open = true;
 }
 static inline void disk_wait_all(Disk *d) {
@@ -207,22 +248,33 @@ static inline void disk_close(Disk *d) {
         pthread_cond_broadcast(&buffer->changed);
         pthread_mutex_unlock(&buffer->lock);
         pthread_join(buffer->thread, NULL);
-        pthread_mutex_destroy(&buffer->lock), pthread_cond_destroy(&buffer->changed);
+        pthread_mutex_destroy(&buffer->lock);
+        pthread_cond_destroy(&buffer->changed);
     }
     memset(d, 0, sizeof *d);
 }
 
-// A part of the file that need not lie at whole blocks, through the first room, where nothing is under way.
-static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory, size_t buffer_bytes, bool writes) {
+// A part of the file that need not lie at whole blocks, through the first room, where nothing is
+// under way.
+static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory,
+                               size_t buffer_bytes, bool writes) {
     DiskBuffer *buffer = &d->buffer[0];
     for (int64_t from = at, end = at + bytes, n; from < end; from += n) {
-        const int64_t first = from / DISK_GRAIN * DISK_GRAIN, length = min_i64((int64_t)buffer_bytes, round_up(end, DISK_GRAIN) - first);
+        const int64_t first = from / DISK_GRAIN * DISK_GRAIN,
+                      length = min_i64((int64_t)buffer_bytes, round_up(end, DISK_GRAIN) - first);
         char *there = (char *)memory + (from - at);
         n = min_i64(end, first + length) - from;
         const bool whole = from == first && n == length;
-        if (!writes || !whole) { disk_start(buffer, first, length, false), disk_wait(buffer); }
-        memcpy(writes ? buffer->at + (from - first) : there, writes ? there : buffer->at + (from - first), (size_t)n);
-        if (writes) { disk_start(buffer, first, length, true), disk_wait(buffer); }
+        if (!writes || !whole) {
+            disk_start(buffer, first, length, false);
+            disk_wait(buffer);
+        }
+        memcpy(writes ? buffer->at + (from - first) : there,
+               writes ? there : buffer->at + (from - first), (size_t)n);
+        if (writes) {
+            disk_start(buffer, first, length, true);
+            disk_wait(buffer);
+        }
     }
 }
 

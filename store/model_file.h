@@ -1,6 +1,8 @@
-// model_file.h: one file at a time: written so that a kill leaves the old one or the new one, and model files. Byte-level description: docs/formats.md.
+// model_file.h: one file at a time: written so that a kill leaves the old one or the new one, and
+// model files. Byte-level description: docs/formats.md.
 //
-// Model file  llm.c's format (magic 20240326; version 3 fp32, version 5 bf16): what --model reads and --export writes.
+// Model file  llm.c's format (magic 20240326; version 3 fp32, version 5 bf16): what --model reads
+//             and --export writes.
 #ifndef STORE_MODEL_FILE_H
 #define STORE_MODEL_FILE_H
 
@@ -8,14 +10,15 @@
 #include "support/files.h" // file_create
 #include "zero.h"          // states
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Writing a file: to PATH.tmp, which must be new or what a crash left, fsynced, renamed. The first
 // error is kept; the caller asks once, at the end.
 enum { WRITER_PIECE = 8 << 20, WRITER_SYNC = 64 << 20 };
 typedef struct {
     FILE *file;
     Checksum sum;
-    size_t unsynced; // bytes since the last fdatasync: many short ones, so that no rank is silent for long
+    // bytes since the last fdatasync: many short ones, so that no rank is silent for long
+    size_t unsynced;
     char path[1200], temporary[1210];
     int error; // errno of the first failure
 } FileWriter;
@@ -43,11 +46,13 @@ static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
         keep_alive();
     }
 }
-static inline void writer_seek(FileWriter *w, int64_t offset) { // what lies between is written before the end; a checksum means nothing then
+// what lies between is written before the end; a checksum means nothing then
+static inline void writer_seek(FileWriter *w, int64_t offset) {
     if (!w->error && fseeko(w->file, (off_t)offset, SEEK_SET)) { w->error = errno; }
 }
 // From the device.
-static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kind, int storage, int64_t elements) {
+static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kind, int storage,
+                                    int64_t elements) {
     for (int64_t at = 0, n; at < elements; at += n) {
         n = min_i64(elements - at, STATE_PIECE_FLOATS);
         store_read_state(s, kind, storage, at, n, state_piece.floats);
@@ -64,27 +69,32 @@ static inline int writer_close(FileWriter *w) {
     }
     return w->error;
 }
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Model files
 enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };
 
 // First element, in the file, of a layer of a tensor: all layers of a tensor lie together.
 static inline int64_t model_file_offset(const GptModel *m, TensorId tensor, int64_t layer) {
     int64_t at = 0;
-    for (int t = 0; t < (int)tensor; t++) { at += m->tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? m->config.layers : 1); }
+    for (int t = 0; t < (int)tensor; t++) {
+        at += m->tensor_elements[t] *
+              (tensor_specs[t].storage == STORAGE_BLOCK ? m->config.layers : 1);
+    }
     return at + layer * m->tensor_elements[tensor];
 }
 
 // Configuration and precision of a model file. Ends the program when it is none, or is torn.
 static inline GptConfig model_file_config(const char *path, DType *dtype) {
-    const char *hint = "--model takes a descriptor (d12, gpt2:124M, \"layers=6,...\") or a model file of llm.c's version 3 or 5";
+    const char *hint = "--model takes a descriptor (d12, gpt2:124M, \"layers=6,...\") or a model "
+                       "file of llm.c's version 3 or 5";
     size_t bytes;
     void *map = data_map_file(path, "a model file", hint, &bytes);
     int32_t h[8];
     memcpy(h, map, sizeof h);
     munmap(map, bytes);
     if (h[0] != MODEL_MAGIC || (h[1] != MODEL_FP32 && h[1] != MODEL_BF16)) {
-        die(EXIT_INPUT, hint, "%s: expected magic %d and version 3 or 5, found %d and %d", path, MODEL_MAGIC, h[0], h[1]);
+        die(EXIT_INPUT, hint, "%s: expected magic %d and version 3 or 5, found %d and %d", path,
+            MODEL_MAGIC, h[0], h[1]);
     }
     GptConfig c = {h[4], h[5], h[6], h[3], h[7], h[2]};
     gpt_config_check(&c, path);
@@ -92,13 +102,16 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     GptModel m = gpt_model(c);
     uint64_t expected = DATA_HEADER_BYTES + (uint64_t)m.parameters * dtype_size(*dtype);
     if ((uint64_t)bytes != expected) {
-        die(EXIT_INPUT, "the file is cut off or of another format", "%s: expected %" PRIu64 " bytes, found %zu", path, expected, bytes);
+        die(EXIT_INPUT, "the file is cut off or of another format",
+            "%s: expected %" PRIu64 " bytes, found %zu", path, expected, bytes);
     }
     return c;
 }
 
-// Elements of a model file, as it has them, to my slice of a storage's masters, from its element `to` on.
-static inline void model_file_read(const Store *s, int storage, int64_t to, const char *from, DType dtype, int64_t elements) {
+// Elements of a model file, as it has them, to my slice of a storage's masters, from its element
+// `to` on.
+static inline void model_file_read(const Store *s, int storage, int64_t to, const char *from,
+                                   DType dtype, int64_t elements) {
     for (int64_t at = 0, n; at < elements; at += n, keep_alive()) {
         n = min_i64(elements - at, STATE_PIECE_FLOATS);
         if (dtype == DTYPE_FP32) { memcpy(state_piece.floats, from + 4 * at, (size_t)n * 4); }
@@ -110,7 +123,8 @@ static inline void model_file_read(const Store *s, int storage, int64_t to, cons
         store_write_state(s, STATE_MASTER, storage, to + at, n, state_piece.floats);
     }
 }
-// Fills the masters from a model file whose configuration the store's model has. Every rank calls it.
+// Fills the masters from a model file whose configuration the store's model has. Every rank calls
+// it.
 static inline void model_file_load(const char *path, Store *s, DType dtype) {
     size_t bytes;
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
@@ -121,7 +135,8 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
         for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
             int64_t begin, count = store_own_part(s, storage, &parts[i], &begin);
             if (!count) { continue; }
-            int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin - parts[i].offset;
+            int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin -
+                              parts[i].offset;
             const char *from = map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype);
             model_file_read(s, storage, begin - first, from, dtype, count);
         }
@@ -130,27 +145,34 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     store_masters_changed(s);
 }
 
-// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor. The file has each layer for
-// itself, shared or not.
-static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin, int64_t count) {
+// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of
+// which tensor. The file has each layer for itself, shared or not.
+static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin,
+                                          int64_t count) {
     TensorPart parts[TENSORS];
     const int64_t size = (int64_t)dtype_size(s->dtype);
     const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
     int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n; i++) {
-        int64_t low = max_i64(begin, parts[i].offset), high = min_i64(begin + count, parts[i].offset + parts[i].elements);
-        for (int64_t layer = parts[i].layer; low < high && layer >= 0; layer = block ? gpt_next_layer(s->model, layer) : -1) {
-            writer_seek(w, DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) + low - parts[i].offset) * size);
+        int64_t low = max_i64(begin, parts[i].offset),
+                high = min_i64(begin + count, parts[i].offset + parts[i].elements);
+        for (int64_t layer = parts[i].layer; low < high && layer >= 0;
+             layer = block ? gpt_next_layer(s->model, layer) : -1) {
+            writer_seek(w,
+                        DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) +
+                                             low - parts[i].offset) *
+                                                size);
             writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
         }
     }
 }
-// A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for more. Owners and rank 0 call it, w is there
-// on rank 0.
+// A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for
+// more. Owners and rank 0 call it, w is there on rank 0.
 static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
     const ProcessGroup *process_group = store_process_group(s, storage);
     Slices slices = slices_make(s->model, process_group->all.n, zero_grain(&s->policy), NULL);
-    const int64_t *bounds = slices.of_class[gpt_storage_class(s->model, storage)], size = (int64_t)dtype_size(s->dtype), most = STATE_PIECE / size;
+    const int64_t *bounds = slices.of_class[gpt_storage_class(s->model, storage)],
+                  size = (int64_t)dtype_size(s->dtype), most = STATE_PIECE / size;
     for (int i = 0; i < process_group->all.n; i++) {
         const int ends[2] = {0, process_group->all.ranks[i]};
         const bool owner = s->comm->rank == ends[1];
@@ -166,7 +188,8 @@ static inline void model_file_write_storage(FileWriter *w, Store *s, int storage
     }
     slices_free(&slices);
 }
-// Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks call it; rank 0 writes.
+// Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks
+// call it; rank 0 writes.
 static inline int model_file_write(const char *path, Store *s) {
     const GptConfig *c = &s->model->config;
     int32_t header[256] = {MODEL_MAGIC,
@@ -179,8 +202,13 @@ static inline int model_file_write(const char *path, Store *s) {
                            (int32_t)c->padded_vocab};
     bool writes = s->comm->rank == 0;
     FileWriter w;
-    if (writes) { writer_open(&w, path), writer_add(&w, header, sizeof header); }
-    for (int storage = 0; storage < s->model->storages; storage++) { model_file_write_storage(writes ? &w : NULL, s, storage); }
+    if (writes) {
+        writer_open(&w, path);
+        writer_add(&w, header, sizeof header);
+    }
+    for (int storage = 0; storage < s->model->storages; storage++) {
+        model_file_write_storage(writes ? &w : NULL, s, storage);
+    }
     return writes ? writer_close(&w) : 0;
 }
 

@@ -1,31 +1,42 @@
-// p2p.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when): versions of parameters from who has them to who
-// uses them next, and sums of gradients from micro-batch to micro-batch.
+// p2p.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when):
+// versions of parameters from who has them to who uses them next, and sums of gradients from
+// micro-batch to micro-batch.
 //
-// Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their number. A place is written again when all messages
-//            that use it are complete (Mail).
-// Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every execution gives the same bits. A gradient is made in a
-//            place of its own, and the sum of those before it is added. Of pieces each is made whole, and added to those of its micro-batch before it.
+// Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their
+//            number. A place is written again when all messages that use it are complete (Mail).
+// Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every
+//            execution gives the same bits. A gradient is made in a place of its own, and the sum
+//            of those before it is added. Of pieces each is made whole, and added to those of its
+//            micro-batch before it.
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
-// Errands    What would wait for a message waits apart instead (Errand), and the rank computes on. Errands of a storage's parameters are done in their
-//            order, and so are those of its sums; others do not wait for them. The executor does one when nothing that it waits for is open, and waits where
-//            something needs it (executor.h; engine/deferred.h proves that nobody waits for ever). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
-//            one, there are no errands.
+// Errands    What would wait for a message waits apart instead (Errand), and the rank computes on.
+//            Errands of a storage's parameters are done in their order, and so are those of its
+//            sums; others do not wait for them. The executor does one when nothing that it waits
+//            for is open, and waits where something needs it (executor.h; engine/deferred.h proves
+//            that nobody waits for ever). Each has a channel of its own, so that both ends may post
+//            in different orders; where a transport has but one, there are no errands.
 #ifndef P2P_H
 #define P2P_H
 
 #include "schedule.h"    // actions
 #include "store/store.h" // states
 
-static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) { return &s->requests[storage * REQUEST_KINDS + kind]; }
-static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version, RequestKind kind) {
+static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
+    return &s->requests[storage * REQUEST_KINDS + kind];
+}
+static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
+                                                      RequestKind kind) {
     return store_requests(s, storage, kind) + version % s->policy.p2p->places[storage];
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
-    assert(!s->in_deferred || !m->count); // an errand that is done waits for nothing: deferred_requests() has said all that it would wait for
+    // an errand that is done waits for nothing: deferred_requests() has said all that it would wait
+    // for
+    assert(!s->in_deferred || !m->count);
     for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
     m->count = 0;
 }
-static inline void requests_post(Store *s, PendingRequests *m, bool send, int peer, int channel, void *data, size_t bytes) {
+static inline void requests_post(Store *s, PendingRequests *m, bool send, int peer, int channel,
+                                 void *data, size_t bytes) {
     s->comm->channel = channel;
     m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
     s->comm->channel = 0;
@@ -42,33 +53,43 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // A version has come. It is here, or on its way.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p->places[storage] && version <= s->version[storage] && version + s->policy.p2p->places[storage] > s->version[storage]);
+    assert(s->policy.p2p->places[storage] && version <= s->version[storage] &&
+           version + s->policy.p2p->places[storage] > s->version[storage]);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // The next version is about to be written into its place: what was there has been read.
 static inline void store_open_version(Store *s, int storage, int64_t version) {
     assert(version == s->version[storage] + 1);
-    requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV)), requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
+    requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
+    requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
     s->version[storage] = version;
 }
-static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version, int peer, int64_t step) {
+static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
+                                         int peer, int64_t step) {
     if (send) {
         store_await_version(s, storage, version);
     } else {
         store_open_version(s, storage, version);
     }
     comm_label(s->comm, "parameters", storage, step);
-    requests_post(s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), send, peer, parameters_channel(storage),
-              store_parameters(s, storage, version), (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    requests_post(s,
+                  store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV),
+                  send, peer, parameters_channel(storage), store_parameters(s, storage, version),
+                  (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
-// The parameters of a version, from their owner to who uses them next: into a room, whose last use has ended.
-static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t version, int slot, int peer, int64_t step) {
-    PendingRequests *requests = send ? store_version_requests(s, storage, version, REQUEST_SEND) : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
+// The parameters of a version, from their owner to who uses them next: into a room, whose last use
+// has ended.
+static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t version, int slot,
+                                       int peer, int64_t step) {
+    PendingRequests *requests =
+        send ? store_version_requests(s, storage, version, REQUEST_SEND)
+             : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
     assert(send == store_holds(s, storage));
     if (!send) { requests_wait(s, requests); }
     comm_label(s->comm, "parameters", storage, step);
-    requests_post(s, requests, send, peer, 0, send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
-              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    requests_post(s, requests, send, peer, 0,
+                  send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
+                  (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // The newest one, to all, for a pass that does not train. All ranks call it, in one order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
@@ -83,12 +104,14 @@ static inline void store_broadcast(Store *s, int storage, int slot, int64_t step
         if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
     }
 }
-// The owner is about to make a version. It begins as a copy of the one before, where this stays and is its own master.
+// The owner is about to make a version. It begins as a copy of the one before, where this stays and
+// is its own master.
 static inline void store_begin_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_open_version(s, storage, version);
     if (before != store_newest(s, storage) && s->dtype == DTYPE_FP32) {
-        ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+        ops_copy(s->stream, store_newest(s, storage), before,
+                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
     }
 }
 // This step makes no update of the storage: its next version is the same.
@@ -97,57 +120,75 @@ static inline void store_skip_version(Store *s, int storage, int64_t version) {
     store_begin_version(s, storage, version);
     s->noised[storage] = false;
     if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
-    ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    ops_copy(s->stream, store_newest(s, storage), before,
+             (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
-// After masters were written from outside: whoever computes with a storage gets it from its owner. The version before is alike where it is not
-// known. All ranks call it.
+// After masters were written from outside: whoever computes with a storage gets it from its owner.
+// The version before is alike where it is not known. All ranks call it.
 static inline void store_send_all(Store *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
         const size_t bytes = (size_t)gpt_storage_elements(s->model, i) * dtype_size(s->dtype);
         for (int to = 0; to < s->comm->ranks; to++) {
             const bool owner = r->owner[i] == s->comm->rank;
-            if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) { continue; }
+            if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) {
+                continue;
+            }
             comm_label(s->comm, "parameters", i, s->comm->step);
-            comm_wait_message(s->comm, comm_post_message(s->comm, owner, owner ? to : r->owner[i], store_newest(s, i), bytes));
+            comm_wait_message(s->comm, comm_post_message(s->comm, owner, owner ? to : r->owner[i],
+                                                         store_newest(s, i), bytes));
         }
         if (!r->places[i]) { continue; }
         char *other = store_parameters(s, i, s->version[i] + 1);
-        if (other != store_newest(s, i) && !s->knows_previous) { ops_copy(s->stream, other, store_newest(s, i), bytes); }
+        if (other != store_newest(s, i) && !s->knows_previous) {
+            ops_copy(s->stream, other, store_newest(s, i), bytes);
+        }
     }
 }
 
-// Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate: as in store_gradient.
-static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads]; }
+// Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate:
+// as in store_gradient.
+static inline bool *store_begun(Store *s, int storage, int64_t micro) {
+    return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads];
+}
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    if (!r->stays) { return (float *)(void *)buffer_slice(r->joins_pieces ? &s->piece_sums : &s->grads, storage); }
+    if (!r->stays) {
+        return (float *)(void *)buffer_slice(r->joins_pieces ? &s->piece_sums : &s->grads, storage);
+    }
     const int64_t place = storage ? 0 : micro % r->heads;
-    return (float *)(void *)buffer_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
+    return (float *)(void *)buffer_slice(&s->making, storage) +
+           place * gpt_storage_elements(s->model, storage);
 }
 // Where a micro-batch's is, when it is whole, or of pieces, so far.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
     if (!r->stays) { return (float *)(void *)buffer_slice(&s->grads, storage); }
-    return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage) : store_making(s, storage, micro);
+    return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage)
+                           : store_making(s, storage, micro);
 }
-// What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
+// What left from the place of a storage's gradient has left: of its own, or of those it shares a
+// room with.
 static inline void store_await_place(Store *s, int storage) {
     const P2p *r = s->policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
     for (int i = 1; r->borrows && storage && i < s->model->storages; i++) {
-        if (r->grad_slot[i] == r->grad_slot[storage]) { requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM)); }
+        if (r->grad_slot[i] == r->grad_slot[storage]) {
+            requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
+        }
     }
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
     if (!*begun) { store_await_place(s, storage); }
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.p2p->heads]); }
-    *accumulate = *begun, *begun = true;
+    *accumulate = *begun;
+    *begun = true;
     return store_making(s, storage, micro);
 }
 // A gradient joins those before it, or is the first.
-static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient, bool first) {
+static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
+                                        bool first) {
     const int64_t elements = gpt_storage_elements(s->model, storage);
     if (first) {
         ops_copy(s->stream, sum, gradient, (size_t)elements * sizeof(float));
@@ -155,16 +196,24 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
         ops_accumulate(s->stream, sum, gradient, elements);
     }
 }
-// A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece, in all; piece: in the step.
+// A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece,
+// in all; piece: in the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const P2p *r = s->policy.p2p;
     const int64_t elements = gpt_storage_elements(s->model, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
-    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
+    // no samples
+    if (!*begun) {
+        ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate),
+                 (size_t)elements * sizeof(float));
+    }
     *begun = false;
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
+    // nobody has where there are no samples
+    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); }
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
-    if (made != piled) { store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0); }
+    if (made != piled) {
+        store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
+    }
 }
 // To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
@@ -180,11 +229,12 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
         if (way != SUM_OWNER) { requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM)); }
         const StateBuffer *before = way == SUM_OWNER ? &s->making : &s->coming;
-        ops_accumulate(s->stream, made, (const float *)(const void *)buffer_slice(before, storage), elements);
+        ops_accumulate(s->stream, made, (const float *)(const void *)buffer_slice(before, storage),
+                       elements);
     }
 }
-// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, another
-// rank's piece.
+// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of
+// the owner's before its own; or, where sums stay, another rank's piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
@@ -196,11 +246,14 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
     }
-    float *sum = apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
+    float *sum =
+        apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
     store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
-// The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds its own.
-static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer, int64_t step) {
+// The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds
+// its own.
+static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
+                                   int64_t step) {
     const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
@@ -208,21 +261,26 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     if (!send) {
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->head_coming[micro % s->policy.p2p->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
+        s->head_coming[micro % s->policy.p2p->heads] = comm_receive(s->comm, peer, made, bytes);
+        *begun = true;
         return;
     }
-    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); } // no samples
+    // no samples
+    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
     *begun = false;
     requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, peer, 0, made, bytes);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
-    PendingRequests *requests = store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
+    PendingRequests *requests =
+        store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
     comm_label(s->comm, "gradient", storage, step);
-    requests_post(s, requests, send, peer, sum_channel(storage), send ? (void *)store_whole(s, storage, 0) : (void *)buffer_slice(&s->coming, storage),
-              (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+    requests_post(s, requests, send, peer, sum_channel(storage),
+                  send ? (void *)store_whole(s, storage, 0)
+                       : (void *)buffer_slice(&s->coming, storage),
+                  (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Errands
 
 typedef struct {
@@ -244,22 +302,37 @@ static inline int deferred_lanes(ActionKind kind) {
     }
 }
 static inline unsigned deferred_bit(ActionKind kind) { return 1u << kind; }
-static inline bool deferred_conflict(const Action *a, const Action *b) { return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind)); }
-// What of a storage's, or of a step's, is not put off for longer: until its next gradient is made, a version of it is used, the step is told.
-static inline unsigned deferred_before_gradient(void) { return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE); }
-static inline unsigned deferred_before_use(void) { return deferred_bit(ACT_RECV_PARAMETERS) | deferred_bit(ACT_UPDATE); }
-static inline unsigned deferred_before_stats(const P2p *r) { return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE); }
-// Whose messages an errand waits for, all before it being done: RequestKinds of its storage. Returns how many.
+static inline bool deferred_conflict(const Action *a, const Action *b) {
+    return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind));
+}
+// What of a storage's, or of a step's, is not put off for longer: until its next gradient is made,
+// a version of it is used, the step is told.
+static inline unsigned deferred_before_gradient(void) {
+    return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE);
+}
+static inline unsigned deferred_before_use(void) {
+    return deferred_bit(ACT_RECV_PARAMETERS) | deferred_bit(ACT_UPDATE);
+}
+static inline unsigned deferred_before_stats(const P2p *r) {
+    return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE);
+}
+// Whose messages an errand waits for, all before it being done: RequestKinds of its storage.
+// Returns how many.
 static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
     const Pieces *pieces = &r->pieces;
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place = deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
+    const int place =
+        deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    const bool joins = r->way[a->storage] == SUM_CHAIN ? micro > 0 : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
+    // store_add_sum
+    const bool joins = r->way[a->storage] == SUM_CHAIN
+                           ? micro > 0
+                           : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
     switch (a->kind) {
     case ACT_SEND_PARAMETERS: kinds[0] = REQUEST_RECV + place; return 1;
     case ACT_RECV_PARAMETERS:
-    case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2; // COMING: also one that came and nobody used
+    // COMING: also one that came and nobody used
+    case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2;
     case ACT_REDUCE: kinds[0] = REQUEST_RECV_SUM; return joins && piece_is_last(pieces, a->micro);
     case ACT_ADD: kinds[0] = REQUEST_RECV_SUM; return 1;
     default: return 0;
@@ -270,7 +343,9 @@ static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
     CommRequest open = 0;
-    for (int i = 0; i < n && !open; i++) { open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i])); }
+    for (int i = 0; i < n && !open; i++) {
+        open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
+    }
     return open;
 }
 

@@ -1,9 +1,13 @@
-// planned.h: the store as it is planned: which states of a storage a rank has, where they will lie, and how many bytes that takes. Nothing of it is
-// allocated: predictions ask it, and whoever chooses places (offload.h). store.h takes the memory, and finds things in it.
+// planned.h: the store as it is planned: which states of a storage a rank has, where they will lie,
+// and how many bytes that takes. Nothing of it is allocated: predictions ask it, and whoever
+// chooses places (offload.h). store.h takes the memory, and finds things in it.
 //
-// Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
-//            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
-//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: p2p.h.
+// Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state:
+//            params working parameters (with --dtype fp32 they are their own masters), master, m, v
+//            fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay,
+//            making gradients of micro-batches, coming sums from other ranks, piling, where a
+//            micro-batch is computed in pieces: p2p.h.
+// quantized reductions under way: one in each of its two exchanges
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
@@ -12,38 +16,45 @@
 #include "store/disk.h"   // what the host has no room for
 #include "store/layout.h" // who holds what
 
-enum { EXCHANGES = 2 };             // quantized reductions under way: one in each of its two exchanges
-#ifndef BUCKET_ELEMENTS           // tests make it small
-#define BUCKET_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+enum { EXCHANGES = 2 };
+#ifndef BUCKET_ELEMENTS // tests make it small
+// of small storages wait for the next ones, and travel in one message with them
+#define BUCKET_ELEMENTS (1 << 20)
 #endif
-#ifndef STATE_PIECE // of states that are copied at once, in bytes: so few that they stay in a processor's cache. Tests make it small
+// of states that are copied at once, in bytes: so few that they stay in a processor's cache. Tests
+// make it small
+#ifndef STATE_PIECE
 #define STATE_PIECE (1 << 20)
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The store
 
-// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and the division by the expected batch.
+// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and
+// the division by the expected batch.
 typedef struct {
     bool on;
     float deviation, scale; // of a sum's elements: x = scale (x + deviation z)
     uint32_t key[8];
 } StoreNoise;
 
-// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
+// Storages whose quantized gradients travel together: those from first down to last, in which order
+// they are reduced.
 typedef struct {
     const ProcessGroup *process_group; // that holds them
     int first, last;
-    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
+    // bounds of what goes to and comes from each member of my node, each node; in bytes
+    int64_t *to_node, *from_node, *to_nodes, *from_nodes;
 } Bucket;
 // The quantized gradients of a batch under way.
 typedef struct {
     const Bucket *bucket; // NULL: nothing
-    int hop;            // 0: being filled; 1, 2: the exchange it is in
-    bool add;           // the slices have sums of earlier micro-steps
+    int hop;              // 0: being filled; 1, 2: the exchange it is in
+    bool add;             // the slices have sums of earlier micro-steps
     int64_t step;
     CommHandle handle;
-    char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
+    // records: to and from my node, to and from the other nodes
+    char *sent, *received, *onward, *arrived;
 } BucketExchange;
 
 // Messages that use a place: it is written again when they are complete.
@@ -52,7 +63,8 @@ typedef struct {
     int count;
 } PendingRequests;
 
-// Where a piece is on its way between host and device: states that come to the device, or, on the host, a gradient and the parameters that it makes.
+// Where a piece is on its way between host and device: states that come to the device, or, on the
+// host, a gradient and the parameters that it makes.
 typedef struct {
     char *at;
     Stream link; // its copies, in their order
@@ -81,68 +93,97 @@ typedef struct {
     size_t exchange_bytes, unpacked_bytes;
     StateBuffer params, master, m, v, grads, secondary, codes, errors;
     StateBuffer host[HOST_KINDS]; // [kinds] what lies on the host
-    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
-    int *first_piece;       // [storages] pieces of the storages before
-    size_t offload_buffer_bytes;      // of an OffloadBuffer
-    int *first_stored;      // [storages] pieces on disk of the storages before
-    int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    // [storages] that such states go in for their update; 0: all are on the device
+    int *pieces;
+    int *first_piece;            // [storages] pieces of the storages before
+    size_t offload_buffer_bytes; // of an OffloadBuffer
+    int *first_stored;           // [storages] pieces on disk of the storages before
+    // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
-    size_t sum_bytes;       // of a SumBuffer
-    StateBuffer making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    StateBuffer piece_sums;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t slot_elements;  // of a relay's rooms for parameters that come for a use
+    size_t sum_bytes;         // of a SumBuffer
+    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    StateBuffer making, coming;
+    // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of
+    // pieces' gradients
+    StateBuffer piece_sums;
+    int64_t slot_elements; // of a relay's rooms for parameters that come for a use
     // memory
-    char *unpacked, *exchange_base; // parameters in compute precision, where that differs from storage precision
+    // parameters in compute precision, where that differs from storage precision
+    char *unpacked, *exchange_base;
     StateBuffer offload_buffers, sum_buffers;
     OffloadBuffer offload_buffer[MOVING_PIECES];
     SumBuffer adding[MOVING_PIECES];
     StateBuffer disk_buffers;
-    Disk *disk;               // NULL: nothing lies there
-    DiskFile *file;           // of it. The owner sets it before the memory is taken, and gives it back
-    Stream param_link[SHARED_SLOTS]; // copies of parameters from the host into each of the rooms that blocks share
-    ExactSum *squares;        // of the gradient's norm, on the device
-    ExactSum *squares_read;   // the same in the host's memory, where the device writes it
-    ExactSum *sums;           // [ranks] of them
+    Disk *disk; // NULL: nothing lies there
+    // of it. The owner sets it before the memory is taken, and gives it back
+    DiskFile *file;
+    // copies of parameters from the host into each of the rooms that blocks share
+    Stream param_link[SHARED_SLOTS];
+    ExactSum *squares;      // of the gradient's norm, on the device
+    ExactSum *squares_read; // the same in the host's memory, where the device writes it
+    ExactSum *sums;         // [ranks] of them
     // where it stands, [storages] each
-    bool *first_write;      // the gradient has no contribution since its last reduction
-    int pieces_added; // of gradients that are summed on the host
-    bool *summed;     // the slice has sums of earlier micro-steps
-    bool *adds_to_shard;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *first_write; // the gradient has no contribution since its last reduction
+    int pieces_added;  // of gradients that are summed on the host
+    bool *summed;      // the slice has sums of earlier micro-steps
+    // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *adds_to_shard;
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
-    int64_t moved[2];    // bytes that came from the host, that went there
-    int64_t stored[2];   // bytes that steps read from the disk, that they wrote
-    int64_t *updates;    // updates so far: the version that exists
-    int64_t *restarted;  // the version at which the moments began: their counter is the difference
-    int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
+    int64_t moved[2];   // bytes that came from the host, that went there
+    int64_t stored[2];  // bytes that steps read from the disk, that they wrote
+    int64_t *updates;   // updates so far: the version that exists
+    int64_t *restarted; // the version at which the moments began: their counter is the difference
+    // of a relay: the newest that is here, or on its way; the number of steps, with or without an
+    // update
+    int64_t *version;
     bool knows_previous; // of a relay: the version before the newest was filled from outside, too
-    PendingRequests *requests;          // of a relay: [storages][REQUEST_KINDS]
-    bool in_deferred;      // one is being done (p2p.h)
-    bool *head_begun;    // of a relay: [heads] there is a gradient of wte in this place
-    CommRequest *head_coming; // of a relay: [heads] the head's part of it comes
+    PendingRequests *requests;  // of a relay: [storages][REQUEST_KINDS]
+    bool in_deferred;           // one is being done (p2p.h)
+    bool *head_begun;           // of a relay: [heads] there is a gradient of wte in this place
+    CommRequest *head_coming;   // of a relay: [heads] the head's part of it comes
     int occupant[SHARED_SLOTS]; // storage whose gradient came last into a shared room
     BucketExchange exchange[EXCHANGES];
-    int64_t exchanges;                    // sent off
+    int64_t exchanges;                  // sent off
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
     int held;                           // storages acquired now
     StoreNoise noise;
-    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
-    bool pending;   // of delayed updates: the host has a gradient, of the step before
+    bool *noised;    // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;    // of delayed updates: the host has a gradient, of the step before
     bool stochastic; // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;  // ... this. The owner sets both before it fills the masters
+    uint64_t seed;   // ... this. The owner sets both before it fills the masters
 } Store;
 
-static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }
-static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.owners, storage); }
+static inline bool store_param_far(const Store *s, int storage) {
+    return zero_param_far(&s->policy, storage);
+}
+static inline SumPlace store_sum_place(const Store *s, int storage) {
+    return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
+}
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
-static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
-static inline bool store_is_borrowed(const Store *s, int storage) { return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage); }
-static inline const ProcessGroup *store_process_group(const Store *s, int storage) { return layout_process_group(&s->layout, storage); }
-static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.owners, storage); }
-static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
-static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
+static inline bool store_holds(const Store *s, int storage) {
+    return layout_holds(&s->layout, storage);
+}
+static inline bool store_is_borrowed(const Store *s, int storage) {
+    return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage);
+}
+static inline const ProcessGroup *store_process_group(const Store *s, int storage) {
+    return layout_process_group(&s->layout, storage);
+}
+static inline bool store_gathers_for_use(const Store *s, int storage) {
+    return zero_gathers(&s->policy, &s->layout.owners, storage);
+}
+static inline bool store_has_secondary(const Store *s, int storage) {
+    return s->policy.partition > 1 && store_gathers_for_use(s, storage);
+}
+// of those who hold it
+static inline const int64_t *store_slices(const Store *s, int storage) {
+    return layout_slices(&s->layout, SLICES_WHOLE, storage);
+}
+// elements of my slice
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {
     const Group *all = &store_process_group(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
     *begin = all->me < 0 ? 0 : bounds[all->me];
@@ -153,54 +194,76 @@ static inline int64_t store_own_elements(const Store *s, int storage) {
     return store_own(s, storage, &begin);
 }
 
-// How many elements of a tensor's part lie in my slice of its storage, and where in the storage these begin.
-static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part, int64_t *begin) {
+// How many elements of a tensor's part lie in my slice of its storage, and where in the storage
+// these begin.
+static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part,
+                                     int64_t *begin) {
     int64_t first, own = store_own(s, storage, &first);
     *begin = max_i64(first, part->offset);
     return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
 }
 
-// Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
-// (UnitMap: lent). Where the embedding follows the head, in evaluations, wte stays, too, and what is behind lnf's place comes on top.
+// Room for the compute-precision copies of the largest unit that this rank computes, or of the head
+// and a block, since wte may stay (UnitMap: lent). Where the embedding follows the head, in
+// evaluations, wte stays, too, and what is behind lnf's place comes on top.
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
     const GptModel *m = l->model;
-    size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
+    size_t most = 0,
+           block =
+               (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
     for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
         int storages[2], n = gpt_unit_storages(m, unit, storages);
         size_t bytes = 0;
         bool mine = true; // who holds all of a unit computes it
         for (int i = 0; i < n; i++) {
-            mine = mine && (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
-            bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
+            mine = mine &&
+                   (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
+            bytes += (size_t)round_up(
+                gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
         }
         if (unit == m->units - 1 && policy->keeps_gathered) { bytes += block; }
-        if (unit == 0) { bytes += (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64); }
+        if (unit == 0) {
+            bytes +=
+                (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64);
+        }
         if (mine && bytes > most) { most = bytes; }
     }
     return most;
 }
 
-// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
+// Bytes of the records of the slice of the member in a place of a node; and of those in a place of
+// all nodes.
 static inline int64_t store_record(const Store *s, int storage, int node, int local) {
-    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_process_group(s, storage)->all, node, local));
+    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
+                        group_at(&store_process_group(s, storage)->all, node, local));
 }
 static inline int64_t store_column(const Store *s, int storage, int local) {
     int64_t bytes = 0;
-    for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
+    for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) {
+        bytes += store_record(s, storage, n, local);
+    }
     return bytes;
 }
-// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
-// then to each node the sums for the owner in my place of it.
+// What the two exchanges of a batch carry: to each member of my node the records of the slices of
+// the owners in its place of all nodes; then to each node the sums for the owner in my place of it.
 static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     const Group *all = &store_process_group(s, first)->all;
-    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
+    const int node = group_node(all, all->me), local = group_local(all, all->me),
+              sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
     int64_t *bounds[4];
-    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
-    Bucket b = {store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    for (int k = 0; k < 4; k++) {
+        bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches");
+    }
+    Bucket b = {
+        store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
     for (int storage = first; storage >= last; storage--) {
-        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
+        for (int l = 0; l < all->locals; l++) {
+            b.to_node[l + 1] += store_column(s, storage, l);
+            b.from_node[l + 1] += store_column(s, storage, local);
+        }
         for (int n = 0; n < all->nodes; n++) {
-            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
+            b.to_nodes[n + 1] += store_record(s, storage, n, local);
+            b.from_nodes[n + 1] += store_record(s, storage, node, local);
         }
     }
     for (int k = 0; k < 4; k++) {
@@ -210,8 +273,10 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
 }
 static inline int64_t bucket_bytes(const Bucket *b) { // of its parcel
     const Group *all = &b->process_group->all;
-    int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
-    int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
+    int64_t inside =
+        round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
+    int64_t between =
+        round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
     return inside + (b->process_group->across.n > 1 ? between : 0);
 }
 // Those of a batch have one party, and lie one after another on it.
@@ -220,11 +285,17 @@ static inline void store_plan_buckets(Store *s) {
     for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
         const ProcessGroup *process_group = store_process_group(s, storage);
         s->bucket_of[storage] = -1;
-        if (!s->policy.quantized_gradients || process_group->all.me < 0 || process_group->all.n == 1) { continue; }
+        if (!s->policy.quantized_gradients || process_group->all.me < 0 ||
+            process_group->all.n == 1) {
+            continue;
+        }
         if (!elements) { first = storage; }
         elements += gpt_storage_elements(s->model, storage);
         s->bucket_of[storage] = s->bucket_count;
-        if (elements < BUCKET_ELEMENTS && storage && store_process_group(s, storage - 1) == process_group) { continue; }
+        if (elements < BUCKET_ELEMENTS && storage &&
+            store_process_group(s, storage - 1) == process_group) {
+            continue;
+        }
         Bucket *b = &s->buckets[s->bucket_count++];
         *b = store_plan_bucket(s, first, storage);
         s->exchange_bytes = (size_t)max_i64((int64_t)s->exchange_bytes, bucket_bytes(b));
@@ -232,125 +303,189 @@ static inline void store_plan_buckets(Store *s) {
     }
 }
 
-// Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to the owners. The gradient of wte has its own, from the
-// head's part to the embedding's; sums of what is owned, its parts.
+// Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to
+// the owners. The gradient of wte has its own, from the head's part to the embedding's; sums of
+// what is owned, its parts.
 static inline void store_plan_borrowed(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     const size_t n = (size_t)m->storages;
     bool *here = (bool *)checked_calloc(n, sizeof(bool), "relay");
     int *copies = (int *)checked_calloc(n, sizeof(int), "relay");
-    for (int i = 0; i < m->storages; i++) { here[i] = !layout_holds(&s->layout, i), copies[i] = !here[i]; }
-    s->slot_elements = buffer_add_stages(&s->params, m, r, here, BORROWED_SLOTS, dtype_size(s->dtype));
+    for (int i = 0; i < m->storages; i++) {
+        here[i] = !layout_holds(&s->layout, i);
+        copies[i] = !here[i];
+    }
+    s->slot_elements =
+        buffer_add_stages(&s->params, m, r, here, BORROWED_SLOTS, dtype_size(s->dtype));
     s->coming = buffer_plan_copies(m, copies, sizeof(float));
-    for (int i = 0; i < m->storages; i++) { here[i] = i > 0, copies[i] = !i; }
+    for (int i = 0; i < m->storages; i++) {
+        here[i] = i > 0;
+        copies[i] = !i;
+    }
     s->making = buffer_plan_copies(m, copies, sizeof(float));
     const int64_t slot = buffer_add_stages(&s->making, m, r, here, r->grad_slots, sizeof(float));
-    for (int i = 1; i < m->storages; i++) { s->making.slice[i] += r->grad_slot[i] * slot * (int64_t)sizeof(float); }
-    s->making.slot_bytes += s->making.held, s->making.held = 0, s->coming.slot_bytes += s->coming.held, s->coming.held = 0;
-    free(here), free(copies);
+    for (int i = 1; i < m->storages; i++) {
+        s->making.slice[i] += r->grad_slot[i] * slot * (int64_t)sizeof(float);
+    }
+    s->making.slot_bytes += s->making.held;
+    s->making.held = 0;
+    s->coming.slot_bytes += s->coming.held;
+    s->coming.held = 0;
+    free(here);
+    free(copies);
 }
-// Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it owns.
+// Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it
+// owns.
 static inline void store_plan_p2p(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "relay");
     unsigned char *slot = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
-    buffer_free(&s->params), buffer_free(&s->grads);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->places[i], slot[i] = (unsigned char)gpt_storage_class(m, i); }
+    buffer_free(&s->params);
+    buffer_free(&s->grads);
+    for (int i = 0; i < m->storages; i++) {
+        copies[i] = r->places[i];
+        slot[i] = (unsigned char)gpt_storage_class(m, i);
+    }
     s->params = buffer_plan_copies(m, copies, dtype_size(s->dtype));
-    for (int i = 0; i < m->storages; i++) { copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0; }
+    for (int i = 0; i < m->storages; i++) {
+        copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0;
+    }
     s->grads = buffer_plan_copies(m, copies, sizeof(float));
     if (r->borrows) {
-        store_plan_borrowed(s), free(copies), free(slot);
+        store_plan_borrowed(s);
+        free(copies);
+        free(slot);
         return;
     }
-    for (int i = 0; i < m->storages; i++) { // where sums come, there is room for those that are made here before this rank's own part
+    // where sums come, there is room for those that are made here before this rank's own part
+    for (int i = 0; i < m->storages; i++) {
         const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
     }
     s->making = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), r->stays);
     for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
     s->coming = buffer_plan_shared(m, copies, r->grad_slot, r->grad_slots, sizeof(float), false);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    for (int i = 0; i < m->storages; i++) {
+        copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i));
+    }
     s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), !r->stays);
-    free(copies), free(slot);
+    free(copies);
+    free(slot);
 }
 
-// Does the device compute with the version before the masters that an update makes? Then these are apart in fp32, too.
-static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
-// Of the longest piece of a storage, on its way, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
-// where the host does, a gradient and parameters that do not.
+// Does the device compute with the version before the masters that an update makes? Then these are
+// apart in fp32, too.
+static inline bool store_delays(const Store *s) {
+    return s->policy.offload && s->policy.offload->delays;
+}
+// Of the longest piece of a storage, on its way, if so much lay on the host. Where the device
+// updates, states, gradients and parameters that lie there; where the host does, a gradient and
+// parameters that do not.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
-    const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)), size = (int64_t)dtype_size(s->dtype);
-    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->cpu_update, gradient = offload_has(o, storage, STATE_GRADIENT) != o->cpu_update;
+    const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)),
+                  size = (int64_t)dtype_size(s->dtype);
+    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->cpu_update,
+               gradient = offload_has(o, storage, STATE_GRADIENT) != o->cpu_update;
     const int64_t floats = (o->cpu_update ? 0 : offload_states(o, storage)) + gradient;
-    return offload_has_states(o, storage) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0;
+    return offload_has_states(o, storage)
+               ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0))
+               : 0;
 }
 static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, store_piece_bytes(s, o, i)); }
+    for (int i = 0; i < s->model->storages; i++) {
+        most = max_i64(most, store_piece_bytes(s, o, i));
+    }
     return (size_t)round_up(most, 64);
 }
 // Of a gradient that comes to the host to be added.
 static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
-        const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.owners, i);
+        const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED &&
+                          zero_reduces_often(&s->policy, &s->layout.owners, i);
         most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
-// The shelf of parameters or of gradients, which lend whole arrays, with these on the host. apart, far: [storages] are filled.
-static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan, StateKind kind, int storage) {
-    return kind == STATE_GRADIENT ? z->accumulates && plan->layout == BUFFER_SLOTS && zero_divides(z, h, storage) : zero_param_apart(z);
+// The shelf of parameters or of gradients, which lend whole arrays, with these on the host. apart,
+// far: [storages] are filled.
+static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan,
+                                    StateKind kind, int storage) {
+    return kind == STATE_GRADIENT
+               ? z->accumulates && plan->layout == BUFFER_SLOTS && zero_divides(z, h, storage)
+               : zero_param_apart(z);
 }
-static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind, bool *apart, bool *far) {
+static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind,
+                                         bool *apart, bool *far) {
     const bool gradients = kind == STATE_GRADIENT;
     ZeroPolicy policy = s->policy;
     policy.offload = o;
     const bool slots = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
-    const BufferPlan plan = {slots ? BUFFER_SLOTS : BUFFER_FULL, SLICES_WHOLE, gradients ? sizeof(float) : dtype_size(s->dtype), apart, NULL, far};
-    for (int i = 0; i < s->model->storages; i++) { apart[i] = store_lent_apart(&policy, &s->layout.owners, &plan, kind, i), far[i] = offload_has(o, i, kind); }
+    const BufferPlan plan = {slots ? BUFFER_SLOTS : BUFFER_FULL,
+                             SLICES_WHOLE,
+                             gradients ? sizeof(float) : dtype_size(s->dtype),
+                             apart,
+                             NULL,
+                             far};
+    for (int i = 0; i < s->model->storages; i++) {
+        apart[i] = store_lent_apart(&policy, &s->layout.owners, &plan, kind, i);
+        far[i] = offload_has(o, i, kind);
+    }
     return plan;
 }
 static inline StateBuffer store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
     const size_t storages = (size_t)s->model->storages;
     bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout");
-    const StateBuffer buffer = buffer_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
+    const StateBuffer buffer =
+        buffer_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
     free(apart);
     return buffer;
 }
-// Bytes in the file, and in a room, of a piece of so many elements: its states one after another, each at whole blocks.
+// Bytes in the file, and in a room, of a piece of so many elements: its states one after another,
+// each at whole blocks.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
     return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Of all of my slice, and the longest of its pieces.
-static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage, int64_t *longest) {
-    const int64_t own = store_own_elements(s, storage), piece = min_i64(own, offload_piece(s->model));
+static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage,
+                                             int64_t *longest) {
+    const int64_t own = store_own_elements(s, storage),
+                  piece = min_i64(own, offload_piece(s->model));
     *longest = store_stored_bytes(o, storage, piece);
     return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
 }
 // Of a DiskBuffer, if so much lay on disk; of all of them.
 static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0, longest;
-    for (int i = 0; i < s->model->storages; i++) { store_all_stored_bytes(s, o, i, &longest), most = max_i64(most, longest); }
+    for (int i = 0; i < s->model->storages; i++) {
+        store_all_stored_bytes(s, o, i, &longest);
+        most = max_i64(most, longest);
+    }
     return (size_t)most;
 }
-static inline size_t store_disk_buffers_bytes(size_t slot) { return slot ? DISK_PIECES * slot + DISK_GRAIN : 0; } // they begin at a whole block
+// they begin at a whole block
+static inline size_t store_disk_buffers_bytes(size_t slot) {
+    return slot ? DISK_PIECES * slot + DISK_GRAIN : 0;
+}
 static inline void store_plan_disk(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t n = (size_t)s->model->storages;
     int64_t longest;
-    s->first_stored = (int *)checked_calloc(n + 1, sizeof(int), "layout"), s->disk_at = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "layout");
+    s->first_stored = (int *)checked_calloc(n + 1, sizeof(int), "layout");
+    s->disk_at = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "layout");
     for (int i = 0; i < s->model->storages; i++) {
         s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
         s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
-    s->disk_buffers.far = true, s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
+    s->disk_buffers.far = true;
+    s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
-static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; } // of the file; a step reads and writes as many
+// of the file; a step reads and writes as many
+static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
 
 // Those of what lies on the host, the optimizer's on the device, and the rooms between.
 static inline void store_plan_offload(Store *s) {
@@ -360,40 +495,62 @@ static inline void store_plan_offload(Store *s) {
     StateBuffer *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
-        BufferPlan plan = {none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
-        for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s)
+                                               : kind == STATE_V && !s->adam;
+        BufferPlan plan = {
+            none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) {
+            there[i] = !offload_has(o, (int)i, (StateKind)kind);
+        }
         *device[kind] = buffer_plan(&s->layout, plan);
-        for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
+        for (size_t i = 0; i < storages; i++) {
+            there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind);
+        }
         plan.layout = none || !o ? BUFFER_NONE : BUFFER_SLICES;
-        s->host[kind] = buffer_plan(&s->layout, plan), s->host[kind].far = true;
+        s->host[kind] = buffer_plan(&s->layout, plan);
+        s->host[kind].far = true;
     }
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
-        const BufferPlan plan = {o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL};
-        for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, (StateKind)kind); }
-        s->host[kind] = buffer_plan(&s->layout, plan), s->host[kind].far = true;
+        const BufferPlan plan = {
+            o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) {
+            there[i] = offload_has(o, (int)i, (StateKind)kind);
+        }
+        s->host[kind] = buffer_plan(&s->layout, plan);
+        s->host[kind].far = true;
     }
     free(there);
-    s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
+    s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout");
+    s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
-        s->pieces[i] = store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
+        s->pieces[i] =
+            store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
         s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
     }
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
     s->offload_buffers.far = o && o->cpu_update;
-    *(s->offload_buffers.far ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) = MOVING_PIECES * s->offload_buffer_bytes;
+    *(s->offload_buffers.far ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) =
+        MOVING_PIECES * s->offload_buffer_bytes;
     s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
-    s->sum_buffers.far = true, s->sum_buffers.held = MOVING_PIECES * s->sum_bytes;
+    s->sum_buffers.far = true;
+    s->sum_buffers.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
 }
 
-// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
-// is) and placement must outlive the store.
-static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of
+// them, seen from the one whose store it is) and placement must outlive the store.
+static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
+                               ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
     memset(&s, 0, sizeof s);
-    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
+    s.model = m;
+    s.policy = policy;
+    s.dtype = dtype;
+    s.wire = wire;
+    s.adam = adam;
+    s.ranks = ranks;
+    s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
     s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "batches");
@@ -401,26 +558,42 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     store_plan_buckets(&s);
     const bool feedback = policy.feedback && s.bucket_count > 0;
     store_plan_offload(&s);
-    const BufferPlan secondary = {policy.partition > 1 ? BUFFER_SLICES : BUFFER_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
-    const BufferPlan codes = {policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
-    const BufferPlan errors = {feedback ? BUFFER_FULL : BUFFER_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
-    s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS), s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
+    const BufferPlan secondary = {policy.partition > 1 ? BUFFER_SLICES : BUFFER_NONE,
+                                  SLICES_NEAR,
+                                  dtype_size(dtype),
+                                  NULL,
+                                  NULL,
+                                  NULL};
+    const BufferPlan codes = {
+        policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
+    const BufferPlan errors = {
+        feedback ? BUFFER_FULL : BUFFER_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
+    s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS);
+    s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
     s.secondary = buffer_plan(&s.layout, secondary);
-    s.codes = buffer_plan(&s.layout, codes), s.errors = buffer_plan(&s.layout, errors);
+    s.codes = buffer_plan(&s.layout, codes);
+    s.errors = buffer_plan(&s.layout, errors);
     if (policy.p2p) { store_plan_p2p(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
-static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
+// adds bytes of each kind
+static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.slot_bytes + s->grads.slot_bytes + s->making.slot_bytes + s->coming.slot_bytes + s->piece_sums.slot_bytes + s->codes.held + s->codes.slot_bytes +
-                              s->errors.held + sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->unpacked_bytes + s->offload_buffers.slot_bytes;
+    memory[MEMORY_BUFFERS] += s->params.slot_bytes + s->grads.slot_bytes + s->making.slot_bytes +
+                              s->coming.slot_bytes + s->piece_sums.slot_bytes + s->codes.held +
+                              s->codes.slot_bytes + s->errors.held + sizeof(ExactSum) +
+                              EXCHANGES * s->exchange_bytes + s->unpacked_bytes +
+                              s->offload_buffers.slot_bytes;
 }
-static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used
+// of the host, in any case: what of state_piece is used
+static inline size_t store_scratch_bytes(const Store *s) {
     int64_t longest = 0;
-    for (int i = 0; i < s->model->storages; i++) { longest = max_i64(longest, store_own_elements(s, i)); }
+    for (int i = 0; i < s->model->storages; i++) {
+        longest = max_i64(longest, store_own_elements(s, i));
+    }
     return (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there

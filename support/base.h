@@ -1,8 +1,9 @@
-// base.h: the ground floor. What every room needs and no room owns: ending with a message and an exit code,
-// element types, counter-based random numbers, checksums, clocks, checked integers.
+// base.h: the ground floor. What every room needs and no room owns: ending with a message and an
+// exit code, element types, counter-based random numbers, checksums, clocks, checked integers.
 //
-// Failure rules (used everywhere): a user's mistake, a bad file or a lack of resources goes through die(), which says
-// once, on stderr: rank, host, file:line, what was expected, what was found, and a hint. assert() is for our own errors only.
+// Failure rules (used everywhere): a user's mistake, a bad file or a lack of resources goes through
+// die(), which says once, on stderr: rank, host, file:line, what was expected, what was found, and
+// a hint. assert() is for our own errors only.
 #ifndef BASE_H
 #define BASE_H
 
@@ -24,12 +25,13 @@
 #include <time.h>     // clock_gettime
 #include <unistd.h>   // gethostname
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Exit codes: a fixed interface for scripts.
 enum { EXIT_DONE = 0, EXIT_INPUT = 2, EXIT_RESOURCES = 3, EXIT_PEER = 4 };
 
-// Who speaks in messages. comm.h fills it in as soon as MPI is up; `abort_job` then ends all ranks, so nobody waits for the dead.
-// Most mistakes are found by all ranks at once, so rank 0 speaks first and the others give it a head start.
+// Who speaks in messages. comm.h fills it in as soon as MPI is up; `abort_job` then ends all ranks,
+// so nobody waits for the dead. Most mistakes are found by all ranks at once, so rank 0 speaks
+// first and the others give it a head start.
 typedef struct {
     int rank, ranks;
     void (*abort_job)(int code); // NULL before the job has started
@@ -37,7 +39,8 @@ typedef struct {
 static Speaker speaker = {0, 1, NULL};
 
 #define die(code, hint, ...) die_at(__FILE__, __LINE__, (code), (hint), __VA_ARGS__)
-__attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
+__attribute__((noreturn, format(printf, 5, 6))) static inline void
+die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
     if (speaker.rank) { usleep(1500000); } // ended by rank 0 meanwhile, if it found the same
     char host[64] = "?";
     gethostname(host, sizeof host - 1);
@@ -46,17 +49,19 @@ __attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const 
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    for (char *c = message; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; } // names of files must not drive a terminal
+    // names of files must not drive a terminal
+    for (char *c = message; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; }
     const char *name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     fflush(stdout);
-    fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line, message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");
+    fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line,
+            message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");
     fflush(stderr);
     if (speaker.abort_job) { speaker.abort_job(code); }
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 
-// Long loops outside of operations (reading, checking, writing files) call this now and then, so that messages move on and
-// other ranks see that this one lives. comm.h fills the hook in.
+// Long loops outside of operations (reading, checking, writing files) call this now and then, so
+// that messages move on and other ranks see that this one lives. comm.h fills the hook in.
 static void (*keep_alive_hook)(void) = NULL;
 static inline void keep_alive(void) {
     if (keep_alive_hook) { keep_alive_hook(); }
@@ -75,23 +80,32 @@ static inline void signal_text_add_int(SignalText *t, int64_t n) {
     char digits[24];
     int at = 23;
     digits[at] = 0;
-    for (uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n; rest || at == 23; rest /= 10) { digits[--at] = (char)('0' + rest % 10); }
+    for (uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n; rest || at == 23; rest /= 10) {
+        digits[--at] = (char)('0' + rest % 10);
+    }
     if (n < 0) { digits[--at] = '-'; }
     signal_text_add(t, digits + at);
 }
-static inline void signal_text_write(const SignalText *t) { // to stderr; nothing can be done where that fails
+// to stderr; nothing can be done where that fails
+static inline void signal_text_write(const SignalText *t) {
     ssize_t written = write(STDERR_FILENO, t->text, t->length);
     (void)written;
 }
 
 static inline void *checked_malloc(size_t bytes, const char *what) {
     void *p = malloc(bytes ? bytes : 1);
-    if (!p) { die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence", "cannot allocate %zu bytes for %s", bytes, what); }
+    if (!p) {
+        die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence",
+            "cannot allocate %zu bytes for %s", bytes, what);
+    }
     return p;
 }
 static inline void *checked_calloc(size_t count, size_t size, const char *what) {
     void *p = calloc(count ? count : 1, size ? size : 1);
-    if (!p) { die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence", "cannot allocate %zu x %zu bytes for %s", count, size, what); }
+    if (!p) {
+        die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence",
+            "cannot allocate %zu x %zu bytes for %s", count, size, what);
+    }
     return p;
 }
 
@@ -101,20 +115,22 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
 #define IN_KERNELS_TOO
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Element types of what is stored and sent. Accumulation is always fp32, norms are fp64.
 typedef enum { DTYPE_FP32, DTYPE_BF16 } DType;
 static inline size_t dtype_size(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 4; }
 static inline const char *dtype_name(DType dtype) { return dtype == DTYPE_BF16 ? "bf16" : "fp32"; }
 
-// bf16 is the upper half of an fp32; rounding is to nearest even where nothing else is said, and a NaN stays a NaN.
+// bf16 is the upper half of an fp32; rounding is to nearest even where nothing else is said, and a
+// NaN stays a NaN.
 IN_KERNELS_TOO static inline float bf16_to_float(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
-IN_KERNELS_TOO static inline uint16_t number_to_bf16(float x) { // of what is known to be no NaN: loops with it are faster
+// of what is known to be no NaN: loops with it are faster
+IN_KERNELS_TOO static inline uint16_t number_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
@@ -122,17 +138,19 @@ IN_KERNELS_TOO static inline uint16_t number_to_bf16(float x) { // of what is kn
 IN_KERNELS_TOO static inline uint16_t float_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x40u) : number_to_bf16(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x40u)
+                                              : number_to_bf16(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Small arithmetic
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// The largest of some numbers, 0 at first, of which one changes at a time: a tree, each node of which is the larger one of its two.
+// The largest of some numbers, 0 at first, of which one changes at a time: a tree, each node of
+// which is the larger one of its two.
 typedef struct {
     int64_t *node; // [2 count] 1: the root; from count on the numbers
     int count;
@@ -148,8 +166,11 @@ static inline void largest_set(Largest *l, int i, int64_t number) {
 }
 static inline int64_t largest_of(const Largest *l) { return l->node[1]; }
 
-// Part `index` of `parts` contiguous, nearly equal parts of n things begins here (index = parts: the end).
-static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) { return n * index / parts; }
+// Part `index` of `parts` contiguous, nearly equal parts of n things begins here (index = parts:
+// the end).
+static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) {
+    return n * index / parts;
+}
 
 static inline double seconds_now(void) { // monotonic: jumps of the wall clock do not matter
     struct timespec t;
@@ -157,21 +178,25 @@ static inline double seconds_now(void) { // monotonic: jumps of the wall clock d
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Counter-based random numbers: a value is a function of (seed, stream, index) alone, never of the rank, the layout or
-// what was drawn before. The mixer is splitmix64's finaliser (Steele et al. 2014), applied once per input word.
+// -------------------------------------------------------------------------------------------------
+// Counter-based random numbers: a value is a function of (seed, stream, index) alone, never of the
+// rank, the layout or what was drawn before. The mixer is splitmix64's finaliser (Steele et al.
+// 2014), applied once per input word.
 IN_KERNELS_TOO static inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-static inline uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t index) { return mix64(mix64(mix64(seed) ^ stream) ^ index); }
+static inline uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t index) {
+    return mix64(mix64(mix64(seed) ^ stream) ^ index);
+}
 static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) { // in [0, 1)
     return (double)(random_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 // Two independent normals (Box-Muller): numbers 2*pair and 2*pair + 1 of the stream.
-static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t pair, double out[2]) {
+static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t pair,
+                                      double out[2]) {
     double radius = sqrt(-2.0 * log(1.0 - random_uniform(seed, stream, 2 * pair)));
     double angle = 6.283185307179586 * random_uniform(seed, stream, 2 * pair + 1);
     out[0] = radius * cos(angle);
@@ -190,7 +215,8 @@ static inline Rounding round_to_nearest(void) {
     Rounding r = {false, 0, 0};
     return r;
 }
-static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int storage, int64_t first) {
+static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int storage,
+                                          int64_t first) {
     const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u; // "rounding"
     const uint64_t of_version = random_u64(seed, ROUNDING_STREAM, (uint64_t)version);
     Rounding r = {true, mix64(of_version ^ mix64((uint64_t)storage)), first};
@@ -198,7 +224,9 @@ static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int st
 }
 // 16 bits, uniform. The element is mixed before it meets the key: with key ^ element alone, keys
 // that differ in few bits would give the same draws to permuted elements.
-IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) { return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48); }
+IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) {
+    return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48);
+}
 IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64_t i) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -206,15 +234,17 @@ IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64
     return finite ? (uint16_t)((bits + rounding_draw(r, i)) >> 16) : float_to_bf16(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// An exact sum of doubles that are not negative: a number of fixed point, so wide that it holds each of them. It is the same whatever
-// the order of the terms and whoever added which. limb[i] counts 2^(32 i - EXACT_POINT); carries wait: up to 2^30 terms.
+// -------------------------------------------------------------------------------------------------
+// An exact sum of doubles that are not negative: a number of fixed point, so wide that it holds
+// each of them. It is the same whatever the order of the terms and whoever added which. limb[i]
+// counts 2^(32 i - EXACT_POINT); carries wait: up to 2^30 terms.
 enum { EXACT_POINT = 1088, EXACT_LIMBS = (EXACT_POINT + 1024) / 32 + 2 };
 typedef struct {
     int64_t limb[EXACT_LIMBS];
     int64_t strange; // terms that are no numbers
 } ExactSum;
-// What one term adds to the three limbs from limb[first] on; first is -1 where the term is infinite or no number.
+// What one term adds to the three limbs from limb[first] on; first is -1 where the term is infinite
+// or no number.
 typedef struct {
     int first;
     int64_t part[3];
@@ -243,7 +273,8 @@ static inline void exact_add(ExactSum *sum, double x) {
     }
     for (int i = 0; i < 3; i++) { sum->limb[term.first + i] += term.part[i]; }
 }
-// Moves carries up, so that each limb but the highest is below 2^32 and 2^30 terms more may be added.
+// Moves carries up, so that each limb but the highest is below 2^32 and 2^30 terms more may be
+// added.
 static inline void exact_carry(ExactSum *sum) {
     for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
         sum->limb[i + 1] += sum->limb[i] >> 32;
@@ -257,21 +288,25 @@ static inline void exact_join(ExactSum *sum, const ExactSum *other) {
     for (int i = 0; i < EXACT_LIMBS; i++) { sum->limb[i] += carried.limb[i]; }
     sum->strange += other->strange;
 }
-static inline double exact_value(ExactSum sum) { // of its three highest limbs; NaN where a term was no number
+// of its three highest limbs; NaN where a term was no number
+static inline double exact_value(ExactSum sum) {
     int top = 0;
     exact_carry(&sum);
     for (int i = 0; i < EXACT_LIMBS; i++) { top = sum.limb[i] ? i : top; }
     double value = 0;
-    for (int i = top; i >= 0 && i > top - 3; i--) { value += ldexp((double)sum.limb[i], 32 * i - EXACT_POINT); }
+    for (int i = top; i >= 0 && i > top - 3; i--) {
+        value += ldexp((double)sum.limb[i], 32 * i - EXACT_POINT);
+    }
     return sum.strange ? (double)NAN : value;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Bytes as hexadecimal digits, two for each. `hex` has room for 2 n + 1 characters.
 static inline void bytes_to_hex(char *hex, const unsigned char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", bytes[i]); }
 }
-// False where the text does not begin with 2 n digits; nothing behind the first other character is read.
+// False where the text does not begin with 2 n digits; nothing behind the first other character is
+// read.
 static inline bool bytes_from_hex(unsigned char *bytes, const char *hex, size_t n) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     memset(bytes, 0, n);
@@ -283,9 +318,10 @@ static inline bool bytes_from_hex(unsigned char *bytes, const char *hex, size_t 
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round), so it runs at memory
-// speed; not cryptographic. Feed any number of pieces; only the concatenation matters.
+// -------------------------------------------------------------------------------------------------
+// Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round),
+// so it runs at memory speed; not cryptographic. Feed any number of pieces; only the concatenation
+// matters.
 typedef struct {
     uint64_t lane[4], length;
     unsigned char tail[32];
@@ -315,7 +351,8 @@ static inline void checksum_add(Checksum *c, const void *data, size_t bytes) {
     if (held) {
         size_t take = bytes < 32 - held ? bytes : 32 - held;
         memcpy(c->tail + held, p, take);
-        p += take, bytes -= take;
+        p += take;
+        bytes -= take;
         if (held + take < 32) { return; }
         checksum_block(c, c->tail);
     }

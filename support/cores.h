@@ -5,7 +5,8 @@
 #include "support/base.h" // part_begin
 #include <sched.h>        // cpu_set_t
 
-// The set that a text such as "0-15,32-47" names, as Linux writes it under /sys; false where it names none or is no such text.
+// The set that a text such as "0-15,32-47" names, as Linux writes it under /sys; false where it
+// names none or is no such text.
 static inline bool cores_parse(const char *list, cpu_set_t *set) {
     CPU_ZERO(set);
     while (*list && *list != '\n') {
@@ -25,9 +26,11 @@ static inline bool cores_parse(const char *list, cpu_set_t *set) {
     }
     return CPU_COUNT(set) > 0;
 }
-// The cores of the rank `index` of `ranks` that share the set `allowed`: contiguous parts of it, or all of it where there are more
-// ranks than cores or where one asks for more threads than its part has. wanted: threads, 0: one a core. Returns its threads.
-static inline int cores_of_rank(const cpu_set_t *allowed, int index, int ranks, int64_t wanted, cpu_set_t *mine) {
+// The cores of the rank `index` of `ranks` that share the set `allowed`: contiguous parts of it, or
+// all of it where there are more ranks than cores or where one asks for more threads than its part
+// has. wanted: threads, 0: one a core. Returns its threads.
+static inline int cores_of_rank(const cpu_set_t *allowed, int index, int ranks, int64_t wanted,
+                                cpu_set_t *mine) {
     const int cores = CPU_COUNT(allowed);
     const bool enough = ranks <= cores;
     const int begin = enough ? (int)part_begin(cores, ranks, index) : 0;

@@ -1,8 +1,11 @@
 // json.h: reads JSON that nobody vouches for: profiles of the planner.
 //
-// Data layout: one array of values in the order of the text; the members of an array or object follow it, `next` leads past all of them.
-//            Strings stay in the text as they were written, escapes and all: they are compared and shown, never interpreted.
-// Invariants: at most JSON_BYTES of text, JSON_DEPTH deep; every number is finite; whatever the text is, nothing outside of it is read.
+// Data layout: one array of values in the order of the text; the members of an array or object
+// follow it, `next` leads past all of them.
+//            Strings stay in the text as they were written, escapes and all: they are compared and
+//            shown, never interpreted.
+// Invariants: at most JSON_BYTES of text, JSON_DEPTH deep; every number is finite; whatever the
+// text is, nothing outside of it is read.
 #ifndef JSON_H
 #define JSON_H
 
@@ -11,12 +14,15 @@
 #include <ctype.h> // isdigit
 
 enum { JSON_BYTES = 1 << 26, JSON_DEPTH = 64 };
-typedef enum { JSON_WORD, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind; // JSON_WORD: true, false, null
+// JSON_WORD: true, false, null
+typedef enum { JSON_WORD, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind;
 
 typedef struct {
     JsonKind kind;
-    int next;                 // index of what follows this value and its members
-    const char *name, *text;  // in the text, not terminated; name: of an object's member, else NULL; text: of a string, word or number
+    int next; // index of what follows this value and its members
+    // in the text, not terminated; name: of an object's member, else NULL; text: of a string, word
+    // or number
+    const char *name, *text;
     size_t name_bytes, bytes; // of them
     double number;
 } JsonValue;
@@ -28,7 +34,8 @@ typedef struct {
 } Json;
 
 static inline void json_free(Json *j) {
-    free(j->text), free(j->values);
+    free(j->text);
+    free(j->values);
     memset(j, 0, sizeof *j);
 }
 static inline bool json_fail(Json *j, const char *trouble) {
@@ -48,7 +55,9 @@ static inline int json_add(Json *j, JsonKind kind) {
     if (j->count == j->capacity) {
         j->capacity = j->capacity ? 2 * j->capacity : 256;
         j->values = (JsonValue *)realloc(j->values, (size_t)j->capacity * sizeof(JsonValue));
-        if (!j->values) { die(EXIT_RESOURCES, NULL, "cannot hold a file of %d values", j->capacity); }
+        if (!j->values) {
+            die(EXIT_RESOURCES, NULL, "cannot hold a file of %d values", j->capacity);
+        }
     }
     JsonValue v = {kind, 0, NULL, j->at, 0, 0, 0};
     j->values[j->count] = v;
@@ -59,7 +68,9 @@ static inline bool json_read_string(Json *j, const char **text, size_t *bytes) {
     if (!json_take(j, '"')) { return json_fail(j, "a string in \"quotes\" was expected"); }
     *text = j->at;
     for (; j->at < j->end && *j->at != '"'; j->at++) {
-        if ((unsigned char)*j->at < ' ') { return json_fail(j, "a string holds a control character"); }
+        if ((unsigned char)*j->at < ' ') {
+            return json_fail(j, "a string holds a control character");
+        }
         if (*j->at == '\\' && ++j->at == j->end) { break; }
     }
     if (j->at == j->end) { return json_fail(j, "a string does not end"); }
@@ -78,7 +89,10 @@ static inline bool json_read_number(Json *j, JsonValue *v) {
     bool zero = j->at < j->end && *j->at == '0';
     int digits = json_digits(j);
     bool good = digits && !(zero && digits > 1);
-    if (j->at < j->end && *j->at == '.') { j->at++, good = good && json_digits(j); }
+    if (j->at < j->end && *j->at == '.') {
+        j->at++;
+        good = good && json_digits(j);
+    }
     if (j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
         j->at++;
         j->at += j->at < j->end && (*j->at == '+' || *j->at == '-');
@@ -86,7 +100,8 @@ static inline bool json_read_number(Json *j, JsonValue *v) {
     }
     v->bytes = (size_t)(j->at - from);
     if (!good || v->bytes >= sizeof copy) { return json_fail(j, "a number was expected"); }
-    memcpy(copy, from, v->bytes), copy[v->bytes] = 0;
+    memcpy(copy, from, v->bytes);
+    copy[v->bytes] = 0;
     v->number = strtod(copy, NULL);
     return isfinite(v->number) || json_fail(j, "a number is too large");
 }
@@ -95,7 +110,8 @@ static inline bool json_read_word(Json *j, JsonValue *v) {
     for (int i = 0; i < 3; i++) {
         size_t n = strlen(words[i]);
         if ((size_t)(j->end - j->at) >= n && !memcmp(j->at, words[i], n)) {
-            j->at += n, v->bytes = n;
+            j->at += n;
+            v->bytes = n;
             return true;
         }
     }
@@ -108,10 +124,14 @@ static inline bool json_read_members(Json *j, int depth, char close) {
     do {
         const char *name = NULL;
         size_t bytes = 0;
-        if (close == '}' && !(json_read_string(j, &name, &bytes) && (json_take(j, ':') || json_fail(j, "a ':' was expected")))) { return false; }
+        if (close == '}' && !(json_read_string(j, &name, &bytes) &&
+                              (json_take(j, ':') || json_fail(j, "a ':' was expected")))) {
+            return false;
+        }
         int member = j->count;
         if (!json_read(j, depth + 1)) { return false; }
-        j->values[member].name = name, j->values[member].name_bytes = bytes;
+        j->values[member].name = name;
+        j->values[member].name_bytes = bytes;
     } while (json_take(j, ','));
     return json_take(j, close) || json_fail(j, "a ',' or the end of the list was expected");
 }
@@ -136,13 +156,19 @@ static inline bool json_read(Json *j, int depth) {
     return good;
 }
 
-// Reads text, which it takes over. False where it is no JSON; trouble then says what was expected at the character `at`.
+// Reads text, which it takes over. False where it is no JSON; trouble then says what was expected
+// at the character `at`.
 static inline bool json_parse(Json *j, char *text, size_t bytes) {
     memset(j, 0, sizeof *j);
-    j->text = text, j->at = text, j->end = text + bytes;
-    return json_read(j, 0) && (j->at == j->end || !json_peek(j) ? j->at == j->end || json_fail(j, "a zero byte") : json_fail(j, "the end was expected"));
+    j->text = text;
+    j->at = text;
+    j->end = text + bytes;
+    return json_read(j, 0) &&
+           (j->at == j->end || !json_peek(j) ? j->at == j->end || json_fail(j, "a zero byte")
+                                             : json_fail(j, "the end was expected"));
 }
-// Reads a file; ends the program, which names the file as `flag`, where it is none that can be read or no JSON.
+// Reads a file; ends the program, which names the file as `flag`, where it is none that can be read
+// or no JSON.
 static inline Json json_open(const char *flag, const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
@@ -151,7 +177,9 @@ static inline Json json_open(const char *flag, const char *path) {
     for (size_t got; (got = fread(text + bytes, 1, capacity - bytes, f)) > 0;) {
         bytes += got;
         if (bytes < capacity) { continue; }
-        if (capacity >= JSON_BYTES) { die(EXIT_INPUT, flag, "%s is larger than %d bytes", path, JSON_BYTES); }
+        if (capacity >= JSON_BYTES) {
+            die(EXIT_INPUT, flag, "%s is larger than %d bytes", path, JSON_BYTES);
+        }
         capacity *= 2;
         text = (char *)realloc(text, capacity);
         if (!text) { die(EXIT_RESOURCES, NULL, "cannot hold %zu bytes of %s", capacity, path); }
@@ -163,20 +191,26 @@ static inline Json json_open(const char *flag, const char *path) {
     if (!json_parse(&j, text, bytes)) {
         int line = 1;
         for (const char *c = text; c < j.at; c++) { line += *c == '\n'; }
-        die(EXIT_INPUT, flag, "%s is no JSON: line %d, byte %zu: %s", path, line, (size_t)(j.at - text), j.trouble);
+        die(EXIT_INPUT, flag, "%s is no JSON: line %d, byte %zu: %s", path, line,
+            (size_t)(j.at - text), j.trouble);
     }
     return j;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Looking: values are named by their index; -1 is none, and has no members.
-static inline bool json_is(const Json *j, int value, JsonKind kind) { return value >= 0 && j->values[value].kind == kind; }
+static inline bool json_is(const Json *j, int value, JsonKind kind) {
+    return value >= 0 && j->values[value].kind == kind;
+}
 // The first member, and the one after a member; -1 where there is none.
 static inline int json_first(const Json *j, int list) {
-    bool has = (json_is(j, list, JSON_ARRAY) || json_is(j, list, JSON_OBJECT)) && j->values[list].next > list + 1;
+    bool has = (json_is(j, list, JSON_ARRAY) || json_is(j, list, JSON_OBJECT)) &&
+               j->values[list].next > list + 1;
     return has ? list + 1 : -1;
 }
-static inline int json_next(const Json *j, int list, int member) { return j->values[member].next < j->values[list].next ? j->values[member].next : -1; }
+static inline int json_next(const Json *j, int list, int member) {
+    return j->values[member].next < j->values[list].next ? j->values[member].next : -1;
+}
 static inline int json_members(const Json *j, int list) {
     int n = 0;
     for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) { n++; }
@@ -184,7 +218,10 @@ static inline int json_members(const Json *j, int list) {
 }
 static inline int json_get(const Json *j, int object, const char *name) {
     int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1;
-    while (i >= 0 && (j->values[i].name_bytes != strlen(name) || memcmp(j->values[i].name, name, strlen(name)) != 0)) { i = json_next(j, object, i); }
+    while (i >= 0 && (j->values[i].name_bytes != strlen(name) ||
+                      memcmp(j->values[i].name, name, strlen(name)) != 0)) {
+        i = json_next(j, object, i);
+    }
     return i;
 }
 

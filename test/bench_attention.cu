@@ -1,5 +1,6 @@
-// bench_attention.cu: times the attention of the GPU's operations, as it was built, on shapes of GPT-2. A JSON line per shape; the best
-// of some repetitions, by events. For scripts/bench_gpu.py.   bench_attention [ROWS T C HEADS]
+// bench_attention.cu: times the attention of the GPU's operations, as it was built, on shapes of
+// GPT-2. A JSON line per shape; the best of some repetitions, by events. For scripts/bench_gpu.py.
+// bench_attention [ROWS T C HEADS]
 #define OPS_IMPLEMENTATION
 #include "kernels/attention_cuda.cuh"
 
@@ -8,7 +9,8 @@ typedef struct {
 } Shape;
 
 // The least of seven calls: the first ones also load what they need.
-static double seconds_of(Stream *s, OpsMark *marks[2], const Shape *a, bool backward, Real *qkv, Real *out, Real *dqkv, float *lse) {
+static double seconds_of(Stream *s, OpsMark *marks[2], const Shape *a, bool backward, Real *qkv,
+                         Real *out, Real *dqkv, float *lse) {
     double best = INFINITY;
     for (int i = 0; i < 7; i++) {
         ops_mark(s, marks[0]);
@@ -30,21 +32,38 @@ static void bench(Stream *s, Shape a) {
     OpsMark *marks[2] = {ops_mark_make(), ops_mark_make()};
     s->workspace_bytes = ops_workspace_bytes(shape, 1);
     s->workspace = ops_alloc(s->workspace_bytes);
-    Real *qkv = (Real *)ops_alloc((size_t)(3 * N * a.C) * real), *out = (Real *)ops_alloc((size_t)(N * a.C) * real);
+    Real *qkv = (Real *)ops_alloc((size_t)(3 * N * a.C) * real),
+         *out = (Real *)ops_alloc((size_t)(N * a.C) * real);
     Real *dqkv = (Real *)ops_alloc((size_t)(3 * N * a.C) * real);
-    float *lse = (float *)ops_alloc((size_t)(N * a.NH) * sizeof(float)), *floats = (float *)ops_alloc((size_t)(3 * N * a.C) * sizeof(float));
+    float *lse = (float *)ops_alloc((size_t)(N * a.NH) * sizeof(float)),
+          *floats = (float *)ops_alloc((size_t)(3 * N * a.C) * sizeof(float));
     float *values = (float *)checked_malloc((size_t)(3 * N * a.C) * sizeof(float), "values");
-    if (!s->workspace || !qkv || !out || !dqkv || !lse || !floats) { die(EXIT_RESOURCES, "give smaller ROWS", "too little memory"); }
-    for (int64_t i = 0; i < 3 * N * a.C; i++) { values[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
+    if (!s->workspace || !qkv || !out || !dqkv || !lse || !floats) {
+        die(EXIT_RESOURCES, "give smaller ROWS", "too little memory");
+    }
+    for (int64_t i = 0; i < 3 * N * a.C; i++) {
+        values[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f;
+    }
     ops_from_host(s, floats, values, (size_t)(3 * N * a.C) * sizeof(float));
     ops_unpack(s, qkv, floats, DTYPE_FP32, 3 * N * a.C);
-    const double forward = seconds_of(s, marks, &a, false, qkv, out, dqkv, lse), backward = seconds_of(s, marks, &a, true, qkv, out, dqkv, lse);
-    const double flops = 2.0 * (double)(N * a.T * a.C); // of the forward pass's two products, causal: half of 4 N T C
-    printf("{\"rows\":%" PRId64 ",\"T\":%" PRId64 ",\"C\":%" PRId64 ",\"heads\":%" PRId64 ",\"forward_ms\":%.6g,\"backward_ms\":%.6g,\"forward_tflops\":%.4g,"
+    const double forward = seconds_of(s, marks, &a, false, qkv, out, dqkv, lse),
+                 backward = seconds_of(s, marks, &a, true, qkv, out, dqkv, lse);
+    // of the forward pass's two products, causal: half of 4 N T C
+    const double flops = 2.0 * (double)(N * a.T * a.C);
+    printf("{\"rows\":%" PRId64 ",\"T\":%" PRId64 ",\"C\":%" PRId64 ",\"heads\":%" PRId64
+           ",\"forward_ms\":%.6g,\"backward_ms\":%.6g,\"forward_tflops\":%.4g,"
            "\"backward_tflops\":%.4g}\n",
-           a.rows, a.T, a.C, a.NH, 1e3 * forward, 1e3 * backward, 1e-12 * flops / forward, 2.5e-12 * flops / backward);
-    ops_free(s->workspace), ops_free(qkv), ops_free(out), ops_free(dqkv), ops_free(lse), ops_free(floats), free(values), ops_mark_free(marks[0]),
-        ops_mark_free(marks[1]);
+           a.rows, a.T, a.C, a.NH, 1e3 * forward, 1e3 * backward, 1e-12 * flops / forward,
+           2.5e-12 * flops / backward);
+    ops_free(s->workspace);
+    ops_free(qkv);
+    ops_free(out);
+    ops_free(dqkv);
+    ops_free(lse);
+    ops_free(floats);
+    free(values);
+    ops_mark_free(marks[0]);
+    ops_mark_free(marks[1]);
 }
 
 int main(int argc, char **argv) {

@@ -1,6 +1,7 @@
-// bench_kernels.cu: times each operation of a training step on the shapes of a GPT, beside two ceilings measured here: a copy in the
-// device's memory and a large product. A JSON line each: the best of some calls, by events. `bytes` and `flops` are what the
-// operation must move and compute at least, not what its kernels do. For scripts/gpu_hour.py.
+// bench_kernels.cu: times each operation of a training step on the shapes of a GPT, beside two
+// ceilings measured here: a copy in the device's memory and a large product. A JSON line each: the
+// best of some calls, by events. `bytes` and `flops` are what the operation must move and compute
+// at least, not what its kernels do. For scripts/gpu_hour.py.
 //   bench_kernels [ROWS T C HEADS V PRODUCT]     PRODUCT: the side of the square product
 #define OPS_IMPLEMENTATION
 #include "kernels/attention_cuda.cuh"
@@ -35,7 +36,8 @@ static void *take(size_t bytes) {
 // Numbers in (-0.5, 0.5): zeros would take less power.
 static Real *take_reals(Bench *b, int64_t n) {
     Real *p = (Real *)take((size_t)n * ops_real_bytes());
-    float *host = (float *)checked_malloc((size_t)n * sizeof *host, "values"), *device = (float *)take((size_t)n * sizeof *device);
+    float *host = (float *)checked_malloc((size_t)n * sizeof *host, "values"),
+          *device = (float *)take((size_t)n * sizeof *device);
     for (int64_t i = 0; i < n; i++) { host[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
     ops_from_host(&b->s, device, host, (size_t)n * sizeof *host);
     ops_unpack(&b->s, p, device, DTYPE_FP32, n);
@@ -46,44 +48,87 @@ static Real *take_reals(Bench *b, int64_t n) {
 }
 static float *take_floats(int64_t n) { return (float *)take((size_t)n * sizeof(float)); }
 
-static void run_copy(Bench *b) { ops_copy(&b->s, b->wide[1], b->wide[0], (size_t)(b->N * 4 * b->a.C) * ops_real_bytes()); }
-static void run_product(Bench *b) { ops_matmul_forward(&b->s, b->wide[1], NULL, b->wide[0], b->head, NULL, b->a.product, b->a.product, b->a.product); }
-static void run_embedding(Bench *b) { ops_embedding_forward(&b->s, b->small[0], b->tokens, b->head, b->small[1], b->a.rows, b->a.T, b->a.C); }
+static void run_copy(Bench *b) {
+    ops_copy(&b->s, b->wide[1], b->wide[0], (size_t)(b->N * 4 * b->a.C) * ops_real_bytes());
+}
+static void run_product(Bench *b) {
+    ops_matmul_forward(&b->s, b->wide[1], NULL, b->wide[0], b->head, NULL, b->a.product,
+                       b->a.product, b->a.product);
+}
+static void run_embedding(Bench *b) {
+    ops_embedding_forward(&b->s, b->small[0], b->tokens, b->head, b->small[1], b->a.rows, b->a.T,
+                          b->a.C);
+}
 static void run_embedding_backward(Bench *b) {
-    ops_embedding_backward(&b->s, b->gradient, b->states[0], b->small[0], b->tokens, NULL, b->a.rows, b->a.T, b->a.C, b->Vp, b->a.T, true, false);
+    ops_embedding_backward(&b->s, b->gradient, b->states[0], b->small[0], b->tokens, NULL,
+                           b->a.rows, b->a.T, b->a.C, b->Vp, b->a.T, true, false);
 }
 static void run_layernorm(Bench *b) {
-    ops_layernorm_forward(&b->s, b->small[1], b->statistics[0], b->statistics[1], NULL, b->small[0], NULL, b->weight, b->weight, b->N, b->a.C);
+    ops_layernorm_forward(&b->s, b->small[1], b->statistics[0], b->statistics[1], NULL, b->small[0],
+                          NULL, b->weight, b->weight, b->N, b->a.C);
 }
 static void run_layernorm_sum(Bench *b) {
-    ops_layernorm_forward(&b->s, b->small[1], b->statistics[0], b->statistics[1], b->wide[0], b->small[0], b->small[2], b->weight, b->weight, b->N, b->a.C);
+    ops_layernorm_forward(&b->s, b->small[1], b->statistics[0], b->statistics[1], b->wide[0],
+                          b->small[0], b->small[2], b->weight, b->weight, b->N, b->a.C);
 }
 static void run_layernorm_input(Bench *b) {
-    ops_layernorm_backward_input(&b->s, b->small[2], b->small[1], b->small[0], b->weight, b->statistics[0], b->statistics[1], b->N, b->a.C);
+    ops_layernorm_backward_input(&b->s, b->small[2], b->small[1], b->small[0], b->weight,
+                                 b->statistics[0], b->statistics[1], b->N, b->a.C);
 }
 static void run_layernorm_weight(Bench *b) {
-    ops_layernorm_backward_weight(&b->s, b->gradient, b->states[0], b->small[1], b->small[0], b->statistics[0], b->statistics[1], b->N, b->a.C, true);
+    ops_layernorm_backward_weight(&b->s, b->gradient, b->states[0], b->small[1], b->small[0],
+                                  b->statistics[0], b->statistics[1], b->N, b->a.C, true);
 }
-static void run_residual(Bench *b) { ops_residual(&b->s, b->small[2], b->small[0], b->small[1], b->N * b->a.C); }
-static void run_qkv(Bench *b) { ops_matmul_forward(&b->s, b->wide[0], NULL, b->small[0], b->weight, b->weight, b->N, b->a.C, 3 * b->a.C); }
-static void run_fc(Bench *b) { ops_matmul_forward(&b->s, b->wide[0], b->wide[1], b->small[0], b->weight, b->weight, b->N, b->a.C, 4 * b->a.C); }
-static void run_fcproj(Bench *b) { ops_matmul_forward(&b->s, b->small[0], NULL, b->wide[0], b->weight, b->weight, b->N, 4 * b->a.C, b->a.C); }
-static void run_fcproj_input(Bench *b) { ops_matmul_backward_input(&b->s, b->wide[1], b->small[0], b->weight, b->wide[0], b->N, 4 * b->a.C, b->a.C); }
-static void run_fc_input(Bench *b) { ops_matmul_backward_input(&b->s, b->small[0], b->wide[0], b->weight, NULL, b->N, b->a.C, 4 * b->a.C); }
-static void run_fc_weight(Bench *b) { ops_matmul_backward_weight(&b->s, b->gradient, b->states[0], b->wide[0], b->small[0], b->N, b->a.C, 4 * b->a.C, true); }
-static void run_attention(Bench *b) { ops_attention_forward(&b->s, b->small[0], b->lse, b->wide[0], b->a.rows, b->a.T, b->a.C, b->a.NH); }
+static void run_residual(Bench *b) {
+    ops_residual(&b->s, b->small[2], b->small[0], b->small[1], b->N * b->a.C);
+}
+static void run_qkv(Bench *b) {
+    ops_matmul_forward(&b->s, b->wide[0], NULL, b->small[0], b->weight, b->weight, b->N, b->a.C,
+                       3 * b->a.C);
+}
+static void run_fc(Bench *b) {
+    ops_matmul_forward(&b->s, b->wide[0], b->wide[1], b->small[0], b->weight, b->weight, b->N,
+                       b->a.C, 4 * b->a.C);
+}
+static void run_fcproj(Bench *b) {
+    ops_matmul_forward(&b->s, b->small[0], NULL, b->wide[0], b->weight, b->weight, b->N, 4 * b->a.C,
+                       b->a.C);
+}
+static void run_fcproj_input(Bench *b) {
+    ops_matmul_backward_input(&b->s, b->wide[1], b->small[0], b->weight, b->wide[0], b->N,
+                              4 * b->a.C, b->a.C);
+}
+static void run_fc_input(Bench *b) {
+    ops_matmul_backward_input(&b->s, b->small[0], b->wide[0], b->weight, NULL, b->N, b->a.C,
+                              4 * b->a.C);
+}
+static void run_fc_weight(Bench *b) {
+    ops_matmul_backward_weight(&b->s, b->gradient, b->states[0], b->wide[0], b->small[0], b->N,
+                               b->a.C, 4 * b->a.C, true);
+}
+static void run_attention(Bench *b) {
+    ops_attention_forward(&b->s, b->small[0], b->lse, b->wide[0], b->a.rows, b->a.T, b->a.C,
+                          b->a.NH);
+}
 static void run_attention_backward(Bench *b) {
-    ops_attention_backward(&b->s, b->wide[1], b->small[0], b->wide[0], b->small[0], b->lse, b->a.rows, b->a.T, b->a.C, b->a.NH);
+    ops_attention_backward(&b->s, b->wide[1], b->small[0], b->wide[0], b->small[0], b->lse,
+                           b->a.rows, b->a.T, b->a.C, b->a.NH);
 }
 static void run_classifier(Bench *b) {
-    ops_classifier(&b->s, b->losses, b->small[1], b->gradient, NULL, b->small[0], b->head, b->tokens, b->N, b->N, b->a.C, b->a.V, b->Vp, 1e-3f, true);
+    ops_classifier(&b->s, b->losses, b->small[1], b->gradient, NULL, b->small[0], b->head,
+                   b->tokens, b->N, b->N, b->a.C, b->a.V, b->Vp, 1e-3f, true);
 }
 static void run_adamw(Bench *b) {
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f, 2, round_to_nearest()};
-    ops_adamw(&b->s, b->states[0], b->head, DTYPE_BF16, b->states[1], b->states[2], b->states[3], b->parameters, o);
+    ops_adamw(&b->s, b->states[0], b->head, DTYPE_BF16, b->states[1], b->states[2], b->states[3],
+              b->parameters, o);
 }
-static void run_norm(Bench *b) { ops_square_sum(&b->s, b->sum, b->states[3], b->parameters, 4096, 1.0); }
-static void run_accumulate(Bench *b) { ops_accumulate(&b->s, b->states[0], b->states[1], b->parameters); }
+static void run_norm(Bench *b) {
+    ops_square_sum(&b->s, b->sum, b->states[3], b->parameters, 4096, 1.0);
+}
+static void run_accumulate(Bench *b) {
+    ops_accumulate(&b->s, b->states[0], b->states[1], b->parameters);
+}
 
 static double seconds_of(Bench *b, void (*run)(Bench *b)) {
     double best = INFINITY;
@@ -113,25 +158,33 @@ static void open_bench(Bench *b, Shape a) {
     b->head = take_reals(b, max_i64(b->parameters, side));
     for (int i = 0; i < 2; i++) { b->statistics[i] = take_floats(b->N); }
     b->gradient = take_floats(max_i64(b->parameters, 4 * a.C * a.C));
-    for (int i = 0; i < 4; i++) { b->states[i] = take_floats(max_i64(b->parameters, max_i64(4, a.T) * a.C)); }
+    for (int i = 0; i < 4; i++) {
+        b->states[i] = take_floats(max_i64(b->parameters, max_i64(4, a.T) * a.C));
+    }
     b->lse = take_floats(b->N * a.NH);
     b->losses = take_floats(b->N);
     b->sum = (ExactSum *)take(sizeof *b->sum);
     b->tokens = (int32_t *)take((size_t)b->N * sizeof *b->tokens);
     int32_t *tokens = (int32_t *)checked_malloc((size_t)b->N * sizeof *tokens, "tokens");
-    for (int64_t i = 0; i < b->N; i++) { tokens[i] = (int32_t)(random_uniform(2, 1, (uint64_t)i) * (double)a.V); }
+    for (int64_t i = 0; i < b->N; i++) {
+        tokens[i] = (int32_t)(random_uniform(2, 1, (uint64_t)i) * (double)a.V);
+    }
     ops_from_host(&b->s, b->tokens, tokens, (size_t)b->N * sizeof *tokens);
     free(tokens);
 }
 static void print_work(Bench *b, const Work *w) {
     const double seconds = seconds_of(b, w->run);
-    printf("{\"kernel\":\"%s\",\"ms\":%.6g,\"bytes\":%.10g,\"flops\":%.10g,\"gb_per_s\":%.5g,\"tflops\":%.5g}\n", w->name, 1e3 * seconds, w->bytes, w->flops,
-           1e-9 * w->bytes / seconds, 1e-12 * w->flops / seconds);
+    printf("{\"kernel\":\"%s\",\"ms\":%.6g,\"bytes\":%.10g,\"flops\":%.10g,\"gb_per_s\":%.5g,"
+           "\"tflops\":%.5g}\n",
+           w->name, 1e3 * seconds, w->bytes, w->flops, 1e-9 * w->bytes / seconds,
+           1e-12 * w->flops / seconds);
     fflush(stdout);
 }
 static void bench(Bench *b) {
-    const double real = (double)ops_real_bytes(), N = (double)b->N, C = (double)b->a.C, T = (double)b->a.T, n = N * C * real;
-    const double side = (double)b->a.product, P = (double)b->parameters, square = 4 * C * C, head = (double)b->Vp * C;
+    const double real = (double)ops_real_bytes(), N = (double)b->N, C = (double)b->a.C,
+                 T = (double)b->a.T, n = N * C * real;
+    const double side = (double)b->a.product, P = (double)b->parameters, square = 4 * C * C,
+                 head = (double)b->Vp * C;
     const Work works[] = {
         {"copy", run_copy, 8 * n, 0},
         {"product", run_product, 3 * side * side * real, 2 * side * side * side},
@@ -162,7 +215,8 @@ int main(int argc, char **argv) {
     static Bench b; // zeros: the device's memory ends with the process
     Shape shape = {16, 1024, 768, 12, 50257, 4096};
     if (argc == 7) {
-        const Shape asked = {atoll(argv[1]), atoll(argv[2]), atoll(argv[3]), atoll(argv[4]), atoll(argv[5]), atoll(argv[6])};
+        const Shape asked = {atoll(argv[1]), atoll(argv[2]), atoll(argv[3]),
+                             atoll(argv[4]), atoll(argv[5]), atoll(argv[6])};
         shape = asked;
     } else if (argc != 1) {
         die(EXIT_INPUT, "give ROWS T C HEADS V PRODUCT, or nothing", "%d arguments", argc - 1);

@@ -1,14 +1,19 @@
-// bench_ops.c: how fast the tensor operations are, against what this machine's BLAS and memory allow. `make bench-ops`
+// bench_ops.c: how fast the tensor operations are, against what this machine's BLAS and memory
+// allow. `make bench-ops`
 //
-// For each shape of GPT-2 124M: every operation of a training step with its time, rate and bound in the same run.
-//   matrix products    the bound is cblas_sgemm alone on the same shape, threaded by the BLAS itself; a ratio of 1 means that bias,
-//                      GELU and the cutting into tiles cost nothing
-//   attention          the bound is sgemm's rate (of the large product above it) on the multiplications below the diagonal
-//   samples            for private training: products as attention's, of half the pairs of rows, the head's with dlogits; and passes
+// For each shape of GPT-2 124M: every operation of a training step with its time, rate and bound in
+// the same run.
+//   matrix products    the bound is cblas_sgemm alone on the same shape, threaded by the BLAS
+//                      itself; a ratio of 1 means that bias, GELU and the cutting into tiles cost
+//                      nothing
+//   attention          the bound is sgemm's rate (of the large product above it) on the
+//                      multiplications below the diagonal
+//   samples            for private training: products as attention's, of half the pairs of rows,
+//                      the head's with dlogits; and passes
 //   quantization       the bound is ops_copy() of as many bytes; records of 256 elements
 //   the rest           the bound is a plain pass that reads and writes as many bytes
-// Times are the best of several; operation and bound are timed in turn, so that what else the machine does hits both.
-// Usage: bench_ops [threads] [rounds]
+// Times are the best of several; operation and bound are timed in turn, so that what else the
+// machine does hits both. Usage: bench_ops [threads] [rounds]
 #include "ops_cpu.h"
 
 enum { C = 768, NH = 12, LAYERS = 12, V = 50257, Vp = 50304, ELEMENTS = 124475904, ADAM_PART = 4 };
@@ -24,118 +29,165 @@ static float *filled(int64_t n) {
     float *p = (float *)ops_alloc((size_t)n * sizeof(float));
     if (!p) { die(EXIT_RESOURCES, "free some memory", "cannot allocate %" PRId64 " floats", n); }
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i++) { p[i] = (float)(random_u64(1, 1, (uint64_t)i) >> 40) * 0x1p-24f - 0.5f; }
+    for (int64_t i = 0; i < n; i++) {
+        p[i] = (float)(random_u64(1, 1, (uint64_t)i) >> 40) * 0x1p-24f - 0.5f;
+    }
     return p;
 }
 static Real *real(float *p) { return (Real *)(void *)p; }
 
-// With one thread the processor time of this program, which other programs on the machine hardly disturb; else the wall's.
+// With one thread the processor time of this program, which other programs on the machine hardly
+// disturb; else the wall's.
 static double clock_now(const Stream *s) {
     struct timespec t;
     if (s->threads > 1) { return seconds_now(); }
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                  float *c, int64_t ldc) {
-    cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k,
+                  const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
+                  int64_t ldc) {
+    cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta,
+                c, (int)ldc);
 }
 
-#define BEST(best, work)                                                                                                                                       \
-    do {                                                                                                                                                       \
-        double begin_ = clock_now(s);                                                                                                                          \
-        work;                                                                                                                                                  \
-        double took_ = clock_now(s) - begin_;                                                                                                                  \
-        if (took_ < (best)) { (best) = took_; }                                                                                                                \
+#define BEST(best, work)                                                                           \
+    do {                                                                                           \
+        double begin_ = clock_now(s);                                                              \
+        work;                                                                                      \
+        double took_ = clock_now(s) - begin_;                                                      \
+        if (took_ < (best)) { (best) = took_; }                                                    \
     } while (0)
 
-static void print_head(const char *what) { printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "bound ms", "ratio"); }
+static void print_head(const char *what) {
+    printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "bound ms", "ratio");
+}
 static void row_matmul(const char *name, int calls, double seconds, double sgemm, double flops) {
-    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3, flops / seconds * 1e-9, sgemm * 1e3, sgemm / seconds);
-    step.ops += calls * seconds, step.sgemm += calls * sgemm, step.sgemm_flops += calls * flops;
+    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
+           flops / seconds * 1e-9, sgemm * 1e3, sgemm / seconds);
+    step.ops += calls * seconds;
+    step.sgemm += calls * sgemm;
+    step.sgemm_flops += calls * flops;
 }
 static void row_product(const char *name, int calls, double seconds, double flops) {
     double bound = flops * step.sgemm / step.sgemm_flops;
-    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3, flops / seconds * 1e-9, bound * 1e3, bound / seconds);
-    step.ops += calls * seconds, step.attention_flops += calls * flops;
+    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
+           flops / seconds * 1e-9, bound * 1e3, bound / seconds);
+    step.ops += calls * seconds;
+    step.attention_flops += calls * flops;
 }
 static void row_pass(const char *name, double calls, double seconds, double bytes) {
-    printf("%-30s %6.0f %10.3f %7.1f GB/s %10.3f %7.2f\n", name, calls, seconds * 1e3, bytes / seconds * 1e-9, bytes / pass_rate * 1e3,
-           bytes / pass_rate / seconds);
+    printf("%-30s %6.0f %10.3f %7.1f GB/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
+           bytes / seconds * 1e-9, bytes / pass_rate * 1e3, bytes / pass_rate / seconds);
     step.ops += calls * seconds;
 }
 
-// The three products of a layer with weights (OC, IC), as a step calls them: fc's forward with GELU, fcproj's backward through it.
-static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int64_t OC, bool gelu_after, bool gelu_before) {
-    float *x = filled(N * IC), *w = filled(OC * IC), *y = filled(N * OC), *g = filled(N * OC), *bias = filled(OC), *dw = filled(OC * IC), *pre = filled(N * IC);
+// The three products of a layer with weights (OC, IC), as a step calls them: fc's forward with
+// GELU, fcproj's backward through it.
+static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int64_t OC,
+                         bool gelu_after, bool gelu_before) {
+    float *x = filled(N * IC), *w = filled(OC * IC), *y = filled(N * OC), *g = filled(N * OC),
+          *bias = filled(OC), *dw = filled(OC * IC), *pre = filled(N * IC);
     double best[6] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < rounds; i++) {
-        BEST(best[0], ops_matmul_forward(s, real(y), gelu_after ? real(g) : NULL, real(x), real(w), real(bias), N, IC, OC));
+        BEST(best[0], ops_matmul_forward(s, real(y), gelu_after ? real(g) : NULL, real(x), real(w),
+                                         real(bias), N, IC, OC));
         BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, OC, IC, x, IC, w, IC, 0.0f, y, OC));
-        BEST(best[2], ops_matmul_backward_input(s, real(x), real(y), real(w), gelu_before ? real(pre) : NULL, N, IC, OC));
+        BEST(best[2], ops_matmul_backward_input(s, real(x), real(y), real(w),
+                                                gelu_before ? real(pre) : NULL, N, IC, OC));
         BEST(best[3], sgemm(CblasNoTrans, CblasNoTrans, N, IC, OC, y, OC, w, IC, 0.0f, x, IC));
         BEST(best[4], ops_matmul_backward_weight(s, dw, bias, real(y), real(x), N, IC, OC, false));
         BEST(best[5], sgemm(CblasTrans, CblasNoTrans, OC, IC, N, y, OC, x, IC, 0.0f, dw, IC));
-        for (int64_t j = 0; j < N * IC; j++) { x[j] = (float)(j % 17) * 0.1f - 0.8f; } // keep numbers ordinary
+        // keep numbers ordinary
+        for (int64_t j = 0; j < N * IC; j++) { x[j] = (float)(j % 17) * 0.1f - 0.8f; }
     }
     const char *part[3] = {"forward", "backward input", "backward weight"};
     for (int k = 0; k < 3; k++) {
         char label[64];
         snprintf(label, sizeof label, "%s %s", name, part[k]);
-        row_matmul(label, LAYERS, best[2 * k], best[2 * k + 1], 2.0 * (double)N * (double)IC * (double)OC);
+        row_matmul(label, LAYERS, best[2 * k], best[2 * k + 1],
+                   2.0 * (double)N * (double)IC * (double)OC);
     }
-    ops_free(x), ops_free(w), ops_free(y), ops_free(g), ops_free(bias), ops_free(dw), ops_free(pre);
+    ops_free(x);
+    ops_free(w);
+    ops_free(y);
+    ops_free(g);
+    ops_free(bias);
+    ops_free(dw);
+    ops_free(pre);
 }
 
 static void bench_classifier(Stream *s, int64_t N) {
-    float *x = filled(N * C), *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C), *dx = filled(N * C), *losses = filled(N);
+    float *x = filled(N * C), *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C),
+          *dx = filled(N * C), *losses = filled(N);
     float *logits = filled(N * Vp);
     int32_t *targets = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "targets");
     for (int64_t i = 0; i < N; i++) { targets[i] = (int32_t)(i * 37 % V); }
     double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < (rounds + 1) / 2; i++) {
-        BEST(best[4], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte), targets, N, N, C, V, Vp, 1.0f / (float)N, false));
-        BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets, N, N, C, V, Vp, 1.0f / (float)N, false));
+        BEST(best[4], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte),
+                                     targets, N, N, C, V, Vp, 1.0f / (float)N, false));
+        BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets,
+                                     N, N, C, V, Vp, 1.0f / (float)N, false));
         BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, Vp, C, x, C, wte, C, 0.0f, logits, Vp));
         BEST(best[2], sgemm(CblasNoTrans, CblasNoTrans, N, C, Vp, logits, Vp, wte, C, 0.0f, dx, C));
         BEST(best[3], sgemm(CblasTrans, CblasNoTrans, Vp, C, N, logits, Vp, x, C, 0.0f, dwte, C));
     }
-    row_matmul("classifier, all of it", 1, best[0], best[1] + best[2] + best[3], 6.0 * (double)N * C * (double)V);
-    row_matmul("classifier, keeping dlogits", 0, best[4], best[1] + best[2] + best[3], 6.0 * (double)N * C * (double)V);
-    ops_free(x), ops_free(wte), ops_free(dwte), ops_free(dx), ops_free(losses), ops_free(logits), free(targets);
+    row_matmul("classifier, all of it", 1, best[0], best[1] + best[2] + best[3],
+               6.0 * (double)N * C * (double)V);
+    row_matmul("classifier, keeping dlogits", 0, best[4], best[1] + best[2] + best[3],
+               6.0 * (double)N * C * (double)V);
+    ops_free(x);
+    ops_free(wte);
+    ops_free(dwte);
+    ops_free(dx);
+    ops_free(losses);
+    ops_free(logits);
+    free(targets);
 }
 
 static void bench_attention(Stream *s, int64_t rows, int64_t T) {
     int64_t N = rows * T;
-    float *qkv = filled(3 * N * C), *dqkv = filled(3 * N * C), *out = filled(N * C), *dout = filled(N * C), *lse = filled(N * NH);
+    float *qkv = filled(3 * N * C), *dqkv = filled(3 * N * C), *out = filled(N * C),
+          *dout = filled(N * C), *lse = filled(N * NH);
     double forward = 1e9, backward = 1e9, pairs = (double)rows * (double)T * (double)(T + 1) / 2;
     for (int i = 0; i < rounds; i++) {
         BEST(forward, ops_attention_forward(s, real(out), lse, real(qkv), rows, T, C, NH));
-        BEST(backward, ops_attention_backward(s, real(dqkv), real(dout), real(qkv), real(out), lse, rows, T, C, NH));
+        BEST(backward, ops_attention_backward(s, real(dqkv), real(dout), real(qkv), real(out), lse,
+                                              rows, T, C, NH));
     }
     row_product("attention forward", LAYERS, forward, 4.0 * pairs * C);
     row_product("attention backward", LAYERS, backward, 10.0 * pairs * C);
-    ops_free(qkv), ops_free(dqkv), ops_free(out), ops_free(dout), ops_free(lse);
+    ops_free(qkv);
+    ops_free(dqkv);
+    ops_free(out);
+    ops_free(dout);
+    ops_free(lse);
 }
 
 static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     const int64_t N = rows * T;
     const double pass = 4.0 * (double)N * C;
-    float *a = filled(N * C), *b = filled(N * C), *y = filled(N * C), *z = filled(N * C), *w = filled(C), *bias = filled(C), *mean = filled(N),
-          *rstd = filled(N);
+    float *a = filled(N * C), *b = filled(N * C), *y = filled(N * C), *z = filled(N * C),
+          *w = filled(C), *bias = filled(C), *mean = filled(N), *rstd = filled(N);
     float *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C);
     int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
     for (int64_t i = 0; i < N; i++) { tokens[i] = (int32_t)(random_u64(1, 2, (uint64_t)i) % V); }
     double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < 3 * rounds; i++) {
-        BEST(best[0], ops_layernorm_forward(s, real(y), mean, rstd, NULL, real(a), NULL, real(w), real(bias), N, C));
-        BEST(best[1], ops_layernorm_forward(s, real(y), mean, rstd, real(z), real(a), real(b), real(w), real(bias), N, C));
-        BEST(best[2], ops_layernorm_backward_input(s, real(z), real(b), real(a), real(w), mean, rstd, N, C));
-        BEST(best[3], ops_layernorm_backward_weight(s, w, bias, real(b), real(a), mean, rstd, N, C, false));
+        BEST(best[0], ops_layernorm_forward(s, real(y), mean, rstd, NULL, real(a), NULL, real(w),
+                                            real(bias), N, C));
+        BEST(best[1], ops_layernorm_forward(s, real(y), mean, rstd, real(z), real(a), real(b),
+                                            real(w), real(bias), N, C));
+        BEST(best[2],
+             ops_layernorm_backward_input(s, real(z), real(b), real(a), real(w), mean, rstd, N, C));
+        BEST(best[3],
+             ops_layernorm_backward_weight(s, w, bias, real(b), real(a), mean, rstd, N, C, false));
         BEST(best[4], ops_residual(s, real(z), real(z), real(b), N * C));
         BEST(best[5], ops_copy(s, y, b, (size_t)(N * C) * sizeof(float)));
         BEST(best[6], ops_embedding_forward(s, real(y), tokens, real(wte), real(wte), rows, T, C));
-        BEST(best[7], ops_embedding_backward(s, dwte, wte, real(b), tokens, NULL, rows, T, C, Vp, T, true, true));
+        BEST(best[7], ops_embedding_backward(s, dwte, wte, real(b), tokens, NULL, rows, T, C, Vp, T,
+                                             true, true));
     }
     row_pass("layernorm forward", LAYERS + 1, best[0], 2 * pass);
     row_pass("layernorm forward with sum", LAYERS, best[1], 4 * pass);
@@ -145,32 +197,55 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     row_pass("copy", 2 * LAYERS, best[5], 2 * pass);
     row_pass("embedding forward", 1, best[6], 3 * pass);
     row_pass("embedding backward", 1, best[7], 6 * pass);
-    ops_free(a), ops_free(b), ops_free(y), ops_free(z), ops_free(w), ops_free(bias), ops_free(mean), ops_free(rstd), ops_free(wte), ops_free(dwte),
-        free(tokens);
+    ops_free(a);
+    ops_free(b);
+    ops_free(y);
+    ops_free(z);
+    ops_free(w);
+    ops_free(bias);
+    ops_free(mean);
+    ops_free(rstd);
+    ops_free(wte);
+    ops_free(dwte);
+    free(tokens);
 }
 
 static void bench_sample_products(Stream *s, int64_t rows, int64_t T) {
-    const int64_t N = rows * T, shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};
-    const char *const names[5] = {"sample norms qkv", "sample norms attproj", "sample norms fc", "sample norms fcproj", "sample norms head"};
+    const int64_t N = rows * T,
+                  shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};
+    const char *const names[5] = {"sample norms qkv", "sample norms attproj", "sample norms fc",
+                                  "sample norms fcproj", "sample norms head"};
     float *in = filled(N * 4 * C), *dout = filled(N * Vp), *wide = filled(N * C);
     double *norms = (double *)(void *)filled(2 * rows);
     int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
     for (int64_t i = 0; i < N; i++) { tokens[i] = (int32_t)(random_u64(1, 2, (uint64_t)i) % V); }
     for (int k = 0; k < 5; k++) {
         double best = 1e9;
-        const double ghost = (double)T * (double)(shapes[k][0] + shapes[k][1]), gradient = 2.0 * (double)shapes[k][0] * (double)shapes[k][1];
-        for (int i = 0; i < rounds; i++) { BEST(best, ops_matmul_sample_norms(s, norms, real(dout), real(in), rows, T, shapes[k][0], shapes[k][1])); }
+        const double ghost = (double)T * (double)(shapes[k][0] + shapes[k][1]),
+                     gradient = 2.0 * (double)shapes[k][0] * (double)shapes[k][1];
+        for (int i = 0; i < rounds; i++) {
+            BEST(best, ops_matmul_sample_norms(s, norms, real(dout), real(in), rows, T,
+                                               shapes[k][0], shapes[k][1]));
+        }
         row_product(names[k], 0, best, (double)N * fmin(ghost, gradient));
     }
     double best = 1e9;
-    for (int i = 0; i < rounds; i++) { BEST(best, ops_tied_sample_norms(s, norms, real(wide), tokens, real(dout), real(in), rows, T, C, Vp)); }
+    for (int i = 0; i < rounds; i++) {
+        BEST(best, ops_tied_sample_norms(s, norms, real(wide), tokens, real(dout), real(in), rows,
+                                         T, C, Vp));
+    }
     row_product("tied sample norms", 0, best, 2.0 * (double)N * (double)T * C);
-    ops_free(in), ops_free(dout), ops_free(wide), ops_free(norms), free(tokens);
+    ops_free(in);
+    ops_free(dout);
+    ops_free(wide);
+    ops_free(norms);
+    free(tokens);
 }
 static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
     const int64_t N = rows * T, n = 12 * C * C + 13 * C; // parameters of a block
     const double pass = 4.0 * (double)N * C, block = 4.0 * (double)n;
-    float *a = filled(N * 3 * C), *b = filled(N * C), *mean = filled(N), *rstd = filled(N), *sums = filled(rows * 3 * C), *more = filled(rows * C);
+    float *a = filled(N * 3 * C), *b = filled(N * C), *mean = filled(N), *rstd = filled(N),
+          *sums = filled(rows * 3 * C), *more = filled(rows * C);
     float *gradients = filled(rows * n), *gradient = filled(n), *factors = filled(rows);
     double *norms = (double *)(void *)filled(2 * rows);
     int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
@@ -179,9 +254,11 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
     double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < 3 * rounds; i++) {
         BEST(best[0], ops_bias_samples(s, sums, norms, real(a), rows, T, 3 * C));
-        BEST(best[1], ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
+        BEST(best[1],
+             ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
         BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, rows, T, C));
-        BEST(best[3], ops_matmul_backward_weight_samples(s, gradient, real(b), real(a), factors, rows, T, 3 * C, C, false));
+        BEST(best[3], ops_matmul_backward_weight_samples(s, gradient, real(b), real(a), factors,
+                                                         rows, T, 3 * C, C, false));
         BEST(best[4], ops_sample_norms(s, norms, gradients, rows, n));
         BEST(best[5], ops_sample_norms(s, norms, gradients, 1, n));
         BEST(best[6], ops_accumulate_samples(s, gradient, gradients, factors, rows, n, true));
@@ -195,8 +272,17 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
     row_pass("sample norms, 1 sample", 0, best[5], block);
     row_pass("accumulate samples of a block", 0, best[6], (double)(rows + 2) * block);
     row_pass("accumulate samples, 1 sample", 0, best[7], 3 * block);
-    ops_free(a), ops_free(b), ops_free(mean), ops_free(rstd), ops_free(sums), ops_free(more), ops_free(gradients), ops_free(gradient), ops_free(factors),
-        ops_free(norms), free(tokens);
+    ops_free(a);
+    ops_free(b);
+    ops_free(mean);
+    ops_free(rstd);
+    ops_free(sums);
+    ops_free(more);
+    ops_free(gradients);
+    ops_free(gradient);
+    ops_free(factors);
+    ops_free(norms);
+    free(tokens);
 }
 
 // The plain pass that moves what AdamW moves: reads four arrays, writes three.
@@ -204,7 +290,11 @@ static void plain_pass(Stream *s, float *p, float *m, float *v, const float *g, 
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
 #pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { p[i] += g[i], m[i] += g[i], v[i] += g[i]; }
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) {
+            p[i] += g[i];
+            m[i] += g[i];
+            v[i] += g[i];
+        }
     }
 }
 static void bench_optimizers(Stream *s) {
@@ -239,28 +329,43 @@ static void bench_optimizers(Stream *s) {
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
     row_pass("noise", 0, best[7], 2 * bytes);
     step = fp32;
-    ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), ops_free(squares);
+    ops_free(p);
+    ops_free(m);
+    ops_free(v);
+    ops_free(g);
+    ops_free(stored);
+    ops_free(squares);
 }
 
 static void bench_quantize(Stream *s) {
     const int64_t n = ELEMENTS / ADAM_PART, part = n / 4 / 2048 * 2048;
     float *x = filled(n), *y = filled(n), *error = filled(n / 2 + 1), *records = filled(n / 2 + 1);
-    const char *const names[] = {"quantize", "dequantize", "quantize bf16", "dequantize bf16", "quantize with feedback", "sum of 4", "requantized sum of 4"};
-    ops_convert_float(s, error, x, DTYPE_BF16, n, round_to_nearest()); // bf16 numbers, which serve as errors too
+    const char *const names[] = {"quantize",
+                                 "dequantize",
+                                 "quantize bf16",
+                                 "dequantize bf16",
+                                 "quantize with feedback",
+                                 "sum of 4",
+                                 "requantized sum of 4"};
+    // bf16 numbers, which serve as errors too
+    ops_convert_float(s, error, x, DTYPE_BF16, n, round_to_nearest());
     print_head("quantization, parameters / 4");
     const double plain_rate = pass_rate;
     for (int bits = 8; bits >= 4; bits -= 4) {
         const QuantFormat f = {bits, 256};
         const double r = (double)quant_bytes(f, n), number = (double)n;
-        const double bytes[7] = {r + 4 * number, r + 4 * number, r + 2 * number, r + 2 * number, r + 8 * number, r + number, 1.25 * r};
+        const double bytes[7] = {r + 4 * number, r + 4 * number, r + 2 * number, r + 2 * number,
+                                 r + 8 * number, r + number,     1.25 * r};
         double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
         for (int i = 0; i < rounds; i++) {
             BEST(best[0], ops_quantize(s, records, x, DTYPE_FP32, n, f));
             BEST(best[1], ops_dequantize(s, y, DTYPE_FP32, records, n, f));
             BEST(best[2], ops_quantize(s, records, error, DTYPE_BF16, n, f));
             BEST(best[3], ops_dequantize(s, y, DTYPE_BF16, records, n, f));
-            BEST(best[4], ops_quantize_feedback(s, records, x, (uint16_t *)(void *)error, 0.8f, n, f));
-            BEST(best[5], ops_dequantize_sum(s, y, false, records, quant_bytes(f, part), 4, part, f));
+            BEST(best[4],
+                 ops_quantize_feedback(s, records, x, (uint16_t *)(void *)error, 0.8f, n, f));
+            BEST(best[5],
+                 ops_dequantize_sum(s, y, false, records, quant_bytes(f, part), 4, part, f));
             BEST(best[6], ops_requantize_sum(s, y, records, quant_bytes(f, part), 4, part, f));
             BEST(best[7], ops_copy(s, y, x, (size_t)n * sizeof(float)));
         }
@@ -272,13 +377,17 @@ static void bench_quantize(Stream *s) {
         }
     }
     pass_rate = plain_rate;
-    ops_free(x), ops_free(y), ops_free(error), ops_free(records);
+    ops_free(x);
+    ops_free(y);
+    ops_free(error);
+    ops_free(records);
 }
 
 static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     const int64_t N = rows * T;
     OpsShape shape = {rows, T, C, NH, V, Vp, LOGITS_PLENTY};
-    s->workspace_bytes = ops_workspace_bytes(shape, s->threads), s->workspace = ops_alloc(s->workspace_bytes);
+    s->workspace_bytes = ops_workspace_bytes(shape, s->threads);
+    s->workspace = ops_alloc(s->workspace_bytes);
     char title[64];
     snprintf(title, sizeof title, "%d rows of %d tokens", (int)rows, (int)T);
     print_head(title);
@@ -292,10 +401,13 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     bench_rows(s, rows, T);
     bench_sample_products(s, rows, T);
     bench_sample_passes(s, rows, T);
-    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f GFLOP/s, ratio %.3f; with attention's products at sgemm's rate "
+    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f "
+           "GFLOP/s, ratio %.3f; with attention's products at sgemm's rate "
            "%.3f; workspace %.0f MB\n",
-           (int)N, step.ops * 1e3, optimizer.ops * 1e3, step.sgemm * 1e3, step.sgemm_flops / step.sgemm * 1e-9, step.sgemm / step.ops,
-           (step.sgemm + step.attention_flops * step.sgemm / step.sgemm_flops) / step.ops, (double)s->workspace_bytes * 1e-6);
+           (int)N, step.ops * 1e3, optimizer.ops * 1e3, step.sgemm * 1e3,
+           step.sgemm_flops / step.sgemm * 1e-9, step.sgemm / step.ops,
+           (step.sgemm + step.attention_flops * step.sgemm / step.sgemm_flops) / step.ops,
+           (double)s->workspace_bytes * 1e-6);
     ops_free(s->workspace);
 }
 

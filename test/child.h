@@ -7,8 +7,10 @@
 #include <sys/wait.h> // waitpid
 #include <unistd.h>   // fork, pipe
 
-// The exit code of a child that calls body(argument), EXIT_DONE if it returns, and what it said on stderr. Include after cmocka.h.
-static int run_child(void (*body)(const void *), const void *argument, char *message, size_t bytes) {
+// The exit code of a child that calls body(argument), EXIT_DONE if it returns, and what it said on
+// stderr. Include after cmocka.h.
+static int run_child(void (*body)(const void *), const void *argument, char *message,
+                     size_t bytes) {
     int ends[2], status;
     assert_int_equal(pipe(ends), 0);
     fflush(NULL);
@@ -22,7 +24,9 @@ static int run_child(void (*body)(const void *), const void *argument, char *mes
     }
     close(ends[1]);
     size_t held = 0;
-    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) { held += (size_t)got; }
+    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) {
+        held += (size_t)got;
+    }
     message[held] = 0;
     close(ends[0]);
     assert_int_equal(waitpid(child, &status, 0), child);

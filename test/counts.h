@@ -14,11 +14,19 @@ static void report(const char *name) {
     int mine[2] = {passed - passed_before, failed - failed_before}, sum[2] = {0, 0};
     int *all = (int *)checked_malloc((size_t)comm.ranks * sizeof mine, "counts");
     comm_all_gather_small(&comm, mine, all, sizeof mine);
-    for (int r = 0; r < comm.ranks; r++) { sum[0] += all[2 * r], sum[1] += all[2 * r + 1]; }
-    if (comm.rank == 0) { printf("%-58s %7d ok %5d failed\n", name, sum[0], sum[1]), fflush(stdout); }
+    for (int r = 0; r < comm.ranks; r++) {
+        sum[0] += all[2 * r];
+        sum[1] += all[2 * r + 1];
+    }
+    if (comm.rank == 0) {
+        printf("%-58s %7d ok %5d failed\n", name, sum[0], sum[1]);
+        fflush(stdout);
+    }
     free(all);
-    passed_before = passed, failed_before = failed;
-    groups++, red_groups += sum[1] > 0;
+    passed_before = passed;
+    failed_before = failed;
+    groups++;
+    red_groups += sum[1] > 0;
 }
 
 #endif

@@ -1,21 +1,30 @@
-// emu.h: CUDA on the processor, for the tests of the GPU build. g++ compiles ops_cuda.cuh with this header in place of CUDA's.
+// emu.h: CUDA on the processor, for the tests of the GPU build. g++ compiles ops_cuda.cuh with this
+// header in place of CUDA's.
 //
-// Kernels    A block runs on one OS thread, its CUDA threads as fibers that are switched at barriers and shuffles (a few
-//            instructions); blocks are spread by OpenMP. Supported: __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync,
-//            atomicAdd, static and dynamic shared memory, products of tensor cores and asynchronous copies through attention_cuda.cuh's
-//            wrappers, and launches through LAUNCH(). Warps of a block must be whole.
-// Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED): threads of a block run forwards or
-//            backwards; streams are queues that run as late as they may, in any order that events allow; dynamic shared memory
-//            begins as NaN; asynchronous copies are made when started, or not before they are waited for. So a missing barrier, event or synchronisation shows as a wrong result.
-// Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
-//            beyond the end of an allocation. Managed and page-locked memory are open to both, but kernels and copies run late:
-//            who reads too early reads what was there before, and who writes too early changes what is copied.
-// Machine    EMU_GPUS devices (environment; 1), all alike, with EMU_SHARED bytes of shared memory for a block. A process uses one.
-// Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
-//            a capture, and what is not emulated there, ends the program.
-// Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
-//            the most device memory, and work in a stream.
-// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals; NCCL is in emu_nccl.h.
+// Kernels    A block runs on one OS thread, its CUDA threads as fibers that are switched at
+//            barriers and shuffles (a few instructions); blocks are spread by OpenMP. Supported:
+//            __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync, atomicAdd, static and dynamic
+//            shared memory, products of tensor cores and asynchronous copies through
+//            attention_cuda.cuh's wrappers, and launches through LAUNCH(). Warps of a block must be
+//            whole.
+// Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED): threads of a
+//            block run forwards or backwards; streams are queues that run as late as they may, in
+//            any order that events allow; dynamic shared memory begins as NaN; asynchronous copies
+//            are made when started, or not before they are waited for. So a missing barrier, event
+//            or synchronisation shows as a wrong result.
+// Memory     Device memory can be touched only while kernels and copies run: a host dereference is
+//            a fault, and so is an access beyond the end of an allocation. Managed and page-locked
+//            memory are open to both, but kernels and copies run late: who reads too early reads
+//            what was there before, and who writes too early changes what is copied.
+// Machine    EMU_GPUS devices (environment; 1), all alike, with EMU_SHARED bytes of shared memory
+//            for a block. A process uses one.
+// Graphs     A stream that is captured keeps its work; a graph is that work, to be started any
+//            number of times. What CUDA refuses in a capture, and what is not emulated there, ends
+//            the program.
+// Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both
+//            inside ranges (nvtx) only; the ranges; the most device memory, and work in a stream.
+// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their
+//            refusals; NCCL is in emu_nccl.h.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
 #define EMU_H
@@ -49,7 +58,8 @@
 #define __device__ static inline
 #define __launch_bounds__(...)
 #define UNROLL
-#define __shared__ static thread_local EMU_PARTED // one block per OS thread at a time; fibers never leave their thread
+// one block per OS thread at a time; fibers never leave their thread
+#define __shared__ static thread_local EMU_PARTED
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(const char *what, ...) {
     va_list arguments;
@@ -62,8 +72,10 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(cons
     abort();
 }
 
-// --- the seed ---------------------------------------------------------------------------------------------------------
-static inline uint64_t emu_seed_from_environment() { return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1; }
+// --- the seed ------------------------------------------------------------------------------------
+static inline uint64_t emu_seed_from_environment() {
+    return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1;
+}
 static uint64_t emu_state = emu_seed_from_environment();
 static struct EmuStream *emu_laggard;        // lags behind the other streams; NULL: none does
 static inline void emu_seed(uint64_t seed) { // what is drawn follows from it alone
@@ -76,11 +88,13 @@ static inline uint64_t emu_next(uint64_t *state) { // Steele et al.'s splitmix64
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-static inline uint64_t emu_draw(uint64_t n) { return emu_next(&emu_state) % n; } // 0 .. n - 1; the host thread calls it
+// 0 .. n - 1; the host thread calls it
+static inline uint64_t emu_draw(uint64_t n) { return emu_next(&emu_state) % n; }
 
-// --- what happened ------------------------------------------------------------------------------------------------------
+// --- what happened -------------------------------------------------------------------------------
 static struct EmuCounts {
-    int64_t waits, launches;         // in ranges: of the host for the device; of kernels, copies, products and graphs
+    // in ranges: of the host for the device; of kernels, copies, products and graphs
+    int64_t waits, launches;
     int64_t ranges, depth, profiled; // begun; that the host is in; begun while the profiler was on
     bool profiling;
     size_t device_bytes, peak_bytes; // of device memory: now, and at most
@@ -88,13 +102,17 @@ static struct EmuCounts {
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
-        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_bytes\":%zu,\"queued\":%zu}\n", (long long)waits,
-                (long long)launches, (long long)ranges, (long long)profiled, peak_bytes, queued);
+        fprintf(f,
+                "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_"
+                "bytes\":%zu,\"queued\":%zu}\n",
+                (long long)waits, (long long)launches, (long long)ranges, (long long)profiled,
+                peak_bytes, queued);
         fclose(f);
     }
 } emu_counts;
 static inline int nvtxRangePushA(const char *) {
-    emu_counts.ranges++, emu_counts.profiled += emu_counts.profiling;
+    emu_counts.ranges++;
+    emu_counts.profiled += emu_counts.profiling;
     return (int)emu_counts.depth++;
 }
 static inline int nvtxRangePop() {
@@ -102,7 +120,7 @@ static inline int nvtxRangePop() {
     return (int)--emu_counts.depth;
 }
 
-// --- types ------------------------------------------------------------------------------------------------------------
+// --- types ---------------------------------------------------------------------------------------
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
@@ -127,13 +145,18 @@ static inline __nv_bfloat16 __float2bfloat16(float x) { // to nearest even; a Na
     return h;
 }
 
-static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16(x), __float2bfloat16(y)}; }
+static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+    return {__float2bfloat16(x), __float2bfloat16(y)};
+}
 
-// --- fibers -----------------------------------------------------------------------------------------------------------
-// Saves the six registers that a callee must preserve on this stack, and goes on where the other stack was left.
+// --- fibers --------------------------------------------------------------------------------------
+// Saves the six registers that a callee must preserve on this stack, and goes on where the other
+// stack was left.
 extern "C" void emu_switch(void **save_sp, void *load_sp);
-asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
-    " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push "
+    "%r14\n push %r15\n"
+    " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop "
+    "%rbp\n ret\n");
 
 enum EmuState { EMU_READY, EMU_PAUSED, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
 enum { EMU_STACK = 64 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32, EMU_SHOWN = 32 };
@@ -147,7 +170,10 @@ struct EmuSite { // where a kernel calls: as a default argument it is the caller
     int line;
     const void *caller = NULL; // where that is not enough
     EmuSite(const char *f = __builtin_FILE(), int l = __builtin_LINE()) : file(f), line(l) {}
-    bool operator==(const EmuSite &other) const { return line == other.line && caller == other.caller && (file == other.file || !strcmp(file, other.file)); }
+    bool operator==(const EmuSite &other) const {
+        return line == other.line && caller == other.caller &&
+               (file == other.file || !strcmp(file, other.file));
+    }
 };
 struct EmuFiber {
     void *sp;
@@ -170,7 +196,8 @@ struct EmuBlock { // one per OS thread, used again for each block it runs
     void *scheduler_sp;
     EmuFiber *current;
     const std::function<void()> *body;
-    EmuSlot slot[EMU_WARPS][2][32]; // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    EmuSlot slot[EMU_WARPS][2][32];
     EmuOrder order;
     uint64_t draws; // of this block
     char *dynamic;
@@ -180,7 +207,8 @@ static const char *const emu_syncwarp = "__syncwarp";
 static thread_local EmuBlock emu;
 static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-EMU_APART static inline void emu_wait(EmuState state, const char *call, unsigned mask, EmuSite site) {
+EMU_APART static inline void emu_wait(EmuState state, const char *call, unsigned mask,
+                                      EmuSite site) {
     EmuFiber *me = emu.current;
     me->state = state;
     me->call = call;
@@ -197,17 +225,20 @@ EMU_APART static void emu_entry() {
 }
 static inline EmuFiber emu_fiber(size_t index) {
     EmuFiber f = {};
-    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK);       // the checks know it by its address
-    void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1; // staggered: else all stacks meet in one cache set
+    // the checks know it by its address
+    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK);
+    // staggered: else all stacks meet in one cache set
+    void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1;
     *--sp = (void *)emu_entry;
     for (int r = 0; r < 6; r++) { *--sp = NULL; }
     f.sp = sp;
     return f;
 }
 
-// --- what kernels call ------------------------------------------------------------------------------------------------
+// --- what kernels call ---------------------------------------------------------------------------
 EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) {
-    if (EMU_CHECKS) { site.caller = __builtin_return_address(0); } // of two calls of a function that has this line
+    // of two calls of a function that has this line
+    if (EMU_CHECKS) { site.caller = __builtin_return_address(0); }
     emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site);
 }
 EMU_APART static inline void emu_pause() { emu_wait(EMU_PAUSED, "", 0, EmuSite()); }
@@ -215,14 +246,18 @@ EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSit
     const EmuFiber *me = emu.current;
     if (!(mask >> me->lane & 1)) {
         emu_check_leave();
-        emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d", emu_function_name(emu.kernel).c_str(), call, mask, me->lane, site.file,
-                 site.line);
+        emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d",
+                 emu_function_name(emu.kernel).c_str(), call, mask, me->lane, site.file, site.line);
     }
     emu_wait(EMU_AT_WARP, call, mask, site);
 }
-EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) { emu_at_warp(emu_syncwarp, mask, site); }
+EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) {
+    emu_at_warp(emu_syncwarp, mask, site);
+}
 // Shows a value to the lanes of the mask; returns what all of them show.
-template <class T> EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask, EmuSite site) {
+template <class T>
+EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask,
+                                                EmuSite site) {
     static_assert(sizeof(T) <= EMU_SHOWN, "too much to show");
     EmuFiber *me = emu.current;
     memcpy(emu.slot[me->warp][me->shuffles & 1][me->lane], &v, sizeof v);
@@ -234,27 +269,35 @@ template <class T> EMU_APART static inline T emu_shown(const EmuSlot *slots, uns
     memcpy(&result, slots[by], sizeof result);
     return result;
 }
-template <class T> EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsigned from, EmuSite site) {
+template <class T>
+EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsigned from,
+                                      EmuSite site) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     const EmuSlot *slots = emu_show(v, call, mask, site);
     if (!(mask >> from & 1)) {
         emu_check_leave();
-        emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d", emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from,
-                 mask, site.file, site.line);
+        emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d",
+                 emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from, mask,
+                 site.file, site.line);
     }
     return emu_shown<T>(slots, from);
 }
-template <class T> EMU_APART static inline T __shfl_sync(unsigned mask, T v, int lane, EmuSite site = EmuSite()) {
+template <class T>
+EMU_APART static inline T __shfl_sync(unsigned mask, T v, int lane, EmuSite site = EmuSite()) {
     return emu_shuffle("__shfl_sync", mask, v, (unsigned)lane % 32, site);
 }
-template <class T> EMU_APART static inline T __shfl_xor_sync(unsigned mask, T v, int by, EmuSite site = EmuSite()) {
+template <class T>
+EMU_APART static inline T __shfl_xor_sync(unsigned mask, T v, int by, EmuSite site = EmuSite()) {
     return emu_shuffle("__shfl_xor_sync", mask, v, (emu.current->lane ^ (unsigned)by) % 32, site);
 }
-template <class T> EMU_APART static inline T __shfl_down_sync(unsigned mask, T v, unsigned by, EmuSite site = EmuSite()) {
+template <class T>
+EMU_APART static inline T __shfl_down_sync(unsigned mask, T v, unsigned by,
+                                           EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane;
     return emu_shuffle("__shfl_down_sync", mask, v, lane + by > 31 ? lane : lane + by, site);
 }
-EMU_APART static inline unsigned __ballot_sync(unsigned mask, int predicate, EmuSite site = EmuSite()) {
+EMU_APART static inline unsigned __ballot_sync(unsigned mask, int predicate,
+                                               EmuSite site = EmuSite()) {
     const EmuSlot *shown = emu_show(predicate != 0, "__ballot_sync", mask, site);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
@@ -274,19 +317,26 @@ template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
 }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
-// --- tensor cores and asynchronous copies: the wrappers of attention_cuda.cuh, whose comments say what they do -------------
+// --- tensor cores and asynchronous copies: the wrappers of attention_cuda.cuh --------------------
 struct EmuWords {
     uint32_t word[6];
 };
 EMU_APART static inline float emu_low(uint32_t pair) { return __bfloat162float({(uint16_t)pair}); }
-EMU_APART static inline float emu_high(uint32_t pair) { return __bfloat162float({(uint16_t)(pair >> 16)}); }
-EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower, EmuSite site = EmuSite()) {
+EMU_APART static inline float emu_high(uint32_t pair) {
+    return __bfloat162float({(uint16_t)(pair >> 16)});
+}
+EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper,
+                                      unsigned b_lower, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, row = lane / 4, column = lane % 4 * 2;
-    const EmuSlot *shown = emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}}, "mma.sync", ~0u, site);
-    for (unsigned i = 0; i < 8; i++) { // two of the 16 terms: in half i / 4, of lane i % 4 of each four
+    const EmuSlot *shown =
+        emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}}, "mma.sync", ~0u, site);
+    // two of the 16 terms: in half i / 4, of lane i % 4 of each four
+    for (unsigned i = 0; i < 8; i++) {
         const EmuWords of_row = emu_shown<EmuWords>(shown, row * 4 + i % 4);
         for (unsigned e = 0; e < 4; e++) {
-            const uint32_t x = of_row.word[i / 4 * 2 + e / 2], y = emu_shown<EmuWords>(shown, (column + e % 2) * 4 + i % 4).word[4 + i / 4];
+            const uint32_t x = of_row.word[i / 4 * 2 + e / 2],
+                           y = emu_shown<EmuWords>(shown, (column + e % 2) * 4 + i % 4)
+                                   .word[4 + i / 4];
             d[e] += emu_low(x) * emu_low(y) + emu_high(x) * emu_high(y);
         }
     }
@@ -294,7 +344,8 @@ EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned 
 struct EmuRow { // of 8 bf16
     uint16_t at[8];
 };
-EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void *caller, EmuSite site) {
+EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void *caller,
+                                                    EmuSite site) {
     emu_check_access(row, 16, EMU_READ, caller);
     if ((uintptr_t)row % 16) {
         emu_check_leave();
@@ -303,16 +354,19 @@ EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void 
     // read now: what other lanes wrote without a barrier may not be there
     return emu_show(*(const EmuRow *)(const void *)row, "ldmatrix", ~0u, site);
 }
-EMU_APART static inline void load_matrices(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
+EMU_APART static inline void load_matrices(unsigned m[4], const Bf16 *row,
+                                           EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane;
     const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) { memcpy(&m[i], &shown[8 * i + lane / 4][lane % 4 * 4], 4); }
 }
-EMU_APART static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
+EMU_APART static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row,
+                                                      EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, first = lane % 4 * 2;
     const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) {
-        const EmuRow low = emu_shown<EmuRow>(shown, 8 * i + first), high = emu_shown<EmuRow>(shown, 8 * i + first + 1);
+        const EmuRow low = emu_shown<EmuRow>(shown, 8 * i + first),
+                     high = emu_shown<EmuRow>(shown, 8 * i + first + 1);
         m[i] = low.at[lane / 4] | (unsigned)high.at[lane / 4] << 16;
     }
 }
@@ -323,8 +377,11 @@ EMU_APART static inline void emu_copy(const EmuCopy &c) {
         memset(c.to, 0, c.bytes);
     }
 }
-EMU_APART static inline void emu_back() { emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0)); }
-EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller, EmuSite site) {
+EMU_APART static inline void emu_back() {
+    emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0));
+}
+EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there,
+                                            const void *caller, EmuSite site) {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) {
         emu_check_leave();
         emu_fail("cp.async: an address that is not aligned, %s:%d", site.file, site.line);
@@ -340,10 +397,12 @@ EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t b
     }
     emu_back();
 }
-EMU_APART static inline void copy_async_16(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+EMU_APART static inline void copy_async_16(void *to, const void *from, bool there,
+                                           EmuSite site = EmuSite()) {
     emu_start_copy(to, from, 16, there, __builtin_return_address(0), site);
 }
-EMU_APART static inline void copy_async_4(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+EMU_APART static inline void copy_async_4(void *to, const void *from, bool there,
+                                          EmuSite site = EmuSite()) {
     emu_start_copy(to, from, 4, there, __builtin_return_address(0), site);
 }
 EMU_APART static inline void copy_async_wait() {
@@ -360,23 +419,27 @@ EMU_APART static inline void copy_async_wait() {
 static inline float power_of_2(float x) { return exp2f(x); }
 #define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
 
-// --- blocks -----------------------------------------------------------------------------------------------------------
+// --- blocks --------------------------------------------------------------------------------------
 static inline std::string emu_about(const EmuFiber *f) { // where a thread is
     char text[300];
     if (f->state == EMU_DONE) {
-        snprintf(text, sizeof text, "thread (%u,%u,%u) has left", f->thread.x, f->thread.y, f->thread.z);
+        snprintf(text, sizeof text, "thread (%u,%u,%u) has left", f->thread.x, f->thread.y,
+                 f->thread.z);
     } else {
-        snprintf(text, sizeof text, "thread (%u,%u,%u) is at %s, mask %08x, %s:%d", f->thread.x, f->thread.y, f->thread.z, f->call, f->mask, f->site.file,
-                 f->site.line);
+        snprintf(text, sizeof text, "thread (%u,%u,%u) is at %s, mask %08x, %s:%d", f->thread.x,
+                 f->thread.y, f->thread.z, f->call, f->mask, f->site.file, f->site.line);
     }
     return text;
 }
-__attribute__((noreturn)) static inline void emu_diverged(const char *what, const EmuFiber *a, const EmuFiber *b) {
-    emu_fail("divergent barrier in %s, block (%u,%u,%u): %s: %s; %s", emu_function_name(emu.kernel).c_str(), blockIdx.x, blockIdx.y, blockIdx.z, what,
+__attribute__((noreturn)) static inline void emu_diverged(const char *what, const EmuFiber *a,
+                                                          const EmuFiber *b) {
+    emu_fail("divergent barrier in %s, block (%u,%u,%u): %s: %s; %s",
+             emu_function_name(emu.kernel).c_str(), blockIdx.x, blockIdx.y, blockIdx.z, what,
              emu_about(a).c_str(), emu_about(b).c_str());
 }
 static inline bool emu_same_call(const EmuFiber *a, const EmuFiber *b) {
-    return a->state == b->state && a->call == b->call && a->mask == b->mask && a->site == b->site && a->path == b->path;
+    return a->state == b->state && a->call == b->call && a->mask == b->mask && a->site == b->site &&
+           a->path == b->path;
 }
 // The first lane of f's mask that is not with f; NULL: all are.
 static inline const EmuFiber *emu_missing(const EmuFiber *warp, const EmuFiber *f) {
@@ -385,8 +448,8 @@ static inline const EmuFiber *emu_missing(const EmuFiber *warp, const EmuFiber *
     }
     return NULL;
 }
-// Lets go on who have all come that their mask names. Their slots get one number: lanes that were apart have shown
-// different numbers of values.
+// Lets go on who have all come that their mask names. Their slots get one number: lanes that were
+// apart have shown different numbers of values.
 static inline void emu_release(EmuFiber *warp, const EmuFiber *first) {
     const unsigned mask = first->mask, number = first->shuffles;
     if (mask == ~0u && first->call == emu_syncwarp) { emu_check_warp_barrier(first->warp); }
@@ -451,7 +514,9 @@ static inline void emu_release_block(unsigned threads, unsigned live) {
     const EmuFiber *first = &emu.fibers[0];
     for (unsigned i = 0; i < threads; i++) {
         EmuFiber *f = &emu.fibers[i];
-        if (!emu_same_call(f, first)) { emu_diverged("not all threads of the block are there", f, first); }
+        if (!emu_same_call(f, first)) {
+            emu_diverged("not all threads of the block are there", f, first);
+        }
     }
     for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
     emu_check_block_barrier();
@@ -469,46 +534,63 @@ static inline void emu_run_block(unsigned threads) {
         emu_release_block(threads, live);
     }
 }
-static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const std::function<void()> *body, size_t shared, EmuOrder order) {
+static inline void emu_prepare_block(dim3 grid, dim3 block, long index,
+                                     const std::function<void()> *body, size_t shared,
+                                     EmuOrder order) {
     const unsigned threads = block.x * block.y * block.z;
     while (emu.fibers.size() < threads) { emu.fibers.push_back(emu_fiber(emu.fibers.size())); }
     if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
     memset(emu.dynamic, 0xff, shared); // NaN
-    emu.body = body, emu.order = order, blockDim = block, gridDim = grid;
+    emu.body = body;
+    emu.order = order;
+    blockDim = block;
+    gridDim = grid;
     emu.draws = order.seed + (uint64_t)index;
-    blockIdx = dim3((unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y));
+    blockIdx = dim3((unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y),
+                    (unsigned)(index / grid.x / grid.y));
     for (unsigned i = 0; i < threads; i++) {
         EmuFiber *f = &emu.fibers[i];
         f->thread = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
-        f->lane = i % 32, f->warp = i / 32, f->shuffles = 0;
+        f->lane = i % 32;
+        f->warp = i / 32;
+        f->shuffles = 0;
         f->copies.clear();
     }
 }
-// The order of blocks: index i stands for block (i step + first) modulo their number, which has no divisor in common with the step.
+// The order of blocks: index i stands for block (i step + first) modulo their number, which has no
+// divisor in common with the step.
 struct EmuBlockOrder {
     long blocks, first, step;
 };
 static inline EmuBlockOrder emu_block_order(long blocks, uint64_t seed) {
     EmuBlockOrder o = {blocks, (long)(emu_next(&seed) % (uint64_t)blocks), 0};
-    do { o.step = 1 + (long)(emu_next(&seed) % (uint64_t)std::min(blocks, 1000000L)); } while (std::__gcd(o.step, blocks) != 1);
+    do {
+        o.step = 1 + (long)(emu_next(&seed) % (uint64_t)std::min(blocks, 1000000L));
+    } while (std::__gcd(o.step, blocks) != 1);
     return o;
 }
-static inline void emu_run_grid(const void *kernel, dim3 grid, dim3 block, size_t shared, EmuOrder order, const std::function<void()> &body) {
+static inline void emu_run_grid(const void *kernel, dim3 grid, dim3 block, size_t shared,
+                                EmuOrder order, const std::function<void()> &body) {
     const unsigned threads = block.x * block.y * block.z;
     const long blocks = (long)grid.x * grid.y * grid.z;
     const EmuBlockOrder which = emu_block_order(blocks, order.seed);
 #pragma omp parallel for schedule(static) if (!EMU_CHECKS && blocks > 1 && blocks * threads > 4096)
     for (long i = 0; i < blocks; i++) {
         emu.kernel = kernel;
-        emu_prepare_block(grid, block, (long)(((__int128)i * which.step + which.first) % blocks), &body, shared, order);
+        emu_prepare_block(grid, block, (long)(((__int128)i * which.step + which.first) % blocks),
+                          &body, shared, order);
         emu_check_block(&blockIdx.x, emu.dynamic);
         emu_run_block(threads);
     }
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 typedef enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 } cudaError_t;
-typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 } cudaMemcpyKind;
+typedef enum {
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3
+} cudaMemcpyKind;
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static const size_t EMU_PAGE = 4096;
 enum EmuPlace { EMU_DEVICE, EMU_MANAGED, EMU_PINNED };
@@ -517,27 +599,37 @@ struct EmuMemory {
     char *mapped;
     EmuPlace place;
 };
-static size_t emu_device_total = getenv("EMU_DEVICE_MEMORY") ? strtoull(getenv("EMU_DEVICE_MEMORY"), NULL, 10) : (size_t)1 << 40;
+static size_t emu_device_total =
+    getenv("EMU_DEVICE_MEMORY") ? strtoull(getenv("EMU_DEVICE_MEMORY"), NULL, 10) : (size_t)1 << 40;
 static std::map<char *, EmuMemory> emu_memory; // by the pointer handed out
 static bool emu_open;                          // device memory can be touched now
 
-static inline const EmuMemory *emu_find(const void *p) { // the allocation that p lies in or just behind
+// the allocation that p lies in or just behind
+static inline const EmuMemory *emu_find(const void *p) {
     for (const auto &m : emu_memory) {
-        if ((char *)p >= m.second.mapped && (char *)p < m.second.mapped + m.second.pages + EMU_PAGE) { return &m.second; }
+        if ((char *)p >= m.second.mapped &&
+            (char *)p < m.second.mapped + m.second.pages + EMU_PAGE) {
+            return &m.second;
+        }
     }
     return NULL;
 }
 static void emu_fault(int signal_number, siginfo_t *info, void *) {
     const EmuMemory *m = emu_find(info->si_addr);
-    if (m && !emu_open && m->place == EMU_DEVICE) { fprintf(stderr, "emu: the host touches device memory\n"); }
-    if (m && emu_open) { fprintf(stderr, "emu: a kernel or copy goes beyond the end of its memory\n"); }
+    if (m && !emu_open && m->place == EMU_DEVICE) {
+        fprintf(stderr, "emu: the host touches device memory\n");
+    }
+    if (m && emu_open) {
+        fprintf(stderr, "emu: a kernel or copy goes beyond the end of its memory\n");
+    }
     fflush(stderr);
     signal(signal_number, SIG_DFL); // the access is made again, and ends the program
 }
 static inline void emu_protect(bool open) {
     emu_open = open;
     for (const auto &m : emu_memory) {
-        if (m.second.place == EMU_DEVICE && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
+        if (m.second.place == EMU_DEVICE &&
+            mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
             emu_fail("mprotect failed");
         }
     }
@@ -545,33 +637,50 @@ static inline void emu_protect(bool open) {
 static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
-    action.sa_sigaction = emu_fault, action.sa_flags = SA_SIGINFO;
-    sigaction(SIGSEGV, &action, NULL);                                                            // each time: others catch it too
-    size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE; // aligned as CUDA's, at the end of the pages
-    if (place != EMU_PINNED && pages > emu_device_total - emu_counts.device_bytes) { return cudaErrorMemoryAllocation; }
-    char *mapped = (char *)mmap(NULL, pages + EMU_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    action.sa_sigaction = emu_fault;
+    action.sa_flags = SA_SIGINFO;
+    // each time: others catch it too
+    sigaction(SIGSEGV, &action, NULL);
+    // aligned as CUDA's, at the end of the pages
+    size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE;
+    if (place != EMU_PINNED && pages > emu_device_total - emu_counts.device_bytes) {
+        return cudaErrorMemoryAllocation;
+    }
+    char *mapped = (char *)mmap(NULL, pages + EMU_PAGE, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) { return cudaErrorMemoryAllocation; }
-    if (place != EMU_DEVICE && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) { emu_fail("mprotect failed"); }
+    if (place != EMU_DEVICE && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) {
+        emu_fail("mprotect failed");
+    }
     EmuMemory m = {pages, mapped, place};
     *p = mapped + pages - used;
     emu_memory[(char *)*p] = m;
     emu_check_allocated(*p, bytes, place == EMU_DEVICE);
     emu_counts.device_bytes += place == EMU_PINNED ? 0 : pages;
-    if (emu_counts.device_bytes > emu_counts.peak_bytes) { emu_counts.peak_bytes = emu_counts.device_bytes; }
+    if (emu_counts.device_bytes > emu_counts.peak_bytes) {
+        emu_counts.peak_bytes = emu_counts.device_bytes;
+    }
     return cudaSuccess;
 }
-static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_DEVICE); }
-static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_MANAGED); }
-static size_t emu_pinned_most = getenv("EMU_PINNED_MOST") ? strtoull(getenv("EMU_PINNED_MOST"), NULL, 10) : SIZE_MAX; // bytes of one allocation
+static inline cudaError_t cudaMalloc(void **p, size_t bytes) {
+    return emu_malloc(p, bytes, EMU_DEVICE);
+}
+static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) {
+    return emu_malloc(p, bytes, EMU_MANAGED);
+}
+// bytes of one allocation
+static size_t emu_pinned_most =
+    getenv("EMU_PINNED_MOST") ? strtoull(getenv("EMU_PINNED_MOST"), NULL, 10) : SIZE_MAX;
 static inline cudaError_t cudaMallocHost(void **p, size_t bytes) {
     return bytes > emu_pinned_most ? cudaErrorMemoryAllocation : emu_malloc(p, bytes, EMU_PINNED);
 }
 static inline cudaError_t cudaMemGetInfo(size_t *there, size_t *total) {
-    *there = emu_device_total - emu_counts.device_bytes, *total = emu_device_total;
+    *there = emu_device_total - emu_counts.device_bytes;
+    *total = emu_device_total;
     return cudaSuccess;
 }
 
-// --- streams and events -----------------------------------------------------------------------------------------------
+// --- streams and events --------------------------------------------------------------------------
 struct EmuEvent {
     int64_t recorded, happened;
     double ms; // when
@@ -579,9 +688,11 @@ struct EmuEvent {
 typedef EmuEvent *cudaEvent_t;
 struct EmuWork {
     std::function<void()> run;
-    const EmuEvent *awaited; // NULL, or this work does nothing but wait until the event's record number `record` happened
+    // NULL, or this work does nothing but wait until the event's record number `record` happened
+    const EmuEvent *awaited;
     int64_t record;
-    std::function<bool()> attempt; // instead of run, where other processes take part: false: not done, to be called again
+    // instead of run, where other processes take part: false: not done, to be called again
+    std::function<bool()> attempt;
 };
 struct EmuStream {
     std::deque<EmuWork> queue, captured;
@@ -597,7 +708,8 @@ static inline cudaError_t cudaGetLastError() {
     return error;
 }
 
-static double emu_extra_ms = 0; // what products take beyond the time that they take here (emu_matmul_ms)
+// what products take beyond the time that they take here (emu_matmul_ms)
+static double emu_extra_ms = 0;
 static inline double emu_clock_ms() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -608,18 +720,23 @@ static inline void emu_queue(cudaStream_t stream, std::function<void()> run) {
     (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
     if (stream->queue.size() > emu_counts.queued) { emu_counts.queued = stream->queue.size(); }
 }
-static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { // what counts as a launch; events do not
+// what counts as a launch; events do not
+static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     emu_queue(stream, run);
     emu_counts.launches += !stream->capturing && emu_counts.depth;
 }
 static inline void emu_not_captured(const EmuStream *s) {
-    if (s->capturing) { emu_fail("a stream that is captured: no waits, no events, no copies of pageable memory"); }
+    if (s->capturing) {
+        emu_fail("a stream that is captured: no waits, no events, no copies of pageable memory");
+    }
 }
 static inline bool emu_can_run(const EmuStream *s) {
-    return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
+    return !s->queue.empty() && (!s->queue.front().awaited ||
+                                 s->queue.front().awaited->happened >= s->queue.front().record);
 }
-// Runs the next work of some stream, whichever the seed draws; one stream, now and then another, lags behind: it moves where no other can. False: all
-// that is left needs other processes, which are not ready.
+// Runs the next work of some stream, whichever the seed draws; one stream, now and then another,
+// lags behind: it moves where no other can. False: all that is left needs other processes, which
+// are not ready.
 static inline bool emu_step() {
     std::vector<EmuStream *> able;
     if (emu_draw(64) == 0) { emu_laggard = emu_streams[emu_draw(emu_streams.size())]; }
@@ -639,7 +756,8 @@ static inline bool emu_step() {
     }
     return false;
 }
-static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) { // or, impatient, until other processes are needed
+// or, impatient, until other processes are needed
+static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) {
     if (done()) { return; }
     emu_protect(true);
     do {
@@ -657,8 +775,14 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
     emu_streams.push_back(*s = new EmuStream());
     return cudaSuccess;
 }
-static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
-static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(s, flags);
+}
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emu_not_captured(s);
     emu_wait_until([=] { return s->queue.empty(); });
@@ -667,7 +791,10 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 // Some of the work happens between two looks. Who looks until there is none has waited once.
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     emu_not_captured(s);
-    if (s->queue.empty()) { return emu_counts.waits += emu_counts.depth > 0, cudaSuccess; }
+    if (s->queue.empty()) {
+        emu_counts.waits += emu_counts.depth > 0;
+        return cudaSuccess;
+    }
     uint64_t steps = 1 + emu_draw(8);
     emu_run_until([&] { return s->queue.empty() || steps-- == 0; }, false);
     return emu_last_error = cudaErrorNotReady;
@@ -679,7 +806,10 @@ static inline cudaError_t cudaDeviceSynchronize() {
 static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     cudaStreamSynchronize(s);
     for (size_t i = 0; i < emu_streams.size(); i++) {
-        if (emu_streams[i] == s) { emu_streams.erase(emu_streams.begin() + (long)i), i--; }
+        if (emu_streams[i] == s) {
+            emu_streams.erase(emu_streams.begin() + (long)i);
+            i--;
+        }
     }
     if (emu_laggard == s) { emu_laggard = NULL; }
     delete s;
@@ -706,8 +836,12 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, uns
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
-    if (!from->recorded || !to->recorded || from->happened < from->recorded || to->happened < to->recorded) { return cudaErrorNotReady; }
-    return *ms = (float)(to->ms - from->ms), cudaSuccess;
+    if (!from->recorded || !to->recorded || from->happened < from->recorded ||
+        to->happened < to->recorded) {
+        return cudaErrorNotReady;
+    }
+    *ms = (float)(to->ms - from->ms);
+    return cudaSuccess;
 }
 // Work goes on between looks, but little of it.
 static inline cudaError_t cudaEventQuery(cudaEvent_t e) {
@@ -720,7 +854,7 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     emu_wait_until([=] { return e->happened >= record; });
     return cudaSuccess;
 }
-// --- graphs: what a stream was asked for while it was captured ----------------------------------------------------------------
+// --- graphs: what a stream was asked for while it was captured -----------------------------------
 typedef std::deque<EmuWork> *cudaGraph_t, *cudaGraphExec_t;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
 static inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
@@ -731,11 +865,14 @@ static inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptu
 static inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     if (!s->capturing) { emu_fail("cudaStreamEndCapture of a stream that is not captured"); }
     *graph = new std::deque<EmuWork>(s->captured);
-    s->captured.clear(), s->capturing = false;
+    s->captured.clear();
+    s->capturing = false;
     return cudaSuccess;
 }
-static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigned long long) {
-    return *to = new std::deque<EmuWork>(*graph), cudaSuccess;
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph,
+                                               unsigned long long) {
+    *to = new std::deque<EmuWork>(*graph);
+    return cudaSuccess;
 }
 static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) {
     emu_not_captured(s);
@@ -743,8 +880,14 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
     emu_counts.launches += emu_counts.depth > 0;
     return cudaSuccess;
 }
-static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete graph, cudaSuccess; }
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
 
 static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's does
     auto m = emu_memory.find((char *)p);
@@ -764,11 +907,16 @@ static inline cudaError_t cudaFreeHost(void *p) {
 static inline bool emu_fits(const EmuMemory *m, bool host) { // managed memory is either
     return m && m->place == EMU_MANAGED ? true : host == (!m || m->place == EMU_PINNED);
 }
-// From pageable host memory the source is read before the call returns; to it, the call returns when done.
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+// From pageable host memory the source is read before the call returns; to it, the call returns
+// when done.
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
+                                          cudaMemcpyKind kind, cudaStream_t s) {
     const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from);
-    bool fits = emu_fits(memory_to, kind == cudaMemcpyDeviceToHost) && emu_fits(memory_from, kind == cudaMemcpyHostToDevice);
-    if (bytes && !fits) { emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are"); }
+    bool fits = emu_fits(memory_to, kind == cudaMemcpyDeviceToHost) &&
+                emu_fits(memory_from, kind == cudaMemcpyHostToDevice);
+    if (bytes && !fits) {
+        emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are");
+    }
     if (!memory_to || !memory_from) { emu_not_captured(s); }
     if (!memory_from) {
         std::vector<char> held((const char *)from, (const char *)from + bytes);
@@ -791,19 +939,27 @@ static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cud
     });
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on the default stream, and not awaited
+// on the default stream, and not awaited
+static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     static EmuStream *unnamed = NULL;
     if (!unnamed) { emu_streams.push_back(unnamed = new EmuStream()); }
     return cudaMemsetAsync(to, value, bytes, unnamed);
 }
 static int emu_device;
-static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = getenv("EMU_GPUS") ? atoi(getenv("EMU_GPUS")) : 1, cudaSuccess; }
+static inline cudaError_t cudaGetDeviceCount(int *n) {
+    *n = getenv("EMU_GPUS") ? atoi(getenv("EMU_GPUS")) : 1;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaSetDevice(int device) {
     int devices;
     cudaGetDeviceCount(&devices);
-    return emu_device = device, device >= 0 && device < devices ? cudaSuccess : cudaErrorMemoryAllocation;
+    emu_device = device;
+    return device >= 0 && device < devices ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-static inline cudaError_t cudaGetDevice(int *device) { return *device = emu_device, cudaSuccess; }
+static inline cudaError_t cudaGetDevice(int *device) {
+    *device = emu_device;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device) {
     snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)device);
     return cudaSuccess;
@@ -812,45 +968,68 @@ struct cudaDeviceProp {
     char name[256];
 };
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
-    snprintf(p->name, sizeof p->name, "%s", getenv("EMU_DEVICE") ? getenv("EMU_DEVICE") : "emulated");
+    snprintf(p->name, sizeof p->name, "%s",
+             getenv("EMU_DEVICE") ? getenv("EMU_DEVICE") : "emulated");
     return cudaSuccess;
 }
-static inline cudaError_t cudaProfilerStart() { return emu_counts.profiling = true, cudaSuccess; }
-static inline cudaError_t cudaProfilerStop() { return emu_counts.profiling = false, cudaSuccess; }
-static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+static inline cudaError_t cudaProfilerStart() {
+    emu_counts.profiling = true;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaProfilerStop() {
+    emu_counts.profiling = false;
+    return cudaSuccess;
+}
+static inline const char *cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : "out of memory";
+}
 
-// --- launches ---------------------------------------------------------------------------------------------------------
+// --- launches ------------------------------------------------------------------------------------
 static std::map<void *, size_t> emu_shared_allowed; // by kernel; what is not here may have 48 KiB
-template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
+template <class... P>
+static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
     static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
     return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-template <class... P, size_t... I> EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
+template <class... P, size_t... I>
+EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values,
+                               std::index_sequence<I...>) {
     emu_check_begin();
     kernel(std::get<I>(values)...);
     emu_check_end();
 }
-template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
+template <class... P, class... A>
+static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                              cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
-    if (cudaGetLastError() != cudaSuccess) { emu_fail("a launch is blamed for an earlier call's error"); }
+    if (cudaGetLastError() != cudaSuccess) {
+        emu_fail("a launch is blamed for an earlier call's error");
+    }
     auto allowed = emu_shared_allowed.find((void *)kernel);
     bool fits = shared <= (allowed == emu_shared_allowed.end() ? 48 << 10 : allowed->second);
-    bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
+    bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z &&
+                  grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
     if (!fits || !shaped) { emu_fail("a launch with a shape that CUDA refuses"); }
     std::tuple<P...> values(arguments...);
     const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1, emu_draw(~0ull)};
     emu_check_pause = emu_pause;
     emu_enqueue(s, [=] {
         emu_check_launch((const void *)kernel, &grid.x, &block.x, shared, &values, sizeof values);
-        emu_run_grid((const void *)kernel, grid, block, shared, order, [&] { emu_call(kernel, values, std::index_sequence_for<P...>()); });
+        emu_run_grid((const void *)kernel, grid, block, shared, order,
+                     [&] { emu_call(kernel, values, std::index_sequence_for<P...>()); });
         emu_check_launch_ends();
     });
 }
-#define LAUNCH(kernel, grid, block, shared, stream, ...) emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
+#define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
+    emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
 
-// --- cuBLASLt: matrices are column-major; D(m,n) = alpha op(A)(m,k) op(B)(k,n) + beta C(m,n), then the epilogue ----------
-typedef enum { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 } cublasStatus_t;
+// --- cuBLASLt: matrices are column-major; D = alpha op(A) op(B) + beta C, then the epilogue ------
+typedef enum {
+    CUBLAS_STATUS_SUCCESS,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
+} cublasStatus_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
@@ -907,26 +1086,40 @@ typedef struct {
 typedef void *cublasLtHandle_t;
 static inline size_t cublasLtGetVersion() { return 1; }
 
-// EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product, which add in different orders and which take a
-// time that follows from the seed, the product and the algorithm alone; EMU_MATMULS=SEED+rank: and from the rank. Without it there is one.
+// EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product, which add in
+// different orders and which take a time that follows from the seed, the product and the algorithm
+// alone; EMU_MATMULS=SEED+rank: and from the rank. Without it there is one.
 enum { EMU_SUGGESTIONS = 3 };
 static inline const char *emu_matmuls() { return getenv("EMU_MATMULS"); }
-static inline double emu_matmul_ms(const EmuMatmulDesc &d, const EmuLayout &D, uint64_t k, uint32_t number) {
+static inline double emu_matmul_ms(const EmuMatmulDesc &d, const EmuLayout &D, uint64_t k,
+                                   uint32_t number) {
     const char *text = emu_matmuls(), *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (!text) { return 0; }
-    const uint64_t seed = strtoull(text, NULL, 10) + (strstr(text, "+rank") && rank ? 1000 * strtoull(rank, NULL, 10) : 0);
+    const uint64_t seed = strtoull(text, NULL, 10) +
+                          (strstr(text, "+rank") && rank ? 1000 * strtoull(rank, NULL, 10) : 0);
     const uint64_t product = mix64(mix64(mix64(D.rows) ^ D.cols) ^ k) ^ (uint64_t)d.epilogue;
     return 1e5 * (1 + (double)(random_u64(seed, product, number) % 1000));
 }
 
-static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = malloc(1), CUBLAS_STATUS_SUCCESS; }
-static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return free(h), CUBLAS_STATUS_SUCCESS; }
-static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t scale) {
+static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
+    *h = malloc(1);
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
+    free(h);
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t,
+                                                      cudaDataType_t scale) {
     *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
-static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
-static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, int attribute, const void *value, size_t bytes) {
+static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, int attribute,
+                                                            const void *value, size_t bytes) {
     const struct {
         int attribute;
         void *to;
@@ -938,58 +1131,99 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
                  {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &d->aux, 8},
                  {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d->aux_ld, 8}};
     for (const auto &k : known) {
-        if (k.attribute == attribute && k.bytes == bytes) { return memcpy(k.to, value, bytes), CUBLAS_STATUS_SUCCESS; }
+        if (k.attribute == attribute && k.bytes == bytes) {
+            memcpy(k.to, value, bytes);
+            return CUBLAS_STATUS_SUCCESS;
+        }
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
-static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld) {
+static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l,
+                                                        cudaDataType_t type, uint64_t rows,
+                                                        uint64_t cols, int64_t ld) {
     *l = new EmuLayout{type, rows, cols, ld};
-    return rows && cols && ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return rows && cols && ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS
+                                               : CUBLAS_STATUS_INVALID_VALUE;
 }
-static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
 static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
     *p = new EmuPreference{0, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
-static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete p, CUBLAS_STATUS_SUCCESS; }
-static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, int attribute, const void *value, size_t bytes) {
-    bool workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    if (bytes != (workspace ? 8 : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    memcpy(workspace ? (void *)&p->workspace : (void *)&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    delete p;
     return CUBLAS_STATUS_SUCCESS;
 }
-static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->cols : l->rows; }
-static inline uint64_t emu_op_cols(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->rows : l->cols; }
-static inline uint32_t emu_alignment(const void *p) { return p ? std::min((uint32_t)((uintptr_t)p & -(uintptr_t)p), 256u) : 256; }
-static inline bool emu_has_aux(const EmuMatmulDesc &d) { return d.epilogue & 128; }
-static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B, const EmuLayout *C, const EmuLayout *D) {
-    return emu_op_rows(A, d->op[0]) == D->rows && emu_op_cols(A, d->op[0]) == emu_op_rows(B, d->op[1]) && emu_op_cols(B, d->op[1]) == D->cols &&
-           C->rows == D->rows && C->cols == D->cols && A->type == B->type && C->type == D->type && (D->type == A->type || D->type == CUDA_R_32F);
+static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                                  int attribute, const void *value,
+                                                                  size_t bytes) {
+    bool workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    if (bytes != (workspace ? 8 : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy(workspace
+               ? (void *)&p->workspace
+               : (void *)&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
+           value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
 }
-static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
-                                                            cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int most,
-                                                            cublasLtMatmulHeuristicResult_t *results, int *count) {
+static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) {
+    return op == CUBLAS_OP_T ? l->cols : l->rows;
+}
+static inline uint64_t emu_op_cols(const EmuLayout *l, cublasOperation_t op) {
+    return op == CUBLAS_OP_T ? l->rows : l->cols;
+}
+static inline uint32_t emu_alignment(const void *p) {
+    return p ? std::min((uint32_t)((uintptr_t)p & -(uintptr_t)p), 256u) : 256;
+}
+static inline bool emu_has_aux(const EmuMatmulDesc &d) { return d.epilogue & 128; }
+static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B,
+                                  const EmuLayout *C, const EmuLayout *D) {
+    return emu_op_rows(A, d->op[0]) == D->rows &&
+           emu_op_cols(A, d->op[0]) == emu_op_rows(B, d->op[1]) &&
+           emu_op_cols(B, d->op[1]) == D->cols && C->rows == D->rows && C->cols == D->cols &&
+           A->type == B->type && C->type == D->type &&
+           (D->type == A->type || D->type == CUDA_R_32F);
+}
+static inline cublasStatus_t
+cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
+                               cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
+                               cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int most,
+                               cublasLtMatmulHeuristicResult_t *results, int *count) {
     if (!emu_shapes_fit(d, A, B, C, D)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
-    if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) { return CUBLAS_STATUS_NOT_SUPPORTED; } // it may: so the way without is run
+    if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    // it may: so the way without is run
+    if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     *count = std::min(most, emu_matmuls() ? (int)EMU_SUGGESTIONS : 1);
     for (int i = 0; i < *count; i++) {
         results[i].algo.workspace = results[i].workspaceSize = p->workspace;
         memcpy(results[i].algo.alignment, p->alignment, sizeof p->alignment);
-        results[i].algo.alignment[4] = emu_alignment(d->bias), results[i].algo.alignment[5] = emu_alignment(d->aux); // their values promise it
+        // their values promise it
+        results[i].algo.alignment[4] = emu_alignment(d->bias);
+        results[i].algo.alignment[5] = emu_alignment(d->aux);
         results[i].algo.number = (uint32_t)i;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
-static inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
-                                                     cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
-                                                     cublasLtMatmulHeuristicResult_t *result) {
+static inline cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
+                        cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
+                        cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
+                        cublasLtMatmulHeuristicResult_t *result) {
     result->workspaceSize = algo->workspace;
-    return emu_shapes_fit(d, A, B, C, D) && algo->number < EMU_SUGGESTIONS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return emu_shapes_fit(d, A, B, C, D) && algo->number < EMU_SUGGESTIONS
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 static inline float emu_load(const void *p, cudaDataType_t type, int64_t i) {
-    return type == CUDA_R_16BF ? __bfloat162float(((const __nv_bfloat16 *)p)[i]) : ((const float *)p)[i];
+    return type == CUDA_R_16BF ? __bfloat162float(((const __nv_bfloat16 *)p)[i])
+                               : ((const float *)p)[i];
 }
 static inline void emu_store(void *p, cudaDataType_t type, int64_t i, float x) {
     if (type == CUDA_R_16BF) {
@@ -999,23 +1233,31 @@ static inline void emu_store(void *p, cudaDataType_t type, int64_t i, float x) {
     }
 }
 // op(X), its columns one after another
-static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l, cublasOperation_t op) {
+static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l,
+                                             cublasOperation_t op) {
     const int64_t rows = (int64_t)emu_op_rows(&l, op), cols = (int64_t)emu_op_cols(&l, op);
     std::vector<float> packed((size_t)(rows * cols));
     for (int64_t c = 0; c < cols; c++) {
-        for (int64_t r = 0; r < rows; r++) { packed[(size_t)(c * rows + r)] = emu_load(x, l.type, op == CUBLAS_OP_T ? c + r * l.ld : r + c * l.ld); }
+        for (int64_t r = 0; r < rows; r++) {
+            packed[(size_t)(c * rows + r)] =
+                emu_load(x, l.type, op == CUBLAS_OP_T ? c + r * l.ld : r + c * l.ld);
+        }
     }
     return packed;
 }
 static inline float emu_gelu_inner(float x) { return 0.7978845608f * (x + 0.044715f * x * x * x); }
 static inline float emu_gelu_slope(float x) {
     const float t = tanhf(emu_gelu_inner(x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + t) +
+           0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
 }
-static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
-                              const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl, uint32_t number) {
+static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A,
+                              const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
+                              const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl,
+                              uint32_t number) {
     const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
-    const int64_t m = (int64_t)Dl.rows, n = (int64_t)Dl.cols, k = (int64_t)emu_op_cols(&Al, d.op[0]);
+    const int64_t m = (int64_t)Dl.rows, n = (int64_t)Dl.cols,
+                  k = (int64_t)emu_op_cols(&Al, d.op[0]);
 #pragma omp parallel for schedule(static) if (m * n * k > 1000000)
     for (int64_t j = 0; j < n; j++) {
         std::vector<float> sum((size_t)m, 0.0f);
@@ -1026,9 +1268,12 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
             for (int64_t i = 0; i < m; i++) { sum[(size_t)i] += column[i] * x; }
         }
         for (int64_t i = 0; i < m; i++) {
-            float y = alpha * sum[(size_t)i] + (beta != 0.0f ? beta * emu_load(C, Cl.type, i + j * Cl.ld) : 0.0f);
+            float y = alpha * sum[(size_t)i] +
+                      (beta != 0.0f ? beta * emu_load(C, Cl.type, i + j * Cl.ld) : 0.0f);
             if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
-            if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) { y *= emu_gelu_slope(emu_load(d.aux, Dl.type, i + j * d.aux_ld)); }
+            if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                y *= emu_gelu_slope(emu_load(d.aux, Dl.type, i + j * d.aux_ld));
+            }
             if (d.epilogue & 32) { // GELU
                 emu_store(d.aux, Dl.type, i + j * d.aux_ld, y);
                 y *= 0.5f * (1.0f + tanhf(emu_gelu_inner(y)));
@@ -1043,31 +1288,54 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
     }
 }
 // All that a product touches has to lie in the tensors it is given.
-static inline size_t emu_extent(const EmuLayout &l) { return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4); }
-static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, const void *C,
+static inline size_t emu_extent(const EmuLayout &l) {
+    return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4);
+}
+static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al,
+                                    const void *B, const EmuLayout &Bl, const void *C,
                                     const EmuLayout &Cl, void *D, const EmuLayout &Dl, bool adds) {
-    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows}, aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld},
+    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows},
+                    aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld},
                     row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
     emu_check_library("cublasLtMatmul: matrix A", A, emu_extent(Al), false);
     emu_check_library("cublasLtMatmul: matrix B", B, emu_extent(Bl), false);
     if (adds) { emu_check_library("cublasLtMatmul: matrix C", C, emu_extent(Cl), false); }
-    if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { emu_check_library("cublasLtMatmul: the bias", d.bias, emu_extent(column), false); }
-    if (emu_has_aux(d)) { emu_check_library("cublasLtMatmul: what GELU is of", d.aux, emu_extent(aux), d.epilogue & 32); }
-    if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) { emu_check_library("cublasLtMatmul: the gradient of the bias", d.bias, emu_extent(row), true); }
+    if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+        emu_check_library("cublasLtMatmul: the bias", d.bias, emu_extent(column), false);
+    }
+    if (emu_has_aux(d)) {
+        emu_check_library("cublasLtMatmul: what GELU is of", d.aux, emu_extent(aux),
+                          d.epilogue & 32);
+    }
+    if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+        emu_check_library("cublasLtMatmul: the gradient of the bias", d.bias, emu_extent(row),
+                          true);
+    }
     emu_check_library("cublasLtMatmul: matrix D", D, emu_extent(Dl), true);
 }
-static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *A, cublasLtMatrixLayout_t Al,
-                                            const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
-                                            cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-                                            cudaStream_t stream) {
+static inline cublasStatus_t
+cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *A,
+               cublasLtMatrixLayout_t Al, const void *B, cublasLtMatrixLayout_t Bl,
+               const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
+               cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace,
+               size_t workspace_bytes, cudaStream_t stream) {
     const void *pointers[6] = {A, B, C, D, d->bias, d->aux};
     for (int i = 0; i < 6; i++) {
-        if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
+        if ((uintptr_t)pointers[i] % algo->alignment[i]) {
+            emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised");
+        }
     }
-    if (!workspace && workspace_bytes) { emu_fail("cublasLtMatmul: NULL for a workspace of %zu bytes", workspace_bytes); }
-    if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    const bool workspace_fits = workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
-    if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || !workspace_fits) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (!workspace && workspace_bytes) {
+        emu_fail("cublasLtMatmul: NULL for a workspace of %zu bytes", workspace_bytes);
+    }
+    if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    const bool workspace_fits =
+        workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
+    if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || !workspace_fits) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;
@@ -1076,7 +1344,8 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
         if (EMU_CHECKS) {
             emu_check_matmul(desc, A, la, B, lb, C, lc, D, ld, b != 0.0f);
             emu_check_library("cublasLtMatmul: the workspace", workspace, workspace_bytes, true);
-            if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); } // it may hold anything afterwards
+            // it may hold anything afterwards
+            if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); }
         }
         emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number);
         emu_extra_ms += emu_matmul_ms(desc, ld, emu_op_cols(&la, desc.op[0]), number);

@@ -1,5 +1,5 @@
-// emu_checks.cc: looks at each access that kernels make in the emulation (emu.h). A file of its own,
-// since it is compiled without the instrumentation that calls it; see emu_checks.h.
+// emu_checks.cc: looks at each access that kernels make in the emulation (emu.h). A file of its
+// own, since it is compiled without the instrumentation that calls it; see emu_checks.h.
 //
 // Bounds     A kernel may touch the tensors that its arguments point into, the shared memory that
 //            the launch asked for, arrays in shared memory, and its own stack. Between tensors that
@@ -31,8 +31,8 @@ enum { SHARED_BANKS = 32, SHARED_WORD = 4 };
 void (*emu_check_pause)();
 
 // --- memory --------------------------------------------------------------------------------------
-// An access: `when` counts the intervals between block barriers of all blocks that have run, so that
-// it tells the launch, the block and the interval. 0: long ago.
+// An access: `when` counts the intervals between block barriers of all blocks that have run, so
+// that it tells the launch, the block and the interval. 0: long ago.
 struct Mark {
     uint32_t when;
     uint32_t thread : 10;
@@ -115,12 +115,12 @@ static struct {
     const void *kernel;
     unsigned grid[3], block[3], index[3];
     size_t shared_bytes;
-    uintptr_t shared;    // dynamic
-    Range of_thread;     // of the host's thread: static shared memory is in it
+    uintptr_t shared; // dynamic
+    Range of_thread;  // of the host's thread: static shared memory is in it
     Range arguments;
-    uint32_t launch;     // number
+    uint32_t launch;                         // number
     uint32_t now, block_began, launch_began; // intervals
-    unsigned turn[32];   // of warps
+    unsigned turn[32];                       // of warps
     std::vector<Allowed> allowed;
     std::vector<uint32_t> blocks_began;
     std::vector<std::string> block_names;
@@ -128,7 +128,7 @@ static struct {
 static Path paths[MOST_THREADS];
 static Cell *shared_cells, *static_cells; // of dynamic and of static shared memory
 enum { NO_ARRAY = -1, OF_EMULATION = -2 };
-static std::vector<int> static_symbol;    // which array each byte of a thread belongs to, or:
+static std::vector<int> static_symbol; // which array each byte of a thread belongs to, or:
 static std::map<const void *, Counter> counters;
 static Counter *counter; // of the kernel that runs; NULL: nothing is counted
 static std::vector<Traced> traces[32];
@@ -165,7 +165,8 @@ __attribute__((noreturn)) static void stop(const std::string &said) {
     signal(SIGABRT, SIG_DFL); // a test's framework would go on
     abort();
 }
-__attribute__((noreturn, format(printf, 2, 3))) static void blame(uint32_t pc, const char *what, ...) {
+__attribute__((noreturn, format(printf, 2, 3))) static void blame(uint32_t pc, const char *what,
+                                                                  ...) {
     char said[1000];
     va_list arguments;
     va_start(arguments, what);
@@ -209,16 +210,18 @@ static bool collides(const Mark &before, const Mark &now) {
 }
 __attribute__((noreturn)) static void blame_race(const Mark &before, const Mark &now, bool wrote,
                                                  bool writes, const std::string &where) {
-    const std::string block = before.when < run.block_began ? " of block " + block_of(before.when) : "";
+    const std::string block =
+        before.when < run.block_began ? " of block " + block_of(before.when) : "";
     const std::string at = source_line(before.pc), other = thread_name(before.thread) + block;
-    blame(now.pc, "race: %s %s, which thread %s %s at %s, with no barrier between them", verb(writes),
-          where.c_str(), other.c_str(), wrote ? "wrote" : "read", at.c_str());
+    blame(now.pc, "race: %s %s, which thread %s %s at %s, with no barrier between them",
+          verb(writes), where.c_str(), other.c_str(), wrote ? "wrote" : "read", at.c_str());
 }
 static void look(Cell *c, EmuAccess kind, const Mark &now, const std::string &(*where)()) {
     const bool writes = kind != EMU_READ;
     const bool pending = c->wrote.pending && c->wrote.when >= run.block_began;
     if (pending && !(kind == EMU_COPY_ENDS && c->wrote.thread == now.thread)) {
-        blame(now.pc, "%s %s, which an asynchronous copy of thread %s brings that was not waited for",
+        blame(now.pc,
+              "%s %s, which an asynchronous copy of thread %s brings that was not waited for",
               verb(writes), where().c_str(), thread_name(c->wrote.thread).c_str());
     }
     if (collides(c->wrote, now)) { blame_race(c->wrote, now, true, writes, where()); }
@@ -302,19 +305,23 @@ static void in_thread(uintptr_t at, size_t bytes, EmuAccess kind, uint32_t pc) {
     }
     in_shared(static_cells, offset, kind, pc);
 }
-__attribute__((noreturn)) static void blame_place(uintptr_t at, size_t bytes, bool writes, uint32_t pc) {
+__attribute__((noreturn)) static void blame_place(uintptr_t at, size_t bytes, bool writes,
+                                                  uint32_t pc) {
     const Memory *m = memory_of(at);
     const Allowed *nearest = NULL;
     for (const Allowed &a : run.allowed) {
-        if (a.range.to <= at + bytes && (!nearest || a.range.to > nearest->range.to)) { nearest = &a; }
+        if (a.range.to <= at + bytes && (!nearest || a.range.to > nearest->range.to)) {
+            nearest = &a;
+        }
     }
     if (nearest && at - nearest->range.to < 1 << 20) {
         const size_t size = nearest->range.to - nearest->range.from;
-        blame(pc, "%s %zu bytes that end %zu bytes behind a tensor of %zu bytes", verb(writes), bytes,
-              at + bytes - nearest->range.to, size);
+        blame(pc, "%s %zu bytes that end %zu bytes behind a tensor of %zu bytes", verb(writes),
+              bytes, at + bytes - nearest->range.to, size);
     }
     if (m) {
-        blame(pc, "%s %zu bytes of device memory that no argument points into", verb(writes), bytes);
+        blame(pc, "%s %zu bytes of device memory that no argument points into", verb(writes),
+              bytes);
     }
     blame(pc, "%s %zu bytes of the host's memory", verb(writes), bytes);
 }
@@ -347,15 +354,16 @@ static void in_device(uintptr_t at, size_t bytes, EmuAccess kind, uint32_t pc) {
     if (kind == EMU_READ && run.arguments.has(at)) { return; }
     blame_place(at, bytes, kind != EMU_READ, pc);
 }
-static void access(const void *p, size_t bytes, EmuAccess kind, const void *caller, size_t alignment) {
+static void access(const void *p, size_t bytes, EmuAccess kind, const void *caller,
+                   size_t alignment) {
     const uintptr_t at = (uintptr_t)p;
     if (!run.inside || !bytes || (at ^ run.stack) / STACK_BYTES == 0) { return; }
     run.inside = false; // what is called here is not looked at
     const uint32_t pc = (uint32_t)((uintptr_t)caller - program_begin());
     if (at % alignment) {
         run.inside = false;
-        blame(pc, "%s %zu bytes at an address that is not a multiple of %zu", verb(kind != EMU_READ),
-              bytes, alignment);
+        blame(pc, "%s %zu bytes at an address that is not a multiple of %zu",
+              verb(kind != EMU_READ), bytes, alignment);
     }
     if (at - run.shared < DYNAMIC_MOST) {
         in_dynamic(at, bytes, kind, pc);
@@ -402,8 +410,12 @@ void __tsan_func_exit() {
     if (run.inside) { paths[run.thread].depth--; }
 }
 // The host's own: of variables that are made once, and of shared pointers
-char __tsan_atomic8_load(const volatile char *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-int __tsan_atomic32_load(const volatile int *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+char __tsan_atomic8_load(const volatile char *p, int) {
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+int __tsan_atomic32_load(const volatile int *p, int) {
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
 int __tsan_atomic32_fetch_add(volatile int *p, int v, int) { return __sync_fetch_and_add(p, v); }
 }
 
@@ -416,7 +428,8 @@ static int note_block_of_thread(struct dl_phdr_info *info, size_t, void *) {
     }
     return 1; // the first one is the program
 }
-static void prepare_shared() { // arrays in shared memory are the variables of threads that functions have
+// arrays in shared memory are the variables of threads that functions have
+static void prepare_shared() {
     if (shared_cells) { return; }
     shared_cells = zeros<Cell>(granules(DYNAMIC_MOST));
     static_cells = zeros<Cell>(granules(run.of_thread.to - run.of_thread.from));
@@ -569,7 +582,7 @@ size_t emu_check_placed(const void *p, size_t bytes) {
     return GAP;
 }
 
-// --- counts: what lanes of a warp touch by one instruction -----------------------------------------
+// --- counts: what lanes of a warp touch by one instruction ---------------------------------------
 static void count_device(const Traced *const *lanes, int n) {
     uintptr_t seen[64];
     int count = 0;
@@ -585,7 +598,8 @@ static void count_device(const Traced *const *lanes, int n) {
     counter->sectors[writes] += (uint64_t)(std::unique(seen, seen + count) - seen);
     counter->requests[writes]++;
 }
-// Words of one bank come one after another. 8 and 16 bytes a lane: half and a quarter of a warp at a time.
+// Words of one bank come one after another. 8 and 16 bytes a lane: half and a quarter of a warp at
+// a time.
 static void count_shared(const Traced *const *lanes, int n) {
     const int bytes = lanes[0]->bytes, at_once = bytes >= 16 ? 8 : bytes == 8 ? 16 : 32;
     counter->shared_requests++;
@@ -595,13 +609,16 @@ static void count_shared(const Traced *const *lanes, int n) {
         for (int i = first; i < n && i < first + at_once; i++) {
             counter->shared_bytes += lanes[i]->bytes;
             const uintptr_t end = lanes[i]->at + lanes[i]->bytes;
-            for (uintptr_t b = lanes[i]->at / SHARED_WORD; b * SHARED_WORD < end && count < 128; b++) {
+            for (uintptr_t b = lanes[i]->at / SHARED_WORD; b * SHARED_WORD < end && count < 128;
+                 b++) {
                 words[count++] = b;
             }
         }
         std::sort(words, words + count);
         count = (int)(std::unique(words, words + count) - words);
-        for (int i = 0; i < count; i++) { most = std::max(most, ++of_bank[words[i] % SHARED_BANKS]); }
+        for (int i = 0; i < count; i++) {
+            most = std::max(most, ++of_bank[words[i] % SHARED_BANKS]);
+        }
         counter->wavefronts += (uint64_t)most;
         counter->least_wavefronts += (uint64_t)(count + SHARED_BANKS - 1) / SHARED_BANKS;
     }
@@ -621,7 +638,9 @@ void emu_check_turn() {
         for (int i = 0; i < 32; i++) {
             if (at[i] >= traces[i].size()) { continue; }
             const Traced *t = &traces[i][at[i]];
-            if (t->pc != lowest->pc || t->shared != lowest->shared || t->writes != lowest->writes) { continue; }
+            if (t->pc != lowest->pc || t->shared != lowest->shared || t->writes != lowest->writes) {
+                continue;
+            }
             lanes[n++] = t;
             at[i]++;
         }
@@ -636,14 +655,21 @@ static struct Report {
         for (const auto &k : counters) {
             const Counter &c = k.second;
             if (!f) { return; }
-            fprintf(f, "{\"kernel\":\"%s\",\"launches\":%lu,\"threads\":%lu", emu_function_name(k.first).c_str(), c.launches, c.threads);
+            fprintf(f, "{\"kernel\":\"%s\",\"launches\":%lu,\"threads\":%lu",
+                    emu_function_name(k.first).c_str(), c.launches, c.threads);
             const char *const names[2] = {"read", "write"};
             for (int w = 0; w < 2; w++) {
-                fprintf(f, ",\"%s_requests\":%lu,\"%s_bytes\":%lu,\"%s_sectors\":%lu,\"%s_distinct_sectors\":%lu", names[w], c.requests[w], names[w],
-                        c.bytes[w], names[w], c.sectors[w], names[w], c.distinct[w]);
+                fprintf(f,
+                        ",\"%s_requests\":%lu,\"%s_bytes\":%lu,\"%s_sectors\":%lu,\"%s_distinct_"
+                        "sectors\":%lu",
+                        names[w], c.requests[w], names[w], c.bytes[w], names[w], c.sectors[w],
+                        names[w], c.distinct[w]);
             }
-            fprintf(f, ",\"shared_requests\":%lu,\"shared_bytes\":%lu,\"wavefronts\":%lu,\"bank_conflicts\":%lu}\n", c.shared_requests, c.shared_bytes,
-                    c.wavefronts, c.wavefronts - c.least_wavefronts);
+            fprintf(f,
+                    ",\"shared_requests\":%lu,\"shared_bytes\":%lu,\"wavefronts\":%lu,\"bank_"
+                    "conflicts\":%lu}\n",
+                    c.shared_requests, c.shared_bytes, c.wavefronts,
+                    c.wavefronts - c.least_wavefronts);
         }
         if (f) { fclose(f); }
     }

@@ -17,15 +17,18 @@ enum EmuAccess { EMU_READ, EMU_WRITE, EMU_ATOMIC, EMU_COPY_STARTS, EMU_COPY_ENDS
 #ifdef EMU_CHECKED
 enum { EMU_CHECKS = 1 };
 #define EMU_APART __attribute__((no_sanitize("thread"), noinline))
-#define EMU_PARTED __attribute__((aligned(4096))) // arrays in shared memory: what is between belongs to none
+// arrays in shared memory: what is between belongs to none
+#define EMU_PARTED __attribute__((aligned(4096)))
 
 // --- a kernel that runs: its grid, a block, a thread ---------------------------------------------
 // `arguments`: where the kernel's are. It may touch what one of them points into, and nothing else.
-void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *block, size_t shared_bytes, const void *arguments, size_t argument_bytes);
+void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *block,
+                      size_t shared_bytes, const void *arguments, size_t argument_bytes);
 void emu_check_launch_ends();
 void emu_check_block(const unsigned *index, const char *shared);
 void emu_check_block_barrier();
-void emu_check_warp_barrier(unsigned warp);               // __syncwarp of all its lanes: shuffles order nothing
+// __syncwarp of all its lanes: shuffles order nothing
+void emu_check_warp_barrier(unsigned warp);
 void emu_check_enter(unsigned thread, const void *stack); // this one runs until it waits ...
 void emu_check_leave();
 void emu_check_begin();           // ... and is in its kernel from here
@@ -51,7 +54,8 @@ enum { EMU_CHECKS = 0 };
 #define EMU_APART
 #define EMU_PARTED
 static void (*emu_check_pause)();
-static inline void emu_check_launch(const void *, const unsigned *, const unsigned *, size_t, const void *, size_t) {}
+static inline void emu_check_launch(const void *, const unsigned *, const unsigned *, size_t,
+                                    const void *, size_t) {}
 static inline void emu_check_launch_ends() {}
 static inline void emu_check_block(const unsigned *, const char *) {}
 static inline void emu_check_block_barrier() {}

@@ -1,15 +1,19 @@
-// emu_nccl.h: NCCL between processes that emulate their GPUs (emu.h), over MPI's messages on MPI_COMM_WORLD, which the program itself
-// does not use for messages.
+// emu_nccl.h: NCCL between processes that emulate their GPUs (emu.h), over MPI's messages on
+// MPI_COMM_WORLD, which the program itself does not use for messages.
 //
-// Order      A collective is work of its stream. When it gets to the front, its input is read and sent; it is done when all that it
-//            needs has come from the other members, and only then is its output written. Members may get there in any order; a
-//            collective whose turn has not come on some member lets the others wait, as on a GPU. Rendezvous: what is sent has left
-//            when the other end has come to its call, and must not have changed meanwhile. Sends and receives match between two members in
-//            their order, whatever others there are.
-// Sums       as a ring takes them: from the member behind the owner around to the owner, rounded to the type at each addition.
-// Adversary  Calls answer "in progress" and put their work into the stream only when asked again, some time later: who records an
-//            event before, records too early. What the members say about a collective (kind, count, type, place in the order) is
-//            compared. EMU_NCCL_ERROR=N (environment) makes the N-th look for asynchronous errors find one.
+// Order      A collective is work of its stream. When it gets to the front, its input is read and
+//            sent; it is done when all that it needs has come from the other members, and only then
+//            is its output written. Members may get there in any order; a collective whose turn has
+//            not come on some member lets the others wait, as on a GPU. Rendezvous: what is sent
+//            has left when the other end has come to its call, and must not have changed meanwhile.
+//            Sends and receives match between two members in their order, whatever others there
+//            are.
+// Sums       as a ring takes them: from the member behind the owner around to the owner, rounded to
+//            the type at each addition.
+// Adversary  Calls answer "in progress" and put their work into the stream only when asked again,
+//            some time later: who records an event before, records too early. What the members say
+//            about a collective (kind, count, type, place in the order) is compared.
+//            EMU_NCCL_ERROR=N (environment) makes the N-th look for asynchronous errors find one.
 #ifndef EMU_NCCL_H
 #define EMU_NCCL_H
 
@@ -19,7 +23,14 @@
 #include <memory> // work is copied, what it has under way is not
 #include <mpi.h>
 
-typedef enum { ncclSuccess, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4, ncclRemoteError = 6, ncclInProgress = 7 } ncclResult_t;
+typedef enum {
+    ncclSuccess,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclRemoteError = 6,
+    ncclInProgress = 7
+} ncclResult_t;
 typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum { ncclSum } ncclRedOp_t;
 typedef struct {
@@ -28,10 +39,18 @@ typedef struct {
 typedef struct {
     int blocking;
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER                                                                                                                                \
+#define NCCL_CONFIG_INITIALIZER                                                                    \
     { 1 }
 
-enum EmuNcclKind { EMU_ALL_GATHER, EMU_BROADCAST, EMU_REDUCE_SCATTER, EMU_REDUCE, EMU_ALL_REDUCE, EMU_SEND, EMU_RECV };
+enum EmuNcclKind {
+    EMU_ALL_GATHER,
+    EMU_BROADCAST,
+    EMU_REDUCE_SCATTER,
+    EMU_REDUCE,
+    EMU_ALL_REDUCE,
+    EMU_SEND,
+    EMU_RECV
+};
 struct EmuNcclOp {
     EmuNcclKind kind;
     const void *in;
@@ -43,8 +62,9 @@ struct EmuNcclOp {
 };
 struct EmuNcclComm {
     int me, n, tag;
-    std::vector<int> ranks;                // of the world
-    uint64_t order;                        // of the next group of calls that all members take part in
+    std::vector<int> ranks; // of the world
+    // of the next group of calls that all members take part in
+    uint64_t order;
     std::vector<uint64_t> sends, receives; // [n] so far, to and from each
     bool in_progress;
     std::vector<EmuNcclOp> called; // and not yet in the stream
@@ -66,26 +86,38 @@ struct EmuNcclMessage {
 struct EmuNcclRun {
     EmuNcclComm *comm;
     std::vector<EmuNcclOp> ops;
-    std::vector<uint64_t> orders;       // of each call
-    std::vector<std::vector<char>> own; // input of each call, as it was when the group got to the front
+    std::vector<uint64_t> orders; // of each call
+    // input of each call, as it was when the group got to the front
+    std::vector<std::vector<char>> own;
     std::deque<EmuNcclMessage> sent, received;
     bool begun;
 };
 
-static inline size_t emu_nccl_size(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
+static inline size_t emu_nccl_size(ncclDataType_t type) {
+    return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1;
+}
 
-// --- messages ---------------------------------------------------------------------------------------------------------
+// --- messages ------------------------------------------------------------------------------------
 static inline bool emu_nccl_receives(const EmuNcclOp &op, int me) {
-    return op.kind == EMU_BROADCAST ? me != op.peer : op.kind == EMU_REDUCE ? me == op.peer : op.kind != EMU_SEND;
+    return op.kind == EMU_BROADCAST ? me != op.peer
+           : op.kind == EMU_REDUCE  ? me == op.peer
+                                    : op.kind != EMU_SEND;
 }
 static inline bool emu_nccl_sends(const EmuNcclOp &op, int me) {
-    return op.kind == EMU_BROADCAST ? me == op.peer : op.kind == EMU_REDUCE ? me != op.peer : op.kind != EMU_RECV;
+    return op.kind == EMU_BROADCAST ? me == op.peer
+           : op.kind == EMU_REDUCE  ? me != op.peer
+                                    : op.kind != EMU_RECV;
 }
-static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool sending) { // does this call exchange with that member?
-    const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV || (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
-    return other != me && (!one || other == op.peer) && (sending ? emu_nccl_sends(op, me) : emu_nccl_receives(op, me));
+// does this call exchange with that member?
+static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool sending) {
+    const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV ||
+                     (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
+    return other != me && (!one || other == op.peer) &&
+           (sending ? emu_nccl_sends(op, me) : emu_nccl_receives(op, me));
 }
-static inline bool emu_nccl_pairwise(const EmuNcclOp &op) { return op.kind == EMU_SEND || op.kind == EMU_RECV; }
+static inline bool emu_nccl_pairwise(const EmuNcclOp &op) {
+    return op.kind == EMU_SEND || op.kind == EMU_RECV;
+}
 // Numbers the calls of a group, as the other members do.
 static inline void emu_nccl_number(EmuNcclRun &run) {
     EmuNcclComm *c = run.comm;
@@ -99,7 +131,8 @@ static inline void emu_nccl_number(EmuNcclRun &run) {
 }
 static inline EmuNcclHeader emu_nccl_header(const EmuNcclRun &run, size_t i) {
     const EmuNcclOp &op = run.ops[i];
-    EmuNcclHeader h = {run.orders[i], (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type, op.registered};
+    EmuNcclHeader h = {run.orders[i], (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind),
+                       op.count, (uint64_t)op.type, op.registered};
     return h;
 }
 static inline void emu_nccl_begin(EmuNcclRun &run) {
@@ -107,22 +140,31 @@ static inline void emu_nccl_begin(EmuNcclRun &run) {
     run.begun = true;
     for (size_t i = 0; i < run.ops.size(); i++) {
         const EmuNcclOp &op = run.ops[i];
-        const size_t bytes = op.count * emu_nccl_size(op.type), whole = bytes * (op.kind == EMU_REDUCE_SCATTER ? (size_t)c->n : 1);
+        const size_t bytes = op.count * emu_nccl_size(op.type),
+                     whole = bytes * (op.kind == EMU_REDUCE_SCATTER ? (size_t)c->n : 1);
         run.own.push_back({});
-        if (op.kind != EMU_RECV && (op.kind != EMU_BROADCAST || c->me == op.peer)) { run.own.back().assign((const char *)op.in, (const char *)op.in + whole); }
+        if (op.kind != EMU_RECV && (op.kind != EMU_BROADCAST || c->me == op.peer)) {
+            run.own.back().assign((const char *)op.in, (const char *)op.in + whole);
+        }
         const EmuNcclHeader header = emu_nccl_header(run, i);
         for (int m = 0; m < c->n; m++) {
             if (emu_nccl_with(op, c->me, m, true)) {
-                const char *from = run.own[i].data() + (op.kind == EMU_REDUCE_SCATTER ? (size_t)m * bytes : 0);
-                run.sent.push_back({std::vector<char>((const char *)&header, (const char *)(&header + 1)), MPI_REQUEST_NULL, (int)i, m});
+                const char *from =
+                    run.own[i].data() + (op.kind == EMU_REDUCE_SCATTER ? (size_t)m * bytes : 0);
+                run.sent.push_back(
+                    {std::vector<char>((const char *)&header, (const char *)(&header + 1)),
+                     MPI_REQUEST_NULL, (int)i, m});
                 EmuNcclMessage &message = run.sent.back();
                 message.data.insert(message.data.end(), from, from + bytes);
-                MPI_Issend(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
+                MPI_Issend(message.data.data(), (int)message.data.size(), MPI_BYTE,
+                           c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
             }
             if (emu_nccl_with(op, c->me, m, false)) {
-                run.received.push_back({std::vector<char>(sizeof header + bytes), MPI_REQUEST_NULL, (int)i, m});
+                run.received.push_back(
+                    {std::vector<char>(sizeof header + bytes), MPI_REQUEST_NULL, (int)i, m});
                 EmuNcclMessage &message = run.received.back();
-                MPI_Irecv(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
+                MPI_Irecv(message.data.data(), (int)message.data.size(), MPI_BYTE,
+                          c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
             }
         }
     }
@@ -136,9 +178,11 @@ static inline bool emu_nccl_all_come(std::deque<EmuNcclMessage> &messages) {
     return true;
 }
 
-// --- results ----------------------------------------------------------------------------------------------------------
-// out(count) = the sum of what all members gave, inputs[member]; element e of an all-reduce belongs to member e * n / count.
-static inline void emu_nccl_sum(const EmuNcclOp &op, const std::vector<const char *> &inputs, int owner) {
+// --- results -------------------------------------------------------------------------------------
+// out(count) = the sum of what all members gave, inputs[member]; element e of an all-reduce belongs
+// to member e * n / count.
+static inline void emu_nccl_sum(const EmuNcclOp &op, const std::vector<const char *> &inputs,
+                                int owner) {
     const int n = (int)inputs.size();
     for (size_t e = 0; e < op.count; e++) {
         const int last = owner < 0 ? (int)(e * (size_t)n / op.count) : owner;
@@ -166,21 +210,32 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
     for (size_t i = 0; i < run.ops.size(); i++) {
         const EmuNcclOp &op = run.ops[i];
         const size_t bytes = op.count * emu_nccl_size(op.type);
-        const bool sums = op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_REDUCE || op.kind == EMU_ALL_REDUCE;
+        const bool sums =
+            op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_REDUCE || op.kind == EMU_ALL_REDUCE;
         const EmuNcclHeader header = emu_nccl_header(run, i);
         std::vector<const char *> inputs((size_t)c->n, run.own[i].data());
         if (op.kind == EMU_REDUCE_SCATTER) { inputs[(size_t)c->me] += (size_t)c->me * bytes; }
         for (EmuNcclMessage &m : run.received) {
             if (m.op != (int)i) { continue; }
-            if (memcmp(m.data.data(), &header, sizeof header)) { emu_fail("NCCL: the members disagree about a collective"); }
+            if (memcmp(m.data.data(), &header, sizeof header)) {
+                emu_fail("NCCL: the members disagree about a collective");
+            }
             inputs[(size_t)m.from] = m.data.data() + sizeof header;
         }
-        if (sums && (op.kind != EMU_REDUCE || c->me == op.peer)) { emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me); }
-        if (op.kind == EMU_SEND && memcmp(op.in, run.own[i].data(), bytes)) { emu_fail("NCCL: what is being sent has changed"); }
-        if (op.kind == EMU_ALL_GATHER) {
-            for (size_t m = 0; m < (size_t)c->n; m++) { memcpy((char *)op.out + m * bytes, inputs[m], bytes); }
+        if (sums && (op.kind != EMU_REDUCE || c->me == op.peer)) {
+            emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me);
         }
-        if (op.kind == EMU_BROADCAST || op.kind == EMU_RECV) { memcpy(op.out, inputs[(size_t)op.peer], bytes); }
+        if (op.kind == EMU_SEND && memcmp(op.in, run.own[i].data(), bytes)) {
+            emu_fail("NCCL: what is being sent has changed");
+        }
+        if (op.kind == EMU_ALL_GATHER) {
+            for (size_t m = 0; m < (size_t)c->n; m++) {
+                memcpy((char *)op.out + m * bytes, inputs[m], bytes);
+            }
+        }
+        if (op.kind == EMU_BROADCAST || op.kind == EMU_RECV) {
+            memcpy(op.out, inputs[(size_t)op.peer], bytes);
+        }
     }
 }
 static inline bool emu_nccl_attempt(EmuNcclRun &run) {
@@ -190,11 +245,13 @@ static inline bool emu_nccl_attempt(EmuNcclRun &run) {
     return true;
 }
 
-// --- the calls --------------------------------------------------------------------------------------------------------
+// --- the calls -----------------------------------------------------------------------------------
 static int emu_nccl_depth; // of ncclGroupStart
 static std::vector<ncclComm_t> emu_nccl_touched;
 
-static inline const char *ncclGetErrorString(ncclResult_t r) { return r == ncclRemoteError ? "remote process exited or there was a network error" : "error"; }
+static inline const char *ncclGetErrorString(ncclResult_t r) {
+    return r == ncclRemoteError ? "remote process exited or there was a network error" : "error";
+}
 static inline const char *ncclGetLastError(ncclComm_t) { return "emulated"; }
 static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int made;
@@ -206,24 +263,38 @@ static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 // The members meet at the rank that made the id; it tells them who they are.
-static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int me, ncclConfig_t *config) {
+static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int me,
+                                                  ncclConfig_t *config) {
     int numbers[2], world, mine[2];
     memcpy(numbers, id.internal, sizeof numbers);
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
-    EmuNcclComm *c = *comm = new EmuNcclComm{
-        me, n, numbers[1], std::vector<int>((size_t)n), 0, std::vector<uint64_t>((size_t)n), std::vector<uint64_t>((size_t)n), true, {}, NULL, 0};
+    EmuNcclComm *c = *comm = new EmuNcclComm{me,
+                                             n,
+                                             numbers[1],
+                                             std::vector<int>((size_t)n),
+                                             0,
+                                             std::vector<uint64_t>((size_t)n),
+                                             std::vector<uint64_t>((size_t)n),
+                                             true,
+                                             {},
+                                             NULL,
+                                             0};
     c->ranks[(size_t)me] = world;
-    mine[0] = me, mine[1] = world;
+    mine[0] = me;
+    mine[1] = world;
     if (world != numbers[0]) {
         MPI_Send(mine, 2, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD);
-        MPI_Recv(c->ranks.data(), n, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Recv(c->ranks.data(), n, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
     }
     for (int i = 1; world == numbers[0] && i < n; i++) {
         MPI_Recv(mine, 2, MPI_INT, MPI_ANY_SOURCE, c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         c->ranks[(size_t)mine[0]] = mine[1];
     }
     for (int i = 0; world == numbers[0] && i < n; i++) {
-        if (i != me) { MPI_Send(c->ranks.data(), n, MPI_INT, c->ranks[(size_t)i], c->tag, MPI_COMM_WORLD); }
+        if (i != me) {
+            MPI_Send(c->ranks.data(), n, MPI_INT, c->ranks[(size_t)i], c->tag, MPI_COMM_WORLD);
+        }
     }
     return config->blocking ? ncclInvalidArgument : ncclInProgress; // only what is used is emulated
 }
@@ -233,17 +304,24 @@ static inline void emu_nccl_enter(ncclComm_t c) {
 static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
     static const long bad = getenv("EMU_NCCL_ERROR") ? atol(getenv("EMU_NCCL_ERROR")) : 0;
     static long looks;
-    *state = ++looks >= bad && bad ? ncclRemoteError : c->in_progress && emu_draw(2) ? ncclInProgress : ncclSuccess;
+    *state = ++looks >= bad && bad           ? ncclRemoteError
+             : c->in_progress && emu_draw(2) ? ncclInProgress
+                                             : ncclSuccess;
     if (*state == ncclSuccess) { c->in_progress = false; }
     if (*state == ncclSuccess && !c->called.empty()) {
         auto run = std::make_shared<EmuNcclRun>();
-        run->comm = c, run->ops.swap(c->called), run->begun = false;
+        run->comm = c;
+        run->ops.swap(c->called);
+        run->begun = false;
         emu_nccl_number(*run);
         c->stream->queue.push_back({NULL, NULL, 0, [=] { return emu_nccl_attempt(*run); }});
     }
     return ncclSuccess;
 }
-static inline ncclResult_t ncclGroupStart() { return emu_nccl_depth++, ncclSuccess; }
+static inline ncclResult_t ncclGroupStart() {
+    emu_nccl_depth++;
+    return ncclSuccess;
+}
 static inline ncclResult_t ncclGroupEnd() {
     if (--emu_nccl_depth) { return ncclSuccess; }
     for (ncclComm_t c : emu_nccl_touched) { c->in_progress = true; }
@@ -254,47 +332,68 @@ static inline ncclResult_t emu_nccl_call(ncclComm_t c, cudaStream_t stream, EmuN
     emu_nccl_enter(c);
     ncclGroupStart();
     op.registered = (uint64_t)c->registered;
-    c->called.push_back(op), c->stream = stream;
+    c->called.push_back(op);
+    c->stream = stream;
     emu_nccl_touched.push_back(c);
     return ncclGroupEnd();
 }
-static inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count,
+                                         ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_ALL_GATHER, in, out, count, type, 0, 0});
 }
-static inline ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclBroadcast(const void *in, void *out, size_t count,
+                                         ncclDataType_t type, int root, ncclComm_t c,
+                                         cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_BROADCAST, in, out, count, type, root, 0});
 }
-static inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count,
+                                             ncclDataType_t type, ncclRedOp_t, ncclComm_t c,
+                                             cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_REDUCE_SCATTER, in, out, count, type, 0, 0});
 }
-static inline ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, int root, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type,
+                                      ncclRedOp_t, int root, ncclComm_t c, cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_REDUCE, in, out, count, type, root, 0});
 }
-static inline ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclAllReduce(const void *in, void *out, size_t count,
+                                         ncclDataType_t type, ncclRedOp_t, ncclComm_t c,
+                                         cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_ALL_REDUCE, in, out, count, type, 0, 0});
 }
-static inline ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer,
+                                    ncclComm_t c, cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_SEND, in, NULL, count, type, peer, 0});
 }
-static inline ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+static inline ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer,
+                                    ncclComm_t c, cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_RECV, NULL, out, count, type, peer, 0});
 }
 static inline ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t bytes, void **handle) {
     const EmuMemory *m = emu_find(p);
-    if (!m || m->place != EMU_DEVICE || (char *)p + bytes > m->mapped + m->pages) { return ncclInvalidArgument; }
-    const char *refused = getenv("EMU_NCCL_REFUSES"); // the rank of the job on which memory cannot be registered
+    if (!m || m->place != EMU_DEVICE || (char *)p + bytes > m->mapped + m->pages) {
+        return ncclInvalidArgument;
+    }
+    // the rank of the job on which memory cannot be registered
+    const char *refused = getenv("EMU_NCCL_REFUSES");
     if (refused && atoi(refused) == c->ranks[(size_t)c->me]) { return ncclSystemError; }
-    return c->registered++, *handle = p, ncclSuccess;
+    c->registered++;
+    *handle = p;
+    return ncclSuccess;
 }
-static inline ncclResult_t ncclCommDeregister(ncclComm_t c, void *) { return c->registered--, ncclSuccess; }
+static inline ncclResult_t ncclCommDeregister(ncclComm_t c, void *) {
+    c->registered--;
+    return ncclSuccess;
+}
 static inline ncclResult_t ncclCommFinalize(ncclComm_t c) {
     emu_nccl_enter(c);
-    return c->in_progress = true, ncclInProgress;
+    c->in_progress = true;
+    return ncclInProgress;
 }
 static inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
     emu_nccl_enter(c);
     if (c->registered) { emu_fail("NCCL: memory is still registered"); }
-    return delete c, ncclSuccess;
+    delete c;
+    return ncclSuccess;
 }
 
 #endif

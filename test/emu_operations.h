@@ -1,6 +1,6 @@
-// emu_operations.h: at the begin of each operation (ops.h) its scratch holds NaNs that may not be read, so
-// that nothing can go from one operation to the next in it. For programs with -DEMU_CHECKED; the names of
-// operations are taken from ops.h when such a program is built.
+// emu_operations.h: at the begin of each operation (ops.h) its scratch holds NaNs that may not be
+// read, so that nothing can go from one operation to the next in it. For programs with
+// -DEMU_CHECKED; the names of operations are taken from ops.h when such a program is built.
 #ifndef EMU_OPERATIONS_H
 #define EMU_OPERATIONS_H
 

@@ -58,7 +58,8 @@ static inline std::string emu_readable_variable(const char *symbol) {
     const size_t end = name.rfind("::");
     return end == std::string::npos ? name : emu_readable(symbol) + name.substr(end);
 }
-static inline void emu_take_symbols(EmuSymbols *to, const char *file, const Elf64_Shdr *table, const Elf64_Shdr *names) {
+static inline void emu_take_symbols(EmuSymbols *to, const char *file, const Elf64_Shdr *table,
+                                    const Elf64_Shdr *names) {
     const Elf64_Sym *symbols = (const Elf64_Sym *)(const void *)(file + table->sh_offset);
     for (size_t i = 0; i < table->sh_size / sizeof *symbols; i++) {
         const Elf64_Sym *s = &symbols[i];

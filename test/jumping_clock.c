@@ -1,5 +1,6 @@
-// jumping_clock.c: a library to be preloaded: clocks as they look to a program on a machine whose time is set, or that is
-// suspended. The wall clock jumps by up to a year, either way, at every look. The monotonic clock leaps an hour ahead now and then.
+// jumping_clock.c: a library to be preloaded: clocks as they look to a program on a machine whose
+// time is set, or that is suspended. The wall clock jumps by up to a year, either way, at every
+// look. The monotonic clock leaps an hour ahead now and then.
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/time.h>
@@ -13,7 +14,9 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
     if (!real) { *(void **)&real = dlsym(RTLD_NEXT, "clock_gettime"); }
     int result = real(clock, t);
     if (__sync_add_and_fetch(&looks, 1) % 97 == 0) { __sync_add_and_fetch(&leap, 3600); }
-    t->tv_sec += clock == CLOCK_REALTIME ? rand() % 63072000 - 31536000 : clock == CLOCK_MONOTONIC ? leap : 0;
+    t->tv_sec += clock == CLOCK_REALTIME    ? rand() % 63072000 - 31536000
+                 : clock == CLOCK_MONOTONIC ? leap
+                                            : 0;
     return result;
 }
 time_t time(time_t *out) {
@@ -26,6 +29,7 @@ int gettimeofday(struct timeval *restrict t, void *restrict zone) {
     struct timespec now;
     (void)zone;
     clock_gettime(CLOCK_REALTIME, &now);
-    t->tv_sec = now.tv_sec, t->tv_usec = now.tv_nsec / 1000;
+    t->tv_sec = now.tv_sec;
+    t->tv_usec = now.tv_nsec / 1000;
     return 0;
 }

@@ -1,7 +1,9 @@
-// test_checkpoint.c: proves that what is saved comes back bit for bit, states and progress, and model files too; that no torn,
-// changed, forged or foreign file is taken for a checkpoint, nor ends the program by a signal; that a failed save (read-only
-// folder, full disk at every page) leaves the older checkpoint as it was and nothing half-written; and that a folder is locked,
-// cleaned, pruned and set aside as promised. Random places come from TEST_SEED (printed). What ends the program runs in a child.
+// test_checkpoint.c: proves that what is saved comes back bit for bit, states and progress, and
+// model files too; that no torn, changed, forged or foreign file is taken for a checkpoint, nor
+// ends the program by a signal; that a failed save (read-only folder, full disk at every page)
+// leaves the older checkpoint as it was and nothing half-written; and that a folder is locked,
+// cleaned, pruned and set aside as promised. Random places come from TEST_SEED (printed). What ends
+// the program runs in a child.
 #define STATE_PIECE 4100 // so that states go in many
 #include "ops_cpu.h"
 #include "checkpoint.h"
@@ -21,13 +23,15 @@
 #include "child.h"    // tests of die()
 #include "policies.h" // ZERO_STAGE
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Folders and files
 
 static char base[200], out[256]; // of all tests; of the test that runs
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *ftw) {
-    (void)info, (void)kind, (void)ftw;
+    (void)info;
+    (void)kind;
+    (void)ftw;
     return remove(path);
 }
 static void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
@@ -36,7 +40,8 @@ static int fresh(void **state) {
     remove_tree(out);
     return mkdir(out, 0755);
 }
-__attribute__((format(printf, 1, 2))) static const char *path_of(const char *format, ...) { // under out; four live at a time
+// under out; four live at a time
+__attribute__((format(printf, 1, 2))) static const char *path_of(const char *format, ...) {
     static char paths[4][1100];
     static int turn;
     va_list args;
@@ -73,13 +78,17 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(f), 0);
 }
 
-static void check_child(void (*body)(const void *), const char *argument, int code, const char *words) {
+static void check_child(void (*body)(const void *), const char *argument, int code,
+                        const char *words) {
     char message[4096];
     int found = run_child(body, argument, message, sizeof message);
-    if (found != code || !strstr(message, words)) { fail_msg("%s: expected exit code %d and \"%s\", found %d: %s", argument, code, words, found, message); }
+    if (found != code || !strstr(message, words)) {
+        fail_msg("%s: expected exit code %d and \"%s\", found %d: %s", argument, code, words, found,
+                 message);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Random places
 
 static uint64_t seed, drawn;
@@ -90,7 +99,7 @@ static void choose_seed(void) {
     printf("TEST_SEED=%llu\n", (unsigned long long)seed);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Stores: a state file of 105 KB, so 26 pages
 
 static Comm comm;
@@ -102,13 +111,15 @@ static const GptConfig config = {2, 1, 16, 50, 128, 8};
 
 static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
-    placement_free(&placement), placement = pipeline_placement("1", m->units, 1);
+    placement_free(&placement);
+    placement = pipeline_placement("1", m->units, 1);
     Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
     store_allocate(&s, &comm, &stream);
     return s;
 }
 static Store make_store(DType dtype, bool adam) { return make_store_of(&model, dtype, adam); }
-// Every state gets its own numbers, of every exponent, infinities and NaNs included: files hold bits.
+// Every state gets its own numbers, of every exponent, infinities and NaNs included: files hold
+// bits.
 static void fill_store(Store *s, uint64_t number) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         float *x = store_state(s, (StateKind)kind, 0);
@@ -131,7 +142,8 @@ static void test_slices(void **state) {
             assert_true(b[0] == 0 && b[n] == sizes[i]);
             for (int r = 0; r < n; r++) {
                 assert_true(b[r] <= b[r + 1] && (b[r] % NORM_CHUNK == 0 || b[r] == sizes[i]));
-                shortest = min_i64(shortest, b[r + 1] - b[r]), longest = max_i64(longest, b[r + 1] - b[r]);
+                shortest = min_i64(shortest, b[r + 1] - b[r]);
+                longest = max_i64(longest, b[r + 1] - b[r]);
             }
             bool all_equal = b[n - 1] == (n - 1) * b[1] && 32 * (longest - b[1]) <= b[1];
             assert_true(all_equal || longest - shortest < 2 * NORM_CHUNK);
@@ -143,7 +155,8 @@ static void test_slices(void **state) {
 static bool same_states(const Store *a, const Store *b) {
     size_t bytes = (size_t)model.parameters * sizeof(float);
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) { // storages lie one after another
-        const float *x = store_state(a, (StateKind)kind, 0), *y = store_state(b, (StateKind)kind, 0);
+        const float *x = store_state(a, (StateKind)kind, 0),
+                    *y = store_state(b, (StateKind)kind, 0);
         if (x && memcmp(x, y, bytes)) { return false; }
     }
     return true;
@@ -151,9 +164,15 @@ static bool same_states(const Store *a, const Store *b) {
 static Progress make_progress(int64_t step, int64_t values) {
     Progress p;
     memset(&p, 0, sizeof p);
-    p.step = step, p.position = 7 * step + 3, p.updates = step - 1;
-    p.loss.count = values, p.norm.count = 2 * values;
-    for (int i = 0; i < OUTLIER_WINDOW && i < values; i++) { p.loss.values[i] = ldexp(-1.0 / 3.0 - i, 10 * i - 1070); } // denormals too
+    p.step = step;
+    p.position = 7 * step + 3;
+    p.updates = step - 1;
+    p.loss.count = values;
+    p.norm.count = 2 * values;
+    // denormals too
+    for (int i = 0; i < OUTLIER_WINDOW && i < values; i++) {
+        p.loss.values[i] = ldexp(-1.0 / 3.0 - i, 10 * i - 1070);
+    }
     for (int i = 0; i < OUTLIER_WINDOW && i < 2 * values; i++) { p.norm.values[i] = 0.1 * i; }
     snprintf(p.privacy, sizeof p.privacy, "none");
     return p;
@@ -164,9 +183,12 @@ static char said[4096];
 static bool save(Store *s, const Progress *p, int64_t keep, char path[1100]) {
     FILE *f = tmpfile();
     int before = dup(STDERR_FILENO);
-    fflush(stderr), dup2(fileno(f), STDERR_FILENO);
+    fflush(stderr);
+    dup2(fileno(f), STDERR_FILENO);
     bool saved = checkpoint_save(out, s, p, keep, "--steps 5 --lr 1e-3", path, 1100);
-    fflush(stderr), dup2(before, STDERR_FILENO), close(before);
+    fflush(stderr);
+    dup2(before, STDERR_FILENO);
+    close(before);
     rewind(f);
     said[fread(said, 1, sizeof said - 1, f)] = 0;
     fclose(f);
@@ -190,13 +212,16 @@ static void check_step(int64_t step) {
     Store expected = make_store(DTYPE_FP32, true), found = make_store(DTYPE_FP32, true);
     Progress p, q = make_progress(step, 5);
     fill_store(&expected, (uint64_t)step);
-    if (!load(path_of("step_%08d", (int)step), &found, &p)) { fail_msg("step %d does not load", (int)step); }
+    if (!load(path_of("step_%08d", (int)step), &found, &p)) {
+        fail_msg("step %d does not load", (int)step);
+    }
     assert_true(same_states(&expected, &found));
     assert_memory_equal(&p, &q, sizeof p);
-    store_free(&expected), store_free(&found);
+    store_free(&expected);
+    store_free(&found);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // There and back
 
 static void check_round_trip(DType dtype, bool adam, int64_t values) {
@@ -211,12 +236,16 @@ static void check_round_trip(DType dtype, bool adam, int64_t values) {
     assert_true(load(path, &loaded, &q));
     assert_true(same_states(&saved, &loaded));
     assert_memory_equal(&p, &q, sizeof p);
-    store_free(&saved), store_free(&loaded);
+    store_free(&saved);
+    store_free(&loaded);
 }
 static void test_round_trip(void **state) {
     (void)state;
     const int64_t values[] = {0, 1, 63, 64, 127, 128, 129, 5000}; // around the window
-    for (int i = 0; i < 8; i++) { check_round_trip((DType)(i & 1), i & 2, values[i]), check_round_trip((DType)(~i & 1), ~i & 2, values[i] + 10000); }
+    for (int i = 0; i < 8; i++) {
+        check_round_trip((DType)(i & 1), i & 2, values[i]);
+        check_round_trip((DType)(~i & 1), ~i & 2, values[i] + 10000);
+    }
 }
 // Resuming: the newest valid one; the counters of the moments and the bf16 parameters follow.
 static void test_resume(void **state) {
@@ -229,9 +258,11 @@ static void test_resume(void **state) {
     assert_string_equal(path, path_of("step_00000012"));
     assert_true(same_states(&s, &t));
     assert_memory_equal(&p, &expected, sizeof p);
-    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0), (size_t)model.parameters * 2);
+    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0),
+                        (size_t)model.parameters * 2);
     for (int i = 0; i < model.storages; i++) { assert_int_equal(t.updates[i], 11); }
-    store_free(&s), store_free(&t);
+    store_free(&s);
+    store_free(&t);
 }
 static Store *resumed_store;
 static Progress resumed_progress;
@@ -247,12 +278,14 @@ static void test_resume_skips_what_is_torn(void **state) {
     check_child(resume_from, "", EXIT_INPUT, "no valid checkpoint");
     for (int step = 10; step <= 12; step++) { save_step(&s, step, 0); }
     assert_int_equal(truncate(path_of("step_00000012/state_00000"), 50000), 0);
-    check_child(resume_from, path_of("step_00000011"), EXIT_DONE, "warning: rank 0 skips checkpoint");
+    check_child(resume_from, path_of("step_00000011"), EXIT_DONE,
+                "warning: rank 0 skips checkpoint");
     assert_int_equal(unlink(path_of("step_00000011/manifest")), 0);
     check_child(resume_from, path_of("step_00000010"), EXIT_DONE, "step_00000011");
     assert_int_equal(unlink(path_of("step_00000010/state_00000")), 0);
     check_child(resume_from, "", EXIT_INPUT, "(3 tried)");
-    store_free(&s), store_free(&t);
+    store_free(&s);
+    store_free(&t);
 }
 static void test_other_models_are_refused(void **state) {
     (void)state;
@@ -261,8 +294,9 @@ static void test_other_models_are_refused(void **state) {
         GptConfig config;
         bool adam;
     } others[] = {
-        {"layers", {3, 1, 16, 50, 128, 8}, true},     {"heads", {2, 2, 16, 50, 128, 8}, true},  {"channels", {2, 1, 32, 50, 128, 8}, true},
-        {"vocab", {2, 1, 16, 51, 128, 8}, true},      {"padded", {2, 1, 16, 50, 256, 8}, true}, {"positions", {2, 1, 16, 50, 128, 9}, true},
+        {"layers", {3, 1, 16, 50, 128, 8}, true},     {"heads", {2, 2, 16, 50, 128, 8}, true},
+        {"channels", {2, 1, 32, 50, 128, 8}, true},   {"vocab", {2, 1, 16, 51, 128, 8}, true},
+        {"padded", {2, 1, 16, 50, 256, 8}, true},     {"positions", {2, 1, 16, 50, 128, 9}, true},
         {"optimizer", {2, 1, 16, 50, 128, 8}, false},
     };
     Store s = make_store(DTYPE_FP32, true);
@@ -273,14 +307,16 @@ static void test_other_models_are_refused(void **state) {
         Progress p;
         char why[1400] = "";
         bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.model, &p, why, sizeof why);
-        if (loaded || !strstr(why, "another model or optimizer")) { fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why); }
+        if (loaded || !strstr(why, "another model or optimizer")) {
+            fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why);
+        }
         store_free(&t);
     }
     check_step(4);
     store_free(&s);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Damage
 
 static const char *const files[2] = {"step_00000004/state_00000", "step_00000004/manifest"};
@@ -304,7 +340,9 @@ static void test_torn_files_are_refused(void **state) {
         for (size_t i = 0; i < pages + 50; i++) {
             size_t length = i < pages ? 4096 * i : i == pages ? whole.bytes - 1 : draw(whole.bytes);
             write_file(path_of("%s", files[f]), whole.data, length);
-            if (load(path, &s, &p)) { fail_msg("%s cut to %zu of %zu bytes loads", files[f], length, whole.bytes); }
+            if (load(path, &s, &p)) {
+                fail_msg("%s cut to %zu of %zu bytes loads", files[f], length, whole.bytes);
+            }
         }
         whole.data[whole.bytes] = '\n'; // one byte too many
         write_file(path_of("%s", files[f]), whole.data, whole.bytes + 1);
@@ -317,8 +355,8 @@ static void test_torn_files_are_refused(void **state) {
     }
     store_free(&s);
 }
-// A state file with one byte changed is always refused. So is a manifest, or the change has no meaning (a capital hexadecimal
-// digit of its checksum): then everything is as it was.
+// A state file with one byte changed is always refused. So is a manifest, or the change has no
+// meaning (a capital hexadecimal digit of its checksum): then everything is as it was.
 static void test_changed_bytes_are_refused(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
@@ -326,13 +364,17 @@ static void test_changed_bytes_are_refused(void **state) {
     for (int f = 0; f < 2; f++) {
         Bytes whole = read_file(path_of("%s", files[f]));
         for (int i = 0; i < 1000; i++) {
-            size_t at = i < 300 && (size_t)i < whole.bytes ? (size_t)i : draw(whole.bytes); // all of the headers
+            // all of the headers
+            size_t at = i < 300 && (size_t)i < whole.bytes ? (size_t)i : draw(whole.bytes);
             unsigned char change = (unsigned char)(1 + draw(255));
             whole.data[at] ^= change;
             write_file(path_of("%s", files[f]), whole.data, whole.bytes);
             whole.data[at] ^= change;
             if (!loads(&s)) { continue; }
-            if (f == 0 || at < whole.bytes - 26) { fail_msg("%s with byte %zu changed by %d loads", files[f], at, change); } // 26: the last line
+            // 26: the last line
+            if (f == 0 || at < whole.bytes - 26) {
+                fail_msg("%s with byte %zu changed by %d loads", files[f], at, change);
+            }
         }
         write_file(path_of("%s", files[f]), whole.data, whole.bytes);
         assert_true(loads(&s));
@@ -342,12 +384,14 @@ static void test_changed_bytes_are_refused(void **state) {
 }
 
 // Forged: changed, and then given correct checksums. Never trusted further than it can be checked.
-static void sign_state(char *text) { // the entry of the state file as it is now, in a manifest that had one of the same length
+// the entry of the state file as it is now, in a manifest that had one of the same length
+static void sign_state(char *text) {
     char entry[64], *at = strstr(text, "\nfile0 ");
     Bytes data = read_file(path_of("%s", files[0]));
     Checksum sum = checksum_begin();
     checksum_add(&sum, data.data, data.bytes);
-    int n = snprintf(entry, sizeof entry, "\nfile0 %zu %016llx", data.bytes, (unsigned long long)checksum_end(&sum));
+    int n = snprintf(entry, sizeof entry, "\nfile0 %zu %016llx", data.bytes,
+                     (unsigned long long)checksum_end(&sum));
     assert_true(at && at[n] == '\n');
     memcpy(at, entry, (size_t)n);
     free(data.data);
@@ -402,40 +446,56 @@ static void test_forged_manifests_are_refused(void **state) {
     Bytes whole = read_file(path_of("%s", files[1]));
     for (int i = -1; i < (int)(sizeof forgeries / sizeof forgeries[0]); i++) {
         char text[20000];
-        const char *from = i < 0 ? "step" : forgeries[i].from, *to = i < 0 ? "step" : forgeries[i].to; // -1: signed, not changed
+        // -1: signed, not changed
+        const char *from = i < 0 ? "step" : forgeries[i].from,
+                   *to = i < 0 ? "step" : forgeries[i].to;
         const char *at = strstr((const char *)whole.data, from);
         if (!at) { fail_msg("no \"%s\" in the manifest", from); }
-        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - (const char *)whole.data), (const char *)whole.data, to, at + strlen(from));
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - (const char *)whole.data),
+                 (const char *)whole.data, to, at + strlen(from));
         sign_manifest(text);
-        if (loads(&s) != (i < 0)) { fail_msg("\"%s\" for \"%s\": expected %s", to, from, i < 0 ? "a checkpoint" : "a refusal"); }
+        if (loads(&s) != (i < 0)) {
+            fail_msg("\"%s\" for \"%s\": expected %s", to, from,
+                     i < 0 ? "a checkpoint" : "a refusal");
+        }
     }
     free(whole.data);
     store_free(&s);
 }
-// Files of older versions may have moments that were measured layer by layer, as kind 4: they are passed over, and all else is loaded.
+// Files of older versions may have moments that were measured layer by layer, as kind 4: they are
+// passed over, and all else is loaded.
 static void test_retired_states_are_passed_over(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
     Bytes manifest = read_file(path_of("%s", files[1])), whole = read_file(path_of("%s", files[0]));
-    const int64_t lnf = model.storages - 1, elements = gpt_storage_elements(&model, (int)lnf), kinds[] = {4, 6};
-    char *text = (char *)manifest.data, *forged = calloc(whole.bytes + sizeof(StatePiece) + (size_t)elements * 4, 1);
+    const int64_t lnf = model.storages - 1, elements = gpt_storage_elements(&model, (int)lnf),
+                  kinds[] = {4, 6};
+    char *text = (char *)manifest.data,
+         *forged = calloc(whole.bytes + sizeof(StatePiece) + (size_t)elements * 4, 1);
     for (int k = 0; k < 2; k++) { // of a kind that there never was they are not
         StateHeader header;
         const StatePiece piece = {kinds[k], lnf, 0, elements};
         memcpy(&header, whole.data, sizeof header);
         const size_t table = sizeof header + (size_t)header.pieces * sizeof piece;
         header.pieces++;
-        memcpy(forged, whole.data, table), memcpy(forged, &header, sizeof header);
-        memcpy(forged + table, &piece, sizeof piece), memcpy(forged + table + sizeof piece, whole.data + table, whole.bytes - table);
-        write_file(path_of("%s", files[0]), forged, whole.bytes + sizeof piece + (size_t)elements * 4);
-        sign_state(text), sign_manifest(text);
+        memcpy(forged, whole.data, table);
+        memcpy(forged, &header, sizeof header);
+        memcpy(forged + table, &piece, sizeof piece);
+        memcpy(forged + table + sizeof piece, whole.data + table, whole.bytes - table);
+        write_file(path_of("%s", files[0]), forged,
+                   whole.bytes + sizeof piece + (size_t)elements * 4);
+        sign_state(text);
+        sign_manifest(text);
         assert_int_equal(loads(&s), kinds[k] == 4);
     }
-    free(forged), free(manifest.data), free(whole.data);
+    free(forged);
+    free(manifest.data);
+    free(whole.data);
     store_free(&s);
 }
-// Which blocks share comes back from a manifest; whatever else stands there is refused, also groups of different lengths, which older versions had.
+// Which blocks share comes back from a manifest; whatever else stands there is refused, also groups
+// of different lengths, which older versions had.
 static void test_shares(void **state) {
     (void)state;
     GptConfig of = config, read;
@@ -449,27 +509,48 @@ static void test_shares(void **state) {
         GptModel m = gpt_model_shared(of, share);
         TextBuffer t = {NULL, 0, 0};
         manifest_add_model(&t, &m, true);
-        assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers && share_same(share, back));
+        assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers &&
+                    share_same(share, back));
         free(t.text);
         int64_t users = 0;
         for (int i = 2; i < m.storages - 1; i++) {
             const int64_t before = users, first = gpt_first_layer(&m, i);
             for (int64_t l = first; l >= 0; l = gpt_next_layer(&m, l), users++) {
-                assert_true(gpt_storage_of_layer(&m, l) == i && first == (cycles ? l % n : l / n * n));
+                assert_true(gpt_storage_of_layer(&m, l) == i &&
+                            first == (cycles ? l % n : l / n * n));
             }
             assert_int_equal(gpt_storage_shared_by(&m, i), users - before);
         }
         assert_int_equal(users, of.layers);
     }
-    static const char *const forged[] = {
-        "",           "0",          "-1",  "7",          "2y", "0x", "7x", "0.0", "0.0.0.0.0.0.0", "1.1.1.1.1.1", "0.0.1.0.0.0", "0.0.3.3.0.0", "0.0.0.0.0.-1",
-        "0..0.0.0.0", "0.0.0.0.0.", "all", "0.0.2.3.3.5"};
+    static const char *const forged[] = {"",
+                                         "0",
+                                         "-1",
+                                         "7",
+                                         "2y",
+                                         "0x",
+                                         "7x",
+                                         "0.0",
+                                         "0.0.0.0.0.0.0",
+                                         "1.1.1.1.1.1",
+                                         "0.0.1.0.0.0",
+                                         "0.0.3.3.0.0",
+                                         "0.0.0.0.0.-1",
+                                         "0..0.0.0.0",
+                                         "0.0.0.0.0.",
+                                         "all",
+                                         "0.0.2.3.3.5"};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
-        snprintf(text, sizeof text, "model layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,optimizer=adamw,share=%s\n", forged[i]);
+        snprintf(text, sizeof text,
+                 "model "
+                 "layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,optimizer="
+                 "adamw,share=%s\n",
+                 forged[i]);
         assert_false(manifest_model(text, &read, &back, optimizer));
     }
 }
-// The history of private steps comes back as it was; what these steps lost is not told. A manifest from before there were any has none.
+// The history of private steps comes back as it was; what these steps lost is not told. A manifest
+// from before there were any has none.
 static void test_histories(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
@@ -484,14 +565,16 @@ static void test_histories(void **state) {
     assert_null(strstr((const char *)whole.data, "0x1."));
     memset(longest, 'x', sizeof longest);
     for (int more = 0; more < 2; more++) { // as long as it may be, and longer
-        snprintf(text, sizeof text, "train_gpt checkpoint 1\nprivacy %.*s\n%s", PRIVACY_HISTORY_MAX - 1 + more, longest,
+        snprintf(text, sizeof text, "train_gpt checkpoint 1\nprivacy %.*s\n%s",
+                 PRIVACY_HISTORY_MAX - 1 + more, longest,
                  strchr((const char *)whole.data, '\n') + 1);
         sign_manifest(text);
         assert_int_equal(load(path, &s, &q), !more);
         if (!more) { assert_int_equal(strlen(q.privacy), PRIVACY_HISTORY_MAX - 1); }
     }
     char *line = strstr((char *)whole.data, "privacy ");
-    snprintf(text, sizeof text, "%.*s%s", (int)(line - (char *)whole.data), (const char *)whole.data, strchr(line, '\n') + 1);
+    snprintf(text, sizeof text, "%.*s%s", (int)(line - (char *)whole.data),
+             (const char *)whole.data, strchr(line, '\n') + 1);
     sign_manifest(text);
     assert_true(load(path, &s, &q));
     assert_string_equal(q.privacy, "none");
@@ -501,7 +584,8 @@ static void test_histories(void **state) {
 static void test_forged_pieces_are_refused(void **state) {
     (void)state;
     static const struct {
-        size_t at; // byte of the state file: the header, then pieces of { state, storage, begin, count }
+        // byte of the state file: the header, then pieces of { state, storage, begin, count }
+        size_t at;
         int64_t value;
     } cases[] = {
         {0, 0},
@@ -545,13 +629,18 @@ static void test_forged_pieces_are_refused(void **state) {
         memcpy(whole.data + cases[i].at, &cases[i].value, 8);
         write_file(path_of("%s", files[0]), whole.data, whole.bytes);
         memcpy(whole.data + cases[i].at, &before, 8);
-        sign_state((char *)text.data), sign_manifest((char *)text.data);
-        if (load(path_of("step_00000004"), &s, &p)) { fail_msg("word at byte %zu = %lld loads", cases[i].at, (long long)cases[i].value); }
+        sign_state((char *)text.data);
+        sign_manifest((char *)text.data);
+        if (load(path_of("step_00000004"), &s, &p)) {
+            fail_msg("word at byte %zu = %lld loads", cases[i].at, (long long)cases[i].value);
+        }
     }
     write_file(path_of("%s", files[0]), whole.data, whole.bytes);
-    sign_state((char *)text.data), sign_manifest((char *)text.data);
+    sign_state((char *)text.data);
+    sign_manifest((char *)text.data);
     assert_true(loads(&s)); // so it was the forgeries that were refused, not the signature
-    free(whole.data), free(text.data);
+    free(whole.data);
+    free(text.data);
     store_free(&s);
 }
 static void test_what_is_no_checkpoint(void **state) {
@@ -565,7 +654,14 @@ static void test_what_is_no_checkpoint(void **state) {
     assert_false(load(path_of("file"), &s, &p));
     assert_int_equal(mkdir(path_of("empty/manifest"), 0755), 0);
     assert_false(load(path_of("empty"), &s, &p));
-    static const char *const texts[] = {"", "\n", "\n\n", "checksum", "checksum 0\n", "\nchecksum 0\n", "\nchecksum \n", "checksum 0000000000000000"};
+    static const char *const texts[] = {"",
+                                        "\n",
+                                        "\n\n",
+                                        "checksum",
+                                        "checksum 0\n",
+                                        "\nchecksum 0\n",
+                                        "\nchecksum \n",
+                                        "checksum 0000000000000000"};
     assert_int_equal(rmdir(path_of("empty/manifest")), 0);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         write_file(path_of("empty/manifest"), texts[i], strlen(texts[i]));
@@ -574,21 +670,25 @@ static void test_what_is_no_checkpoint(void **state) {
     store_free(&s);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Many checkpoints in a folder
 
 static void check_steps(const char *expected) { // newest first, as text
     int count;
     char found[200] = "";
     int64_t *steps = checkpoint_list(out, &count);
-    for (int i = 0; i < count; i++) { snprintf(found + strlen(found), sizeof found - strlen(found), "%s%d", i ? " " : "", (int)steps[i]); }
+    for (int i = 0; i < count; i++) {
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%s%d", i ? " " : "",
+                 (int)steps[i]);
+    }
     free(steps);
     assert_string_equal(found, expected);
 }
 static void test_keep(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
-    for (int step = 8; step <= 12; step++) { save_step(&s, step, 0); } // 8 .. 12: by number, not by name
+    // 8 .. 12: by number, not by name
+    for (int step = 8; step <= 12; step++) { save_step(&s, step, 0); }
     check_steps("12 11 10 9 8");
     save_step(&s, 13, 3);
     check_steps("13 12 11");
@@ -597,14 +697,17 @@ static void test_keep(void **state) {
     save_step(&s, 15, 9);
     check_steps("15 14");
     assert_false(exists(path_of("step_00000008")));
-    check_step(14), check_step(15);
+    check_step(14);
+    check_step(15);
     store_free(&s);
 }
-// After a newer checkpoint turned out torn, training went on from an older one: what is saved now must not be pruned for it.
+// After a newer checkpoint turned out torn, training went on from an older one: what is saved now
+// must not be pruned for it.
 static void test_keep_never_prunes_what_was_just_saved(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
-    save_step(&s, 20, 0), save_step(&s, 30, 0);
+    save_step(&s, 20, 0);
+    save_step(&s, 30, 0);
     assert_int_equal(truncate(path_of("step_00000030/state_00000"), 1000), 0);
     save_step(&s, 25, 1);
     check_step(25);
@@ -637,7 +740,9 @@ static void test_names_that_are_no_checkpoints(void **state) {
                                         "step_000000005",
                                         "step_99999999999999999999",
                                         "step_9223372036854775807"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { assert_int_equal(mkdir(path_of("%s", names[i]), 0755), 0); }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_int_equal(mkdir(path_of("%s", names[i]), 0755), 0);
+    }
     check_steps("");
     assert_int_equal(mkdir(path_of("step_00000007"), 0755), 0);
     assert_int_equal(mkdir(path_of("step_123456789012"), 0755), 0);
@@ -648,7 +753,7 @@ static void test_names_that_are_no_checkpoints(void **state) {
     free(steps);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Preparing the folder
 
 static void prepare_new(const void *folder) { out_folder_prepare(folder, false); }
@@ -660,7 +765,8 @@ static void test_half_written_folders_are_removed(void **state) {
         Store s = make_store(DTYPE_FP32, true);
         save_step(&s, 5, 0);
         assert_int_equal(mkdir(path_of("step_00000006.tmp"), 0755), 0);
-        write_file(path_of("step_00000006.tmp/state_00000"), "half", 4), write_file(path_of("step_00000006.tmp/manifest.tmp"), "half", 4);
+        write_file(path_of("step_00000006.tmp/state_00000"), "half", 4);
+        write_file(path_of("step_00000006.tmp/manifest.tmp"), "half", 4);
         assert_int_equal(mkdir(path_of("other.tmp"), 0755), 0);
         check_child(resume ? prepare_resume : prepare_new, out, EXIT_DONE, "");
         assert_false(exists(path_of("step_00000006.tmp")));
@@ -674,13 +780,18 @@ static void test_earlier_runs_are_set_aside(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     for (int run = 1; run <= 3; run++) {
-        save_step(&s, 5, 0), save_step(&s, 10 * run, 0);
+        save_step(&s, 5, 0);
+        save_step(&s, 10 * run, 0);
         check_child(prepare_resume, out, EXIT_DONE, "");
-        check_step(5), check_step(10 * run);
-        write_file(path_of("dp_key"), "key", 3), write_file(path_of("dp_steps"), "steps", 5); // of a private run
+        check_step(5);
+        check_step(10 * run);
+        // of a private run
+        write_file(path_of("dp_key"), "key", 3);
+        write_file(path_of("dp_steps"), "steps", 5);
         check_child(prepare_new, out, EXIT_DONE, "");
         check_steps("");
-        assert_true(exists(path_of("earlier-%d/dp_key", run)) && exists(path_of("earlier-%d/dp_steps", run)));
+        assert_true(exists(path_of("earlier-%d/dp_key", run)) &&
+                    exists(path_of("earlier-%d/dp_steps", run)));
         assert_false(exists(path_of("dp_key")) || exists(path_of("dp_steps")));
         Store t = make_store(DTYPE_FP32, true);
         Progress p;
@@ -702,7 +813,8 @@ static pid_t hold_lock(void) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL), alarm(20); // not to outlive a test that fails
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(20); // not to outlive a test that fails
         out_folder_prepare(out, false);
         if (write(ends[1], "x", 1) != 1) { _exit(1); }
         for (;;) { pause(); }
@@ -737,12 +849,13 @@ static void test_folders_that_cannot_be_made(void **state) {
     assert_true(exists(path_of("made/lock")));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Saves that fail
 
 // Step 2 could not be saved: a warning says why, nothing is left of it, and step 1 is as it was.
 static void check_failed(int error) {
-    if (!strstr(said, "warning: checkpoint") || !strstr(said, "step_00000002") || !strstr(said, strerror(error))) {
+    if (!strstr(said, "warning: checkpoint") || !strstr(said, "step_00000002") ||
+        !strstr(said, strerror(error))) {
         fail_msg("no warning of %s: %s", strerror(error), said);
     }
     assert_false(exists(path_of("step_00000002")) || exists(path_of("step_00000002.tmp")));
@@ -782,7 +895,8 @@ static bool fill_disk(size_t pages_left) { // with a file, until only so many pa
     setbuf(f, NULL);
     size_t pages = 0;
     while (fwrite(page, 1, sizeof page, f) == sizeof page) { pages++; }
-    bool enough = pages >= pages_left && ftruncate(fileno(f), (off_t)((pages - pages_left) * sizeof page)) == 0;
+    bool enough = pages >= pages_left &&
+                  ftruncate(fileno(f), (off_t)((pages - pages_left) * sizeof page)) == 0;
     fclose(f);
     return enough;
 }
@@ -790,7 +904,10 @@ static bool fill_disk(size_t pages_left) { // with a file, until only so many pa
 static void test_full_disk(void **state) {
     (void)state;
     char path[1100];
-    if (mount("tmpfs", out, "tmpfs", 0, "size=512k")) { print_message("no small disk to fill (%s): skipped\n", strerror(errno)), skip(); }
+    if (mount("tmpfs", out, "tmpfs", 0, "size=512k")) {
+        print_message("no small disk to fill (%s): skipped\n", strerror(errno));
+        skip();
+    }
     Store s = make_store(DTYPE_FP32, true);
     Progress p = make_progress(2, 5);
     size_t left = 0;
@@ -800,7 +917,8 @@ static void test_full_disk(void **state) {
         saved = save(&s, &p, 0, path);
         if (!saved) { check_failed(ENOSPC); }
         if (!saved && left % 4 == 0) { // model files likewise
-            assert_int_equal(model_file_write(path_of("model.bin"), &s), left * 4096 < 36096 ? ENOSPC : 0);
+            assert_int_equal(model_file_write(path_of("model.bin"), &s),
+                             left * 4096 < 36096 ? ENOSPC : 0);
             assert_int_equal(exists(path_of("model.bin")), left * 4096 >= 36096);
             assert_false(exists(path_of("model.bin.tmp")));
             unlink(path_of("model.bin"));
@@ -814,14 +932,16 @@ static void test_full_disk(void **state) {
     assert_true(left > 26); // 26 pages of states and one of the manifest
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Model files
 
-static const char *const golden = "test/golden/gpt_tiny_model.bin"; // from the root of the repository
+// from the root of the repository
+static const char *const golden = "test/golden/gpt_tiny_model.bin";
 static bool same_files(const char *a, const char *b) {
     Bytes x = read_file(a), y = read_file(b);
     bool same = x.bytes == y.bytes && !memcmp(x.data, y.data, x.bytes);
-    free(x.data), free(y.data);
+    free(x.data);
+    free(y.data);
     return same;
 }
 static void check_model_round_trip(DType dtype) {
@@ -830,7 +950,8 @@ static void check_model_round_trip(DType dtype) {
     fill_store(&s, 3);
     assert_int_equal(model_file_write(path_of("a.bin"), &s), 0);
     Bytes file = read_file(path_of("a.bin"));
-    const int32_t expected[10] = {20240326, dtype == DTYPE_BF16 ? 5 : 3, 8, 50, 2, 1, 16, 128, 0, 0};
+    const int32_t expected[10] = {20240326, dtype == DTYPE_BF16 ? 5 : 3, 8, 50, 2, 1, 16, 128, 0,
+                                  0};
     assert_memory_equal(file.data, expected, sizeof expected);
     assert_int_equal(file.bytes, 1024 + (size_t)model.parameters * (dtype == DTYPE_BF16 ? 2 : 4));
     GptConfig c = model_file_config(path_of("a.bin"), &found);
@@ -839,15 +960,18 @@ static void check_model_round_trip(DType dtype) {
     model_file_load(path_of("a.bin"), &t, found);
     for (int64_t i = 0; i < model.parameters; i++) { // the masters of a bf16 file are its numbers
         const void *param = buffer_full(&s.params, 0);
-        float value = dtype == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)param)[i]) : ((const float *)param)[i];
+        float value = dtype == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)param)[i])
+                                          : ((const float *)param)[i];
         assert_memory_equal(&store_state(&t, STATE_MASTER, 0)[i], &value, 4);
     }
-    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0), (size_t)model.parameters * dtype_size(dtype));
+    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0),
+                        (size_t)model.parameters * dtype_size(dtype));
     assert_int_equal(model_file_write(path_of("b.bin"), &t), 0);
     assert_true(same_files(path_of("a.bin"), path_of("b.bin")));
     assert_false(exists(path_of("a.bin.tmp")));
     free(file.data);
-    store_free(&s), store_free(&t);
+    store_free(&s);
+    store_free(&t);
 }
 static void test_model_round_trip(void **state) {
     (void)state;
@@ -865,7 +989,8 @@ static void test_golden_model(void **state) {
     assert_true(same_files(golden, path_of("again.bin")));
     Bytes file = read_file(golden);
     const char *fcb_of_layer_1 = (const char *)file.data + 1024 + 4 * (63744 + 192);
-    assert_memory_equal(store_state(&s, STATE_MASTER, 3) + m.tensor_offset[FCB], fcb_of_layer_1, 192 * 4);
+    assert_memory_equal(store_state(&s, STATE_MASTER, 3) + m.tensor_offset[FCB], fcb_of_layer_1,
+                        192 * 4);
     free(file.data);
     store_free(&s);
 }
@@ -938,7 +1063,16 @@ static void test_bad_lengths_are_refused(void **state) {
     Store s = make_store(DTYPE_BF16, true);
     assert_int_equal(model_file_write(path_of("good.bin"), &s), 0);
     Bytes file = read_file(path_of("good.bin"));
-    const size_t lengths[] = {0, 1, 32, 1023, 1024, 4096, file.bytes - 4096, file.bytes - 2, file.bytes - 1, file.bytes + 1};
+    const size_t lengths[] = {0,
+                              1,
+                              32,
+                              1023,
+                              1024,
+                              4096,
+                              file.bytes - 4096,
+                              file.bytes - 2,
+                              file.bytes - 1,
+                              file.bytes + 1};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         write_file(path_of("bad.bin"), file.data, lengths[i]); // a byte more: the 0 behind the data
         check_child(open_model, path_of("bad.bin"), EXIT_INPUT, path_of("bad.bin"));
@@ -961,7 +1095,7 @@ static void test_model_files_that_cannot_be_written(void **state) {
     store_free(&s);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static int make_base(void **state) {
     (void)state;

@@ -1,20 +1,31 @@
-// test_comm_nccl.cu: collectives and messages over the memory of GPUs. Run as `mpirun -np N build/test_comm_nccl`, N = 1 to 4.
+// test_comm_nccl.cu: collectives and messages over the memory of GPUs. Run as `mpirun -np N
+// build/test_comm_nccl`, N = 1 to 4.
 //
-// Every collective over subsets of the ranks (TEST_ALL=1: all of them, in ascending and descending order), by NCCL and staged, must
-// leave every bit as comm.h's messages between processors do (which test_comm.c checks), guards and bytes sent included. Values are
-// such that all sums are exact, in any order and in bf16 too; what rounding to bf16 takes away shows.
+// Every collective over subsets of the ranks (TEST_ALL=1: all of them, in ascending and descending
+// order), by NCCL and staged, must leave every bit as comm.h's messages between processors do
+// (which test_comm.c checks), guards and bytes sent included. Values are such that all sums are
+// exact, in any order and in bf16 too; what rounding to bf16 takes away shows.
 //
-// All collectives of a round are in flight together. Their inputs are still being written when they are started, their results are
-// copied away and overwritten as soon as they are waited for, all on the compute stream without the host: the emulation runs streams
-// in any order that events allow, so a missing event shows as a wrong bit. Messages likewise; all ranks post them in one order, so they
-// may wait for each other.
+// All collectives of a round are in flight together. Their inputs are still being written when they
+// are started, their results are copied away and overwritten as soon as they are waited for, all on
+// the compute stream without the host: the emulation runs streams in any order that events allow,
+// so a missing event shows as a wrong bit. Messages likewise; all ranks post them in one order, so
+// they may wait for each other.
 //
-//   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so; then it needs it: must end with exit code 4
+//   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so;
+//                          then it needs it: must end with exit code 4
 #define OPS_IMPLEMENTATION
 #include "kernels/attention_cuda.cuh" // all of ops.h
 #include "comm_nccl.cuh"
 
-enum { MAX_RANKS = 4, GUARD = 16, LONGEST = 1500, SHAPES = 7, CAPACITY = GUARD + MAX_RANKS * LONGEST + GUARD, STAGING = 1 << 16 };
+enum {
+    MAX_RANKS = 4,
+    GUARD = 16,
+    LONGEST = 1500,
+    SHAPES = 7,
+    CAPACITY = GUARD + MAX_RANKS * LONGEST + GUARD,
+    STAGING = 1 << 16
+};
 static const size_t BYTES = CAPACITY * sizeof(float);
 
 typedef struct {
@@ -24,10 +35,11 @@ typedef struct {
     bool in_place;
 } Case;
 static const Case cases[] = {
-    {COMM_ALL_GATHER, DTYPE_FP32, 4, true},      {COMM_REDUCE_SCATTER, DTYPE_FP32, 4, true}, {COMM_REDUCE_SCATTER, DTYPE_BF16, 4, true},
-    {COMM_ALL_REDUCE, DTYPE_BF16, 4, true},      {COMM_ALL_TO_ALL, DTYPE_FP32, 4, false},    {COMM_REDUCE_SCATTER, DTYPE_BF16, 4, false},
-    {COMM_REDUCE_SCATTER, DTYPE_FP32, 4, false}, {COMM_ALL_REDUCE, DTYPE_FP32, 4, true},     {COMM_ALL_TO_ALL, DTYPE_FP32, 1, false},
-    {COMM_ALL_GATHER, DTYPE_FP32, 2, true},
+    {COMM_ALL_GATHER, DTYPE_FP32, 4, true},      {COMM_REDUCE_SCATTER, DTYPE_FP32, 4, true},
+    {COMM_REDUCE_SCATTER, DTYPE_BF16, 4, true},  {COMM_ALL_REDUCE, DTYPE_BF16, 4, true},
+    {COMM_ALL_TO_ALL, DTYPE_FP32, 4, false},     {COMM_REDUCE_SCATTER, DTYPE_BF16, 4, false},
+    {COMM_REDUCE_SCATTER, DTYPE_FP32, 4, false}, {COMM_ALL_REDUCE, DTYPE_FP32, 4, true},
+    {COMM_ALL_TO_ALL, DTYPE_FP32, 1, false},     {COMM_ALL_GATHER, DTYPE_FP32, 2, true},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 typedef struct {
@@ -52,9 +64,13 @@ static Carrier carrier(void) {
     Carrier c = {comm.transport, comm.staging, comm.staging_bytes};
     return c;
 }
-static void use(Carrier c) { comm.transport = c.transport, comm_allocate(&comm, c.staging, c.staging_bytes); }
+static void use(Carrier c) {
+    comm.transport = c.transport;
+    comm_allocate(&comm, c.staging, c.staging_bytes);
+}
 
-// Nothing, equal, equal with more in the last, some empty, all in the first, nearly equal, long and unequal
+// Nothing, equal, equal with more in the last, some empty, all in the first, nearly equal, long and
+// unequal
 static int64_t slice_length(int shape, int i, int n) {
     switch (shape) {
     case 0: return 0;
@@ -76,10 +92,12 @@ static Bounds make_bounds(const Group *g, int shape) {
     }
     return b;
 }
-// 1/1024 more than an integer other than 0: bf16 takes it away, sums of four are exact with and without it.
+// 1/1024 more than an integer other than 0: bf16 takes it away, sums of four are exact with and
+// without it.
 static void fill(int which, int shape) {
     for (int64_t e = 0; e < CAPACITY; e++) {
-        int k = (int)(random_u64((uint64_t)(which * 16 + shape), (uint64_t)comm.rank, (uint64_t)e) % 16);
+        int k = (int)(random_u64((uint64_t)(which * 16 + shape), (uint64_t)comm.rank, (uint64_t)e) %
+                      16);
         filled[e] = (float)(k < 8 ? k - 8 : k - 7) + 0x1p-10f;
     }
 }
@@ -88,7 +106,8 @@ static CommHandle start(const Case *k, const Group *g, const Arrays *a, const Bo
     comm_label(&comm, comm_kind_names[k->kind], (int)(k - cases), 0);
     switch (k->kind) {
     case COMM_ALL_GATHER: return comm_all_gather(&comm, g, out, b->slices, k->element_bytes);
-    case COMM_REDUCE_SCATTER: return comm_reduce_scatter(&comm, g, in, out + b->slices[g->me], b->slices, k->wire);
+    case COMM_REDUCE_SCATTER:
+        return comm_reduce_scatter(&comm, g, in, out + b->slices[g->me], b->slices, k->wire);
     case COMM_ALL_REDUCE: return comm_all_reduce(&comm, g, out, b->slices, k->wire);
     default: return comm_all_to_all(&comm, g, in, b->sent, out, b->received, k->element_bytes);
     }
@@ -97,16 +116,20 @@ static CommHandle start(const Case *k, const Group *g, const Arrays *a, const Bo
 // What must come out, and the bytes that are sent for it.
 static void run_on_cpu(const Group *g, const Bounds *b, int shape) {
     for (int i = 0; i < CASES; i++) {
-        fill(2 * i, shape), memcpy(expected[i].in, filled, BYTES);
-        fill(2 * i + 1, shape), memcpy(expected[i].out, filled, BYTES);
+        fill(2 * i, shape);
+        memcpy(expected[i].in, filled, BYTES);
+        fill(2 * i + 1, shape);
+        memcpy(expected[i].out, filled, BYTES);
         comm_wait(&comm, start(&cases[i], g, &expected[i], b));
     }
 }
 static void run_on_device(const Group *g, const Bounds *b, int shape) {
     CommHandle handles[CASES];
     for (int i = 0; i < CASES; i++) {
-        fill(2 * i, shape), ops_from_host(&stream, device[i].in, filled, BYTES);
-        fill(2 * i + 1, shape), ops_from_host(&stream, device[i].out, filled, BYTES);
+        fill(2 * i, shape);
+        ops_from_host(&stream, device[i].in, filled, BYTES);
+        fill(2 * i + 1, shape);
+        ops_from_host(&stream, device[i].out, filled, BYTES);
         handles[i] = start(&cases[i], g, &device[i], b);
     }
     for (int i = 0; i < CASES; i++) {
@@ -120,24 +143,30 @@ static void test_round(const Group *g, int shape, Carrier processor, Carrier gpu
     const Bounds b = make_bounds(g, shape);
     int64_t bytes[COMM_KINDS][LINK_KINDS];
     bool good = true;
-    comm_reset_counters(&comm), use(processor);
+    comm_reset_counters(&comm);
+    use(processor);
     run_on_cpu(g, &b, shape);
     memcpy(bytes, comm.bytes, sizeof bytes);
-    comm_reset_counters(&comm), use(gpu);
+    comm_reset_counters(&comm);
+    use(gpu);
     run_on_device(g, &b, shape);
     for (int i = 0; i < CASES; i++) {
         ops_to_host(&stream, found, taken[i], BYTES);
         bool same = !memcmp(found, expected[i].out, BYTES);
         if (!same) {
-            fprintf(stderr, "FAILED on rank %d: %s, case %d, by %s, %d members, shape %d\n", comm.rank, comm_kind_names[cases[i].kind], i, comm.transport.name,
-                    g->n, shape);
+            fprintf(stderr, "FAILED on rank %d: %s, case %d, by %s, %d members, shape %d\n",
+                    comm.rank, comm_kind_names[cases[i].kind], i, comm.transport.name, g->n, shape);
         }
         good = good && same;
     }
-    if (memcmp(bytes, comm.bytes, sizeof bytes)) { good = false, fprintf(stderr, "FAILED on rank %d: bytes sent, by %s\n", comm.rank, comm.transport.name); }
-    passed += good, failed += !good;
+    if (memcmp(bytes, comm.bytes, sizeof bytes)) {
+        good = false;
+        fprintf(stderr, "FAILED on rank %d: bytes sent, by %s\n", comm.rank, comm.transport.name);
+    }
+    passed += good;
+    failed += !good;
 }
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Messages
 enum { MESSAGES = 3, MESSAGE_CAPACITY = 3, PAIRS = MAX_RANKS * MAX_RANKS, MANY = NCCL_MOST + 40 };
 static const size_t message_elements[MESSAGES] = {1, CAPACITY, 0};
@@ -152,26 +181,35 @@ static CommTraffic traffic(void) {
     return t;
 }
 static void check_round(bool good, const char *what) {
-    passed += good, failed += !good;
-    if (!good) { fprintf(stderr, "FAILED on rank %d: %s, by %s\n", comm.rank, what, comm.transport.name); }
+    passed += good;
+    failed += !good;
+    if (!good) {
+        fprintf(stderr, "FAILED on rank %d: %s, by %s\n", comm.rank, what, comm.transport.name);
+    }
 }
 // Of one of the messages between all pairs: its ends; false: this rank has no part in it.
 static bool message_ends(int m, int *from, int *to) {
-    *from = m / MAX_RANKS % MAX_RANKS, *to = m % MAX_RANKS;
-    return *from != *to && *from < comm.ranks && *to < comm.ranks && (*from == comm.rank || *to == comm.rank);
+    *from = m / MAX_RANKS % MAX_RANKS;
+    *to = m % MAX_RANKS;
+    return *from != *to && *from < comm.ranks && *to < comm.ranks &&
+           (*from == comm.rank || *to == comm.rank);
 }
-static float message_value(int m, int round, size_t e) { return (float)(m * 8 + round) + (float)e * 0x1p-12f; }
+static float message_value(int m, int round, size_t e) {
+    return (float)(m * 8 + round) + (float)e * 0x1p-12f;
+}
 static void fill_message(int m, int round) {
     for (size_t e = 0; e < CAPACITY; e++) { filled[e] = message_value(m, round, e); }
 }
-// All under way together; each is filled behind what is in the stream, and overwritten once it is waited for.
+// All under way together; each is filled behind what is in the stream, and overwritten once it is
+// waited for.
 static void post_messages(int round, CommRequest *tickets) {
     for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
         if (!message_ends(m, &from, &to)) { continue; }
         size_t bytes = message_elements[m / PAIRS] * sizeof(float);
         fill_message(from == comm.rank ? m : -m, round);
         ops_from_host(&stream, from == comm.rank ? sent[m] : received[m], filled, BYTES);
-        tickets[m] = from == comm.rank ? comm_send(&comm, to, sent[m], bytes) : comm_receive(&comm, from, received[m], bytes);
+        tickets[m] = from == comm.rank ? comm_send(&comm, to, sent[m], bytes)
+                                       : comm_receive(&comm, from, received[m], bytes);
     }
 }
 static void take_messages(const CommRequest *tickets) {
@@ -188,7 +226,10 @@ static bool messages_arrived(int round) {
     for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
         if (!message_ends(m, &from, &to) || to != comm.rank) { continue; }
         ops_to_host(&stream, found, arrived[m], BYTES);
-        for (size_t e = 0; e < CAPACITY; e++) { good = good && found[e] == message_value(e < message_elements[m / PAIRS] ? m : -m, round, e); }
+        for (size_t e = 0; e < CAPACITY; e++) {
+            good = good &&
+                   found[e] == message_value(e < message_elements[m / PAIRS] ? m : -m, round, e);
+        }
     }
     return good;
 }
@@ -200,13 +241,18 @@ static void test_messages(void) {
     for (int round = 0; round < (all ? 4 : 2); round++) {
         for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
             bool mine = message_ends(m, &from, &to) && from == comm.rank;
-            if (mine) { expected_bytes[comm.node_of[to] != comm.node] += (int64_t)(message_elements[m / PAIRS] * sizeof(float)); }
+            if (mine) {
+                expected_bytes[comm.node_of[to] != comm.node] +=
+                    (int64_t)(message_elements[m / PAIRS] * sizeof(float));
+            }
         }
         comm_label(&comm, "messages", round, 0);
-        post_messages(round, tickets), take_messages(tickets);
+        post_messages(round, tickets);
+        take_messages(tickets);
         check_round(messages_arrived(round), "messages");
     }
-    check_round(!memcmp(expected_bytes, comm.bytes[COMM_SEND], sizeof expected_bytes), "bytes of messages");
+    check_round(!memcmp(expected_bytes, comm.bytes[COMM_SEND], sizeof expected_bytes),
+                "bytes of messages");
 }
 // More than there is room for.
 static void test_many_messages(void) {
@@ -219,7 +265,9 @@ static void test_many_messages(void) {
     for (int i = 0; i < MANY * comm.ranks; i++) { // in the order of all
         const int from = i % comm.ranks, k = i / comm.ranks;
         if (from == comm.rank) { tickets[k] = comm_send(&comm, next, sent[0] + k, sizeof(float)); }
-        if (from == last) { tickets[MANY + k] = comm_receive(&comm, last, received[0] + k, sizeof(float)); }
+        if (from == last) {
+            tickets[MANY + k] = comm_receive(&comm, last, received[0] + k, sizeof(float));
+        }
     }
     for (int i = 2 * MANY - 1; i >= 0; i--) { comm_wait_message(&comm, tickets[i]); }
     ops_to_host(&stream, found, received[0], MANY * sizeof(float));
@@ -227,7 +275,8 @@ static void test_many_messages(void) {
     for (int i = 0; i < MANY; i++) { good = good && found[i] == (float)(last * MANY + i); }
     check_round(good, "many messages");
 }
-// One after another, with nothing that would let the host wait for the device: a place is filled again before what came first has left it.
+// One after another, with nothing that would let the host wait for the device: a place is filled
+// again before what came first has left it.
 static void test_one_way(void) {
     enum { TURNS = 4 * MESSAGE_CAPACITY };
     bool good = true;
@@ -235,10 +284,12 @@ static void test_one_way(void) {
     for (int i = 0; i < TURNS && comm.rank < 2; i++) {
         fill_message(i, 7);
         if (comm.rank) { ops_from_host(&stream, sent[i], filled, BYTES); }
-        comm_wait_message(&comm, comm.rank ? comm_send(&comm, 0, sent[i], BYTES) : comm_receive(&comm, 1, received[i], BYTES));
+        comm_wait_message(&comm, comm.rank ? comm_send(&comm, 0, sent[i], BYTES)
+                                           : comm_receive(&comm, 1, received[i], BYTES));
     }
     for (int i = 0; i < TURNS && comm.rank == 0; i++) {
-        fill_message(i, 7), ops_to_host(&stream, found, received[i], BYTES);
+        fill_message(i, 7);
+        ops_to_host(&stream, found, received[i], BYTES);
         good = good && !memcmp(found, filled, BYTES);
     }
     check_round(good, "messages one way");
@@ -260,7 +311,10 @@ static void test_message_beside_collective(void) {
 }
 static void test_all_messages(void) {
     if (comm.ranks == 1) { return; }
-    test_messages(), test_many_messages(), test_one_way(), test_message_beside_collective();
+    test_messages();
+    test_many_messages();
+    test_one_way();
+    test_message_beside_collective();
 }
 static int test_stuck(void) {
     comm.timeout_s = 1;
@@ -268,7 +322,8 @@ static int test_stuck(void) {
     if (comm.rank == 0) {
         CommRequest t = comm_receive(&comm, 1, received[0], BYTES);
         for (double end = seconds_now() + 3; seconds_now() < end; usleep(1000)) { comm_progress(); }
-        printf("still open, by %s\n", comm.transport.name), fflush(stdout);
+        printf("still open, by %s\n", comm.transport.name);
+        fflush(stdout);
         comm_wait_message(&comm, t);
         ops_wait(&stream);
     }
@@ -281,7 +336,8 @@ static bool test_groups(Carrier processor) { // were all good?
     Carrier gpu = carrier();
     for (int mask = 1; mask < 1 << comm.ranks; mask++) {
         for (int order = 0; order < 2; order++) {
-            const bool small = comm.ranks > 1 && __builtin_popcount((unsigned)mask) <= 2; // of these neighbours, and the first with the last
+            // of these neighbours, and the first with the last
+            const bool small = comm.ranks > 1 && __builtin_popcount((unsigned)mask) <= 2;
             if (!all && (order == mask % 2 || (small && mask % 3))) { continue; }
             int ranks[MAX_RANKS], n = 0;
             for (int i = 0; i < comm.ranks; i++) {
@@ -289,15 +345,22 @@ static bool test_groups(Carrier processor) { // were all good?
                 if (mask >> r & 1) { ranks[n++] = r; }
             }
             Group g = group_make(ranks, n, comm.rank, comm.node_of);
-            comm.transport.join(&comm, &g), gpu = carrier();
-            for (int shape = 0; shape < SHAPES && g.me >= 0; shape++) { test_round(&g, shape, processor, gpu), gpu = carrier(); }
+            comm.transport.join(&comm, &g);
+            gpu = carrier();
+            for (int shape = 0; shape < SHAPES && g.me >= 0; shape++) {
+                test_round(&g, shape, processor, gpu);
+                gpu = carrier();
+            }
             group_free(&g);
         }
     }
     test_all_messages();
     int mine[2] = {passed, failed}, sums[2 * MAX_RANKS], sum[2] = {0, 0};
     comm_all_gather_small(&comm, mine, sums, sizeof mine);
-    for (int r = 0; r < comm.ranks; r++) { sum[0] += sums[2 * r], sum[1] += sums[2 * r + 1]; }
+    for (int r = 0; r < comm.ranks; r++) {
+        sum[0] += sums[2 * r];
+        sum[1] += sums[2 * r + 1];
+    }
     if (comm.rank == 0) { printf("%d passed, %d failed\n", sum[0], sum[1]); }
     passed = failed = 0;
     return !sum[1];
@@ -314,14 +377,23 @@ int main(int argc, char **argv) {
     comm_place(&comm, comm.ranks == 4 ? 2 : 0); // two levels
     if (comm.ranks > MAX_RANKS) { die(EXIT_INPUT, NULL, "at most %d ranks", (int)MAX_RANKS); }
     comm.timeout_s = 60;
-    stream.threads = 1, stream.progress = comm_progress;
+    stream.threads = 1;
+    stream.progress = comm_progress;
     ops_open(&stream, comm.local_rank, DTYPE_FP32);
-    filled = (float *)checked_malloc(BYTES, "filled"), found = (float *)checked_malloc(BYTES, "found");
+    filled = (float *)checked_malloc(BYTES, "filled");
+    found = (float *)checked_malloc(BYTES, "found");
     for (int i = 0; i < CASES; i++) {
-        expected[i].in = (float *)checked_malloc(BYTES, "expected"), expected[i].out = (float *)checked_malloc(BYTES, "expected");
-        device[i].in = on_device(), device[i].out = on_device(), taken[i] = on_device();
+        expected[i].in = (float *)checked_malloc(BYTES, "expected");
+        expected[i].out = (float *)checked_malloc(BYTES, "expected");
+        device[i].in = on_device();
+        device[i].out = on_device();
+        taken[i] = on_device();
     }
-    for (int m = 0; m < MESSAGES * PAIRS; m++) { sent[m] = on_device(), received[m] = on_device(), arrived[m] = on_device(); }
+    for (int m = 0; m < MESSAGES * PAIRS; m++) {
+        sent[m] = on_device();
+        received[m] = on_device();
+        arrived[m] = on_device();
+    }
     comm_allocate(&comm, checked_malloc(STAGING, "staging"), STAGING);
     Carrier processor = carrier();
     bool good = true, stuck = argc > 1;

@@ -1,10 +1,13 @@
-// test_comm_store.c: the store on several ranks, by placement. Run as `mpirun -np N build/test_comm_store`, N = 1 to 4.
+// test_comm_store.c: the store on several ranks, by placement. Run as `mpirun -np N
+// build/test_comm_store`, N = 1 to 4.
 //
-// For every placement of a small model's units on the ranks (one stage, several, of unequal width, in any order of ranks), every ZeRO stage and
-// pipeline schedule, the lowered action lists are run without a model: a sample adds small integers to the gradients of the unit that
-// computes it, so sums are exact in any order, and what one rank with plain arrays computes must come out bit for bit: parameters at each use,
-// norm, master parameters, moments. So must the predicted bytes of messages and of memory. States saved under one placement, and exported
-// models, are read back into the others.
+// For every placement of a small model's units on the ranks (one stage, several, of unequal width,
+// in any order of ranks), every ZeRO stage and pipeline schedule, the lowered action lists are run
+// without a model: a sample adds small integers to the gradients of the unit that computes it, so
+// sums are exact in any order, and what one rank with plain arrays computes must come out bit for
+// bit: parameters at each use, norm, master parameters, moments. So must the predicted bytes of
+// messages and of memory. States saved under one placement, and exported models, are read back into
+// the others.
 //
 // TEST_ALL=1: every combination; else some of each.
 // Last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed.
@@ -16,9 +19,18 @@
 #include "engine/validator.h"
 #include "policies.h" // OFFLOAD
 
-enum { MAX_RANKS = 4, STAGING = 1 << 18, STEPS = 2, SAMPLES = 7, MICRO = 2, STORAGES = 7, STAGES = 4 };
+enum {
+    MAX_RANKS = 4,
+    STAGING = 1 << 18,
+    STEPS = 2,
+    SAMPLES = 7,
+    MICRO = 2,
+    STORAGES = 7,
+    STAGES = 4
+};
 static const GptConfig config = {4, 1, 16, 50, 128, 8};
-static const OptimizerStep optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f / 64, 0, {false, 0, 0}};
+static const OptimizerStep optimizer = {0.01f, 0.9f,      0.95f, 1e-8f,        0.1f,
+                                        0.0f,  1.0f / 64, 0,     {false, 0, 0}};
 
 static Stream stream;
 static GptModel model;
@@ -55,41 +67,51 @@ typedef struct {
 } Setting;
 
 static void check(bool good, const char *what, const Case *c, const Setting *setting, int storage) {
-    passed += good, failed += !good;
+    passed += good;
+    failed += !good;
     if (good || failed > 20) { return; }
-    fprintf(stderr, "FAILED on rank %d: %s, case %d, ZeRO %d, partition %d, kind %d, storage %d\n", comm.rank, what, (int)(c - cases), setting->zero.stage,
-            setting->zero.partition, (int)setting->kind, storage);
+    fprintf(stderr, "FAILED on rank %d: %s, case %d, ZeRO %d, partition %d, kind %d, storage %d\n",
+            comm.rank, what, (int)(c - cases), setting->zero.stage, setting->zero.partition,
+            (int)setting->kind, storage);
 }
 
 static Placement placement_of(const Case *c) {
     Placement p = placement_make(c->stages);
     for (int s = 0, unit = 0; s < c->stages; unit += c->units[s++]) {
         Stage *stage = &p.stage[s];
-        stage->first_unit = unit, stage->units = c->units[s], stage->replicas = c->replicas[s];
+        stage->first_unit = unit;
+        stage->units = c->units[s];
+        stage->replicas = c->replicas[s];
         stage->ranks = (int *)checked_malloc(sizeof c->of[s], "ranks");
         memcpy(stage->ranks, c->of[s], (size_t)c->replicas[s] * sizeof(int));
     }
     return p;
 }
 static Program program_of(const Placement *placement, const Setting *setting, bool training) {
-    const PipelinePlan plan = {*placement, setting->kind, WARMUP_A, MICRO, (int)ceil_div(SAMPLES, MICRO), INT64_MAX, false, CLIPS_NOTHING};
+    const PipelinePlan plan = {
+        *placement, setting->kind, WARMUP_A,     MICRO, (int)ceil_div(SAMPLES, MICRO),
+        INT64_MAX,  false,         CLIPS_NOTHING};
     Program p;
     char error[400];
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&model, &setting->zero, placement, false), p.ranks = comm.ranks;
+    p.map = unit_map(&model, &setting->zero, placement, false);
+    p.ranks = comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_pipeline(&p, &plan, SAMPLES, training);
     zero_lower(&p, &setting->zero, training);
-    if (training && !schedule_validate(&p, error, sizeof error)) { die(EXIT_INPUT, NULL, "invalid schedule: %s", error); }
+    if (training && !schedule_validate(&p, error, sizeof error)) {
+        die(EXIT_INPUT, NULL, "invalid schedule: %s", error);
+    }
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The same with plain arrays
 
 // What a sample adds to an element of the gradient of a storage in a unit that uses it: -3 .. 3.
 static float contribution(int step, int unit, int64_t sample, int64_t element) {
-    uint32_t h = (uint32_t)element * 2654435761u ^ (uint32_t)(sample * 40503 + unit * 9973 + step * 7919) * 2246822519u;
+    uint32_t h = (uint32_t)element * 2654435761u ^
+                 (uint32_t)(sample * 40503 + unit * 9973 + step * 7919) * 2246822519u;
     return (float)((h >> 16) % 7) - 3.0f;
 }
 typedef struct {
@@ -104,17 +126,22 @@ static void reference_update(int storage, float *grad, int64_t step) {
     for (int i = gpt_storage_parts(&model, storage, parts) - 1; i >= 0; i--) {
         OptimizerStep o = optimizer;
         const int64_t at = parts[i].offset;
-        o.step = step + 1, o.weight_decay = tensor_specs[parts[i].tensor].decay ? o.weight_decay : 0.0f;
+        o.step = step + 1;
+        o.weight_decay = tensor_specs[parts[i].tensor].decay ? o.weight_decay : 0.0f;
         float *master = expected.state[STATE_MASTER][storage] + at;
-        ops_adamw(&stream, master, master, DTYPE_FP32, expected.state[STATE_M][storage] + at, expected.state[STATE_V][storage] + at, grad + at,
-                  parts[i].elements, o);
+        ops_adamw(&stream, master, master, DTYPE_FP32, expected.state[STATE_M][storage] + at,
+                  expected.state[STATE_V][storage] + at, grad + at, parts[i].elements, o);
     }
 }
 static void make_reference(void) {
     for (int s = 0; s < STORAGES; s++) {
         const size_t n = (size_t)gpt_storage_elements(&model, s);
-        for (int k = 0; k < STATE_PREVIOUS; k++) { expected.state[k][s] = (float *)checked_calloc(n, sizeof(float), "reference"); }
-        for (int k = 0; k <= STEPS; k++) { expected.master[k][s] = (float *)checked_calloc(n, sizeof(float), "reference"); }
+        for (int k = 0; k < STATE_PREVIOUS; k++) {
+            expected.state[k][s] = (float *)checked_calloc(n, sizeof(float), "reference");
+        }
+        for (int k = 0; k <= STEPS; k++) {
+            expected.master[k][s] = (float *)checked_calloc(n, sizeof(float), "reference");
+        }
         gpt_initialise(&model, s, 11, 0, (int64_t)n, expected.state[STATE_MASTER][s]);
         memcpy(expected.master[0][s], expected.state[STATE_MASTER][s], n * sizeof(float));
     }
@@ -126,18 +153,21 @@ static void make_reference(void) {
             for (int unit = 0; unit < model.units; unit++) {
                 int used[2], count = gpt_unit_storages(&model, unit, used);
                 if (used[0] != s && (count < 2 || used[1] != s)) { continue; }
-                for (int64_t i = 0; i < SAMPLES * n; i++) { grad[i % n] += contribution(step, unit, i / n, i % n); }
+                for (int64_t i = 0; i < SAMPLES * n; i++) {
+                    grad[i % n] += contribution(step, unit, i / n, i % n);
+                }
             }
             for (int64_t i = 0; i < n; i++) { squares += (double)grad[i] * (double)grad[i]; }
             reference_update(s, grad, step);
-            memcpy(expected.master[step + 1][s], expected.state[STATE_MASTER][s], (size_t)n * sizeof(float));
+            memcpy(expected.master[step + 1][s], expected.state[STATE_MASTER][s],
+                   (size_t)n * sizeof(float));
             free(grad);
         }
         expected.norm[step] = sqrt(squares);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A store at work
 typedef struct {
     const Case *c;
@@ -150,16 +180,27 @@ typedef struct {
 
 static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     size_t predicted[MEMORY_KINDS] = {0}, before[MEMORY_KINDS];
-    r->c = c, r->setting = *setting, r->placement = placement_of(c), r->version = 0;
+    r->c = c;
+    r->setting = *setting;
+    r->placement = placement_of(c);
+    r->version = 0;
     r->program = program_of(&r->placement, setting, true);
-    r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype, setting->wire, true);
+    r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
+                          setting->wire, true);
     store_join(&r->store, &comm);
     store_predict(&r->store, predicted);
     memcpy(before, memory_taken, sizeof before);
     store_allocate(&r->store, &comm, &stream);
-    for (int k = 0; k < MEMORY_KINDS; k++) { check(memory_taken[k] - before[k] == predicted[k], "predicted memory", c, setting, -1); }
+    for (int k = 0; k < MEMORY_KINDS; k++) {
+        check(memory_taken[k] - before[k] == predicted[k], "predicted memory", c, setting, -1);
+    }
 }
-static void rig_free(Rig *r) { store_wait_all(&r->store), store_free(&r->store), program_free(&r->program), placement_free(&r->placement); }
+static void rig_free(Rig *r) {
+    store_wait_all(&r->store);
+    store_free(&r->store);
+    program_free(&r->program);
+    placement_free(&r->placement);
+}
 
 static void contribute(Rig *r, const Action *a, int step) {
     const UnitMap *map = &r->program.map;
@@ -179,7 +220,8 @@ static void check_acquired(const Rig *r, const Real *found, int storage) {
     const float *master = expected.master[r->version][storage];
     bool good = true;
     for (int64_t i = 0; i < gpt_storage_elements(&model, storage) && r->setting.exact; i++) {
-        float wanted = r->setting.dtype == DTYPE_BF16 ? bf16_to_float(float_to_bf16(master[i])) : master[i];
+        float wanted =
+            r->setting.dtype == DTYPE_BF16 ? bf16_to_float(float_to_bf16(master[i])) : master[i];
         good = good && !memcmp(&wanted, (const float *)(const void *)found + i, 4);
     }
     check(good, "parameters", r->c, &r->setting, storage);
@@ -193,8 +235,12 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         const Action *a = &schedule->actions[i];
         if (i % 16 == comm.rank) { comm_progress(); }
         switch (a->kind) {
-        case ACT_PREFETCH: store_prefetch(s, a->storage, r->version + a->version, a->near, step); break;
-        case ACT_ACQUIRE: check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage); break;
+        case ACT_PREFETCH:
+            store_prefetch(s, a->storage, r->version + a->version, a->near, step);
+            break;
+        case ACT_ACQUIRE:
+            check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage);
+            break;
         case ACT_RELEASE: store_release(s, a->storage); break;
         case ACT_REDUCE: store_reduce(s, a->storage, step); break;
         case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
@@ -206,7 +252,9 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_WRITE: store_write_piece(s, a->storage, a->use); break;
         case ACT_NORM:
             norm = store_norm(s, step);
-            check(r->setting.exact ? norm == expected.norm[step] : fabs(norm / expected.norm[step] - 1) < 0.1, "norm", r->c, &r->setting, -1);
+            check(r->setting.exact ? norm == expected.norm[step]
+                                   : fabs(norm / expected.norm[step] - 1) < 0.1,
+                  "norm", r->c, &r->setting, -1);
             break;
         case ACT_BACKWARD_INPUT:
         case ACT_BACKWARD_WEIGHT: contribute(r, a, step); break;
@@ -218,9 +266,12 @@ static void check_states(const Rig *r, const char *what, int64_t steps) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         for (int storage = 0; storage < STORAGES; storage++) {
             int64_t begin, n = store_own(&r->store, storage, &begin);
-            const float *all = steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
+            const float *all =
+                steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
             if (!n || (kind != STATE_MASTER && steps != STEPS)) { continue; }
-            check(!memcmp(store_state(&r->store, (StateKind)kind, storage), all + begin, (size_t)n * sizeof(float)), what, r->c, &r->setting, storage);
+            check(!memcmp(store_state(&r->store, (StateKind)kind, storage), all + begin,
+                          (size_t)n * sizeof(float)),
+                  what, r->c, &r->setting, storage);
         }
     }
 }
@@ -233,11 +284,19 @@ static void check_traffic(const Rig *r) {
         ZeroMessage m[2];
         int n = 0;
         if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store, a->storage, m); }
-        if (a->kind == ACT_PREFETCH) { m[n++] = store_gather_message(&r->store, a->storage, a->near); }
-        while (n--) { comm_bytes_sent(m[n].kind, m[n].group, m[n].group->me, m[n].bounds, m[n].element_bytes, predicted[m[n].kind]); }
+        if (a->kind == ACT_PREFETCH) {
+            m[n++] = store_gather_message(&r->store, a->storage, a->near);
+        }
+        while (n--) {
+            comm_bytes_sent(m[n].kind, m[n].group, m[n].group->me, m[n].bounds, m[n].element_bytes,
+                            predicted[m[n].kind]);
+        }
     }
     for (int k = 0; k < COMM_KINDS; k++) {
-        for (int l = 0; l < LINK_KINDS; l++) { check(comm.bytes[k][l] == STEPS * predicted[k][l], "predicted traffic", r->c, &r->setting, k); }
+        for (int l = 0; l < LINK_KINDS; l++) {
+            check(comm.bytes[k][l] == STEPS * predicted[k][l], "predicted traffic", r->c,
+                  &r->setting, k);
+        }
     }
 }
 // Does a unit of this rank use a storage?
@@ -254,11 +313,14 @@ static bool computes_with(const Rig *r, int storage) {
 static void check_holdings(const Rig *r) {
     for (int storage = 0; storage < STORAGES; storage++) {
         const bool uses = computes_with(r, storage);
-        check(store_holds(&r->store, storage) == uses && (uses || !store_own_elements(&r->store, storage)), "holds what it uses", r->c, &r->setting, storage);
+        check(store_holds(&r->store, storage) == uses &&
+                  (uses || !store_own_elements(&r->store, storage)),
+              "holds what it uses", r->c, &r->setting, storage);
         int64_t mine = store_own_elements(&r->store, storage), all[MAX_RANKS], sum = 0;
         comm_all_gather_small(&comm, &mine, all, sizeof mine);
         for (int k = 0; k < comm.ranks; k++) { sum += all[k]; }
-        check(sum == gpt_storage_elements(&model, storage), "every element has one owner", r->c, &r->setting, storage);
+        check(sum == gpt_storage_elements(&model, storage), "every element has one owner", r->c,
+              &r->setting, storage);
     }
 }
 static void train_rig(Rig *r) {
@@ -277,7 +339,8 @@ static void test_setting(const Case *c, const Setting *setting) {
     rig_make(&r, c, setting);
     check_holdings(&r);
     train_rig(&r);
-    Program evaluation = program_of(&r.placement, setting, false); // the last versions, with and without gathers
+    // the last versions, with and without gathers
+    Program evaluation = program_of(&r.placement, setting, false);
     run(&r, &evaluation.rank[comm.rank], STEPS);
     program_free(&evaluation);
     rig_free(&r);
@@ -286,8 +349,14 @@ static void test_setting(const Case *c, const Setting *setting) {
 static Setting setting_of(int zero, PipelineKind kind) {
     Setting s;
     memset(&s, 0, sizeof s);
-    s.zero.stage = zero, s.zero.partition = 1, s.zero.accumulates = true, s.kind = kind, s.exact = true;
-    s.zero.weights.bits = 8, s.zero.gradients.bits = 8, s.zero.weights.block = s.zero.gradients.block = 64;
+    s.zero.stage = zero;
+    s.zero.partition = 1;
+    s.zero.accumulates = true;
+    s.kind = kind;
+    s.exact = true;
+    s.zero.weights.bits = 8;
+    s.zero.gradients.bits = 8;
+    s.zero.weights.block = s.zero.gradients.block = 64;
     return s;
 }
 static int narrowest(const Case *c) { // stage
@@ -301,23 +370,27 @@ static void test_stages(void) {
             Setting s = setting_of(k / 3, (PipelineKind)(k % 3));
             const bool chosen = k % 3 == (i + k / 3) % 3; // of the schedules
             if (everything || chosen) { test_setting(&cases[i], &s); }
-            s.dtype = DTYPE_BF16, s.wire = DTYPE_BF16; // sums are small integers
+            s.dtype = DTYPE_BF16;
+            s.wire = DTYPE_BF16; // sums are small integers
             if (everything || (chosen && (i + k / 3) % 2)) { test_setting(&cases[i], &s); }
         }
     }
     report("ZeRO 0 to 3 under every placement and schedule");
 }
-// States on the host, drawn storage by storage: the host has all of the optimizer's of one, or none.
+// States on the host, drawn storage by storage: the host has all of the optimizer's of one, or
+// none.
 static void test_offload(void) {
     enum { BOTH = 1 << STATE_M | 1 << STATE_V, SUM = 1 << STATE_GRADIENT };
-    static const unsigned char cpu_update[] = {0, BOTH, BOTH | SUM, BOTH | SUM}, by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
+    static const unsigned char cpu_update[] = {0, BOTH, BOTH | SUM, BOTH | SUM},
+                               by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
     for (int i = 0; i < CASES; i++) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
             const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, STORAGES);
             for (int storage = 0; storage < STORAGES; storage++) {
-                const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
+                const int draw =
+                    (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.cpu_update ? cpu_update[draw] : by_device[draw];
             }
             s.zero.offload = &o;
@@ -330,17 +403,21 @@ static void test_plus_plus(void) {
     for (int i = 0; i < CASES; i++) {
         for (int k = 1; k < 8 && cases[i].ranks == comm.ranks; k++) {
             Setting s = setting_of(k & 4 || k == 2 ? (k & 3 ? 3 : 2) : 3, PIPELINE_DAPPLE);
-            s.zero.quantized_weights = k & 1, s.zero.partition = k & 2 && narrowest(&cases[i]) > 1 ? 2 : 1;
+            s.zero.quantized_weights = k & 1;
+            s.zero.partition = k & 2 && narrowest(&cases[i]) > 1 ? 2 : 1;
             s.zero.quantized_gradients = s.zero.feedback = (k & 4) != 0;
             s.exact = !s.zero.quantized_weights && !s.zero.quantized_gradients;
-            if (s.zero.stage < 3) { s.zero.quantized_weights = false, s.zero.partition = 1; }
+            if (s.zero.stage < 3) {
+                s.zero.quantized_weights = false;
+                s.zero.partition = 1;
+            }
             test_setting(&cases[i], &s);
         }
     }
     report("ZeRO++ under every placement");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Saved under one placement, read under another
 static void load_everywhere(int saved, const char *path, const char *exported) {
     for (int i = 0; i < CASES; i++) {
@@ -359,7 +436,9 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             for (int storage = 0; storage < STORAGES; storage++) {
                 int64_t begin, n = store_own(&r.store, storage, &begin);
                 if (!n) { continue; }
-                check(!memcmp(store_state(&r.store, STATE_MASTER, storage), expected.state[STATE_MASTER][storage] + begin, (size_t)n * sizeof(float)),
+                check(!memcmp(store_state(&r.store, STATE_MASTER, storage),
+                              expected.state[STATE_MASTER][storage] + begin,
+                              (size_t)n * sizeof(float)),
                       "parameters of a model file", r.c, &s, storage);
             }
             rig_free(&r);
@@ -377,7 +456,8 @@ static void test_files(void) {
         p.step = p.position = p.updates = 5;
         rig_make(&r, &cases[i], &s);
         train_rig(&r);
-        check(checkpoint_save(folder, &r.store, &p, 1, "--steps 5", path, sizeof path), "saves", r.c, &s, -1);
+        check(checkpoint_save(folder, &r.store, &p, 1, "--steps 5", path, sizeof path), "saves",
+              r.c, &s, -1);
         snprintf(exported, sizeof exported, "%s/model.bin", folder);
         check(!model_file_write(exported, &r.store), "exports", r.c, &s, -1);
         comm_barrier(&comm);
@@ -390,11 +470,15 @@ static void test_files(void) {
 
 int main(int argc, char **argv) {
     comm_start(&comm, &argc, &argv);
-    if (comm.ranks > MAX_RANKS) { die(EXIT_INPUT, "", "test_comm_store runs on at most %d ranks, not %d", MAX_RANKS, comm.ranks); }
+    if (comm.ranks > MAX_RANKS) {
+        die(EXIT_INPUT, "", "test_comm_store runs on at most %d ranks, not %d", MAX_RANKS,
+            comm.ranks);
+    }
     comm_place(&comm, comm.ranks == 4 ? 2 : 0); // two levels
     comm_allocate(&comm, checked_malloc(STAGING, "staging"), STAGING);
     comm.timeout_s = 120;
-    stream.threads = 1, stream.progress = comm_progress;
+    stream.threads = 1;
+    stream.progress = comm_progress;
     model = gpt_model(config);
     everything = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
     snprintf(folder, sizeof folder, "/tmp/test_comm_store.XXXXXX");
@@ -407,7 +491,9 @@ int main(int argc, char **argv) {
     test_files();
     if (comm.rank == 0) {
         char path[1100];
-        checkpoint_folder(path, sizeof path, folder, 5, ""), folder_remove(path), folder_remove(folder);
+        checkpoint_folder(path, sizeof path, folder, 5, "");
+        folder_remove(path);
+        folder_remove(folder);
         printf("%d passed, %d failed\n", groups - red_groups, red_groups);
     }
     comm_end(&comm);

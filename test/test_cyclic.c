@@ -1,7 +1,10 @@
-// test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables, keep its invariants and use the versions of its rule;
-// that new parameters are there in time and nobody sends more than others; that owners' states travel as often as ZeRO-3's at most, one message at a
-// time, and take the room that they should; that every one of these programs is valid, also in orders in which ranks put work aside, and damaged ones
-// are refused for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
+// test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables,
+// keep its invariants and use the versions of its rule; that new parameters are there in time and
+// nobody sends more than others; that owners' states travel as often as ZeRO-3's at most, one
+// message at a time, and take the room that they should; that every one of these programs is valid,
+// also in orders in which ranks put work aside, and damaged ones are refused for the right reason;
+// and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of
+// all parameters.
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "dataloader.h"
@@ -17,7 +20,7 @@
 
 enum { MOST = 32 }; // stages that the tests go up to
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plans and programs, as train_gpt.c makes them
 
 static GptModel model_of(int units) {
@@ -28,7 +31,13 @@ static GptModel model_of(int units) {
 static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, int units) {
     CyclicPlan p;
     memset(&p, 0, sizeof p);
-    p.rule = rule, p.mode = mode, p.N = N, p.slack = slack, p.pieces = 1, p.ranks = mode == CYCLIC_SINGLE ? 1 : N, p.cut = cyclic_cut(units, N);
+    p.rule = rule;
+    p.mode = mode;
+    p.N = N;
+    p.slack = slack;
+    p.pieces = 1;
+    p.ranks = mode == CYCLIC_SINGLE ? 1 : N;
+    p.cut = cyclic_cut(units, N);
     double *weight = (double *)checked_malloc((size_t)N * sizeof(double), "weights");
     for (int j = 0; j < N; j++) { weight[j] = 1; }
     p.weight = weight;
@@ -38,27 +47,36 @@ static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, in
 static CyclicPlan triangle_of(CyclicRule rule, int N, int slack, int units, int pieces) {
     const GptModel m = model_of(units);
     CyclicPlan p = plan_of(rule, CYCLIC_MODEL, N, slack, units);
-    p.ranks = N * (N + 1) / 2, p.pieces = pieces, p.way = cyclic_turns(&p) ? cyclic_ways_to_owner(&m) : NULL;
+    p.ranks = N * (N + 1) / 2;
+    p.pieces = pieces;
+    p.way = cyclic_turns(&p) ? cyclic_ways_to_owner(&m) : NULL;
     return p;
 }
-static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) { return plan_of(rule, mode, N, slack, (int)max_i64(N, 3)); }
+static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) {
+    return plan_of(rule, mode, N, slack, (int)max_i64(N, 3));
+}
 static Program window_of(const CyclicPlan *plan, int64_t samples) {
     const Stage *last = &plan->cut.stage[plan->N - 1];
     const GptModel m = model_of(last->first_unit + last->units);
     P2p p2p = cyclic_p2p(plan, &m, 0);
-    Placement placement = plan->mode == CYCLIC_MODEL ? cyclic_placement(plan) : pipeline_placement("1", m.units, plan->ranks);
+    Placement placement = plan->mode == CYCLIC_MODEL
+                              ? cyclic_placement(plan)
+                              : pipeline_placement("1", m.units, plan->ranks);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, &policy, &placement, false), p.ranks = plan->ranks;
+    p.map = unit_map(&m, &policy, &placement, false);
+    p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
     schedule_cyclic(&p, plan, samples, 0);
-    placement_free(&placement), p2p_free(&p2p, m.storages);
+    placement_free(&placement);
+    p2p_free(&p2p, m.storages);
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Slots, read off the lists of a rank for each micro-batch: a rank begins in slot 2 r, and works on one stage in each slot
+// -------------------------------------------------------------------------------------------------
+// Slots, read off the lists of a rank for each micro-batch: a rank begins in slot 2 r, and works on
+// one stage in each slot
 
 typedef struct {
     int stage, step; // -1: nothing
@@ -70,19 +88,23 @@ typedef struct {
     Cell at[SLOTS][MOST];           // [slot][rank]
     int updated[SLOTS][2];          // stage, version; stage -1: none
     int version[STEPS][MOST][MOST]; // [step][micro][stage] that its forward uses; -1: none yet
-    bool good;                      // forward and backward use the same, all storages of a stage alike, and nothing goes wrong otherwise
+    // forward and backward use the same, all storages of a stage alike, and nothing goes wrong
+    // otherwise
+    bool good;
 } Table;
 static void table_compute(Table *t, const CyclicPlan *plan, int rank, const Action *a, int *slot) {
     const Cell cell = {cyclic_stage_of_unit(plan, a->unit), (int)a->step, a->kind != ACT_FORWARD};
     Cell *now = *slot < 0 ? NULL : &t->at[*slot][rank];
-    if (!now || now->stage != cell.stage || now->step != cell.step || now->backward != cell.backward) {
+    if (!now || now->stage != cell.stage || now->step != cell.step ||
+        now->backward != cell.backward) {
         *slot = *slot < 0 ? 2 * rank : *slot + 1;
         t->at[*slot][rank] = cell;
         t->slots = (int)max_i64(t->slots, *slot + 1);
     }
     t->good = t->good && a->micro == (int)a->step * plan->N + rank;
 }
-static void table_acquire(Table *t, const CyclicPlan *plan, const UnitMap *map, int rank, const Action *a) {
+static void table_acquire(Table *t, const CyclicPlan *plan, const UnitMap *map, int rank,
+                          const Action *a) {
     int *version = &t->version[a->step][rank][cyclic_stage_of_storage(plan, map, a->storage)];
     t->good = t->good && (*version < 0 || *version == a->version);
     *version = (int)a->version;
@@ -90,7 +112,9 @@ static void table_acquire(Table *t, const CyclicPlan *plan, const UnitMap *map, 
 static Table *table_of(const CyclicPlan *plan, int steps) {
     Table *t = (Table *)checked_malloc(sizeof *t, "table");
     memset(t, -1, sizeof *t); // nothing anywhere
-    t->N = plan->N, t->slots = 0, t->good = true;
+    t->N = plan->N;
+    t->slots = 0;
+    t->good = true;
     Program window = window_of(plan, plan->N), p = cyclic_unroll(&window, plan, steps, steps);
     for (int r = 0; r < p.ranks; r++) {
         int slot = -1;
@@ -98,10 +122,14 @@ static Table *table_of(const CyclicPlan *plan, int steps) {
             const Action *a = &p.rank[r].actions[i];
             if (action_computes(a->kind)) { table_compute(t, plan, r, a, &slot); }
             if (a->kind == ACT_ACQUIRE) { table_acquire(t, plan, &p.map, r, a); }
-            if (a->kind == ACT_UPDATE) { t->updated[slot][0] = cyclic_stage_of_storage(plan, &p.map, a->storage), t->updated[slot][1] = (int)a->step + 1; }
+            if (a->kind == ACT_UPDATE) {
+                t->updated[slot][0] = cyclic_stage_of_storage(plan, &p.map, a->storage);
+                t->updated[slot][1] = (int)a->step + 1;
+            }
         }
     }
-    cyclic_window_free(&p), program_free(&window);
+    cyclic_window_free(&p);
+    program_free(&window);
     return t;
 }
 // A row: what each rank does, in the paper's words, and the update after it.
@@ -112,16 +140,21 @@ static void table_row(const Table *t, int slot, char *row, size_t bytes) {
         if (c->stage < 0) {
             n += (size_t)snprintf(row + n, bytes - n, "- ");
         } else {
-            n += (size_t)snprintf(row + n, bytes - n, "%c%d.%d ", c->backward ? 'B' : 'F', c->stage + 1, c->step);
+            n += (size_t)snprintf(row + n, bytes - n, "%c%d.%d ", c->backward ? 'B' : 'F',
+                                  c->stage + 1, c->step);
         }
     }
-    if (t->updated[slot][0] >= 0) { snprintf(row + n, bytes - n, "%d=%d", t->updated[slot][0] + 1, t->updated[slot][1]); }
+    if (t->updated[slot][0] >= 0) {
+        snprintf(row + n, bytes - n, "%d=%d", t->updated[slot][0] + 1, t->updated[slot][1]);
+    }
 }
 
 // Of three and of four stages; "3=1": stage 3 gets version 1.
 static const char *const rows_of_three[] = {
-    "F1.0 - - ",          "F2.0 - - ",          "F3.0 F1.0 - ",       "B3.0 F2.0 - ",    "B2.0 F3.0 F1.0 ", "B1.0 B3.0 F2.0 ", "F1.1 B2.0 F3.0 ",
-    "F2.1 B1.0 B3.0 3=1", "F3.1 F1.1 B2.0 2=1", "B3.1 F2.1 B1.0 1=1", "B2.1 F3.1 F1.1 ", "B1.1 B3.1 F2.1 ", "F1.2 B2.1 F3.1 ", "F2.2 B1.1 B3.1 3=2",
+    "F1.0 - - ",          "F2.0 - - ",          "F3.0 F1.0 - ",    "B3.0 F2.0 - ",
+    "B2.0 F3.0 F1.0 ",    "B1.0 B3.0 F2.0 ",    "F1.1 B2.0 F3.0 ", "F2.1 B1.0 B3.0 3=1",
+    "F3.1 F1.1 B2.0 2=1", "B3.1 F2.1 B1.0 1=1", "B2.1 F3.1 F1.1 ", "B1.1 B3.1 F2.1 ",
+    "F1.2 B2.1 F3.1 ",    "F2.2 B1.1 B3.1 3=2",
 };
 static const char *const rows_of_four[] = {
     "F1.0 - - - ",
@@ -145,15 +178,18 @@ static const char *const rows_of_four[] = {
     "F3.2 F1.2 B2.1 B4.1 4=2",
 };
 static void check_rows(int N, const char *const *rows, int count) {
-    for (int kind = 0; kind < 3; kind++) { // whoever updates, it is in the same slot; of v1 an owner may wait
-        CyclicPlan plan = plan_of_units(kind ? CYCLIC_V2 : CYCLIC_V1, kind < 2 ? CYCLIC_DATA : CYCLIC_ZERO, N, 0);
+    // whoever updates, it is in the same slot; of v1 an owner may wait
+    for (int kind = 0; kind < 3; kind++) {
+        CyclicPlan plan =
+            plan_of_units(kind ? CYCLIC_V2 : CYCLIC_V1, kind < 2 ? CYCLIC_DATA : CYCLIC_ZERO, N, 0);
         Table *t = table_of(&plan, STEPS);
         for (int slot = 0; slot < count; slot++) {
             char row[200];
             table_row(t, slot, row, sizeof row);
             assert_string_equal(row, rows[slot]);
         }
-        free(t), cyclic_free(&plan);
+        free(t);
+        cyclic_free(&plan);
     }
 }
 static void test_tables(void **state) {
@@ -162,9 +198,11 @@ static void test_tables(void **state) {
     check_rows(4, rows_of_four, sizeof rows_of_four / sizeof *rows_of_four);
 }
 
-// Stages in use, activations that are held, and gradients that are complete, slot by slot, for all numbers of stages.
+// Stages in use, activations that are held, and gradients that are complete, slot by slot, for all
+// numbers of stages.
 static void check_invariants(const Table *t) {
-    const int N = t->N, steady = 2 * N - 2, end = 2 * N * STEPS; // from when on all ranks work, until the first one ends
+    // from when on all ranks work, until the first one ends
+    const int N = t->N, steady = 2 * N - 2, end = 2 * N * STEPS;
     int held[MOST] = {0};
     assert_true(t->good);
     for (int slot = 0; slot < end; slot++) {
@@ -172,11 +210,16 @@ static void check_invariants(const Table *t) {
         for (int r = 0; r < N; r++) {
             const Cell *c = &t->at[slot][r];
             if (c->stage < 0) { continue; }
-            users[c->stage]++, held[c->stage] += !c->backward;
+            users[c->stage]++;
+            held[c->stage] += !c->backward;
         }
         for (int j = 0; j < N; j++) {
-            assert_true(users[j] <= 1), live += held[j];
-            if (slot >= steady) { assert_int_equal(users[j], 1), assert_int_equal(held[j], N - j); }
+            assert_true(users[j] <= 1);
+            live += held[j];
+            if (slot >= steady) {
+                assert_int_equal(users[j], 1);
+                assert_int_equal(held[j], N - j);
+            }
         }
         if (slot >= steady) { assert_int_equal(live, N * (N + 1) / 2); }
         for (int r = 0; r < N; r++) {
@@ -187,7 +230,10 @@ static void check_invariants(const Table *t) {
         const Cell *last = &t->at[slot][N - 1];
         const bool complete = last->stage >= 0 && last->backward;
         assert_int_equal(t->updated[slot][0], complete ? last->stage : -1);
-        if (complete) { assert_int_equal((slot - steady) % (2 * N), N + N - 1 - last->stage), assert_int_equal(t->updated[slot][1], last->step + 1); }
+        if (complete) {
+            assert_int_equal((slot - steady) % (2 * N), N + N - 1 - last->stage);
+            assert_int_equal(t->updated[slot][1], last->step + 1);
+        }
     }
 }
 static void test_invariants(void **state) {
@@ -196,7 +242,8 @@ static void test_invariants(void **state) {
         CyclicPlan plan = plan_of(N % 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, 0, N + 2);
         Table *t = table_of(&plan, STEPS);
         check_invariants(t);
-        free(t), cyclic_free(&plan);
+        free(t);
+        cyclic_free(&plan);
     }
 }
 // One rank runs the same: in each slot what the ranks do there, backward first, slot by slot.
@@ -212,16 +259,23 @@ static void test_single_is_all_of_data(void **state) {
             if (!action_computes(a->kind)) { continue; }
             const int stage = cyclic_stage_of_unit(&plan, a->unit), micro = a->micro % N;
             const bool forward = a->kind == ACT_FORWARD;
-            const int slot = 2 * N * (int)a->step + 2 * micro + (forward ? stage : 2 * N - 1 - stage);
-            assert_true(slot >= before), assert_true(slot > before || forward || !went_forward);
-            went_forward = forward, before = slot, forwards += forward;
+            const int slot =
+                2 * N * (int)a->step + 2 * micro + (forward ? stage : 2 * N - 1 - stage);
+            assert_true(slot >= before);
+            assert_true(slot > before || forward || !went_forward);
+            went_forward = forward;
+            before = slot;
+            forwards += forward;
         }
         assert_int_equal(forwards, STEPS * N * window.map.units);
-        cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+        cyclic_window_free(&p);
+        program_free(&window);
+        cyclic_free(&plan);
     }
 }
 
-// Who takes turns: what the ranks of a triangle do, one after another, as step.micro-batch from 0.1 on, for as long as it does not repeat itself.
+// Who takes turns: what the ranks of a triangle do, one after another, as step.micro-batch from 0.1
+// on, for as long as it does not repeat itself.
 typedef struct {
     int N, steps;
     const char *ranks[10];
@@ -230,34 +284,45 @@ static const Turns turns[] = {
     {2, 1, {"F0.1 B0.1", "F0.2 B0.2", "F0.1 B0.1 F0.2 B0.2"}},
     {3,
      2,
-     {"F0.1 B0.1 F1.1 B1.1", "F0.2 B0.2 F1.2 B1.2", "F0.3 B0.3 F1.3 B1.3", "F0.1 B0.1 F0.3 B0.3 F1.2 B1.2", "F0.2 B0.2 F1.1 B1.1 F1.3 B1.3",
+     {"F0.1 B0.1 F1.1 B1.1", "F0.2 B0.2 F1.2 B1.2", "F0.3 B0.3 F1.3 B1.3",
+      "F0.1 B0.1 F0.3 B0.3 F1.2 B1.2", "F0.2 B0.2 F1.1 B1.1 F1.3 B1.3",
       "F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"}},
     {4,
      3,
-     {"F0.1 B0.1 F1.1 B1.1 F2.1 B2.1", "F0.2 B0.2 F1.2 B1.2 F2.2 B2.2", "F0.3 B0.3 F1.3 B1.3 F2.3 B2.3", "F0.4 B0.4 F1.4 B1.4 F2.4 B2.4",
-      "F0.1 B0.1 F0.4 B0.4 F1.3 B1.3 F2.2 B2.2", "F0.2 B0.2 F1.1 B1.1 F1.4 B1.4 F2.3 B2.3", "F0.3 B0.3 F1.2 B1.2 F2.1 B2.1 F2.4 B2.4",
-      "F0.1 B0.1 F0.3 B0.3 F1.1 B1.1 F1.3 B1.3 F2.1 B2.1 F2.3 B2.3", "F0.2 B0.2 F0.4 B0.4 F1.2 B1.2 F1.4 B1.4 F2.2 B2.2 F2.4 B2.4",
-      "F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3 F1.4 B1.4 F2.1 B2.1 F2.2 B2.2 F2.3 B2.3 F2.4 B2.4"}},
+     {"F0.1 B0.1 F1.1 B1.1 F2.1 B2.1", "F0.2 B0.2 F1.2 B1.2 F2.2 B2.2",
+      "F0.3 B0.3 F1.3 B1.3 F2.3 B2.3", "F0.4 B0.4 F1.4 B1.4 F2.4 B2.4",
+      "F0.1 B0.1 F0.4 B0.4 F1.3 B1.3 F2.2 B2.2", "F0.2 B0.2 F1.1 B1.1 F1.4 B1.4 F2.3 B2.3",
+      "F0.3 B0.3 F1.2 B1.2 F2.1 B2.1 F2.4 B2.4",
+      "F0.1 B0.1 F0.3 B0.3 F1.1 B1.1 F1.3 B1.3 F2.1 B2.1 F2.3 B2.3",
+      "F0.2 B0.2 F0.4 B0.4 F1.2 B1.2 F1.4 B1.4 F2.2 B2.2 F2.4 B2.4",
+      "F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3 F1.4 B1.4 F2.1 B2.1 "
+      "F2.2 B2.2 F2.3 B2.3 F2.4 B2.4"}},
 };
 static int period_of(const CyclicPlan *plan) {
     int steps = 1;
     while (!cyclic_alike(plan, steps, 0)) { steps++; }
     return steps;
 }
-// What a rank does in a slot: -1 nothing, or the number of its micro-batch. Backward: of the last unit of its stage, the first action there.
+// What a rank does in a slot: -1 nothing, or the number of its micro-batch. Backward: of the last
+// unit of its stage, the first action there.
 static int turn_slot(const CyclicPlan *plan, const Action *a) {
     const Stage *units = &plan->cut.stage[cyclic_stage_of_unit(plan, a->unit)];
     const bool forward = a->kind == ACT_FORWARD && a->unit == units->first_unit;
-    const bool backward = a->kind == ACT_BACKWARD_WEIGHT && a->unit == units->first_unit + units->units - 1;
-    const int stage = cyclic_stage_of_unit(plan, a->unit), piece = a->micro % cyclic_step_pieces(plan);
-    return forward ? cyclic_forward_slot(plan, (int)a->step, piece, stage) : backward ? cyclic_backward_slot(plan, (int)a->step, piece, stage) : -1;
+    const bool backward =
+        a->kind == ACT_BACKWARD_WEIGHT && a->unit == units->first_unit + units->units - 1;
+    const int stage = cyclic_stage_of_unit(plan, a->unit),
+              piece = a->micro % cyclic_step_pieces(plan);
+    return forward    ? cyclic_forward_slot(plan, (int)a->step, piece, stage)
+           : backward ? cyclic_backward_slot(plan, (int)a->step, piece, stage)
+                      : -1;
 }
 static void test_turns(void **state) {
     (void)state;
     for (size_t k = 0; k < sizeof turns / sizeof *turns; k++) {
         const Turns *t = &turns[k];
         CyclicPlan plan = triangle_of(CYCLIC_V2, t->N, 0, 6, 1);
-        Program window = window_of(&plan, t->N), p = cyclic_unroll(&window, &plan, t->steps, t->steps);
+        Program window = window_of(&plan, t->N),
+                p = cyclic_unroll(&window, &plan, t->steps, t->steps);
         assert_int_equal(period_of(&plan), t->steps);
         for (int r = 0; r < p.ranks; r++) {
             char found[1000] = "";
@@ -265,15 +330,19 @@ static void test_turns(void **state) {
             for (int i = 0; i < p.rank[r].count; i++) {
                 const Action *a = &p.rank[r].actions[i];
                 if (turn_slot(&plan, a) < 0) { continue; }
-                n += (size_t)snprintf(found + n, sizeof found - n, "%s%c%d.%d", n ? " " : "", a->kind == ACT_FORWARD ? 'F' : 'B', (int)a->step,
+                n += (size_t)snprintf(found + n, sizeof found - n, "%s%c%d.%d", n ? " " : "",
+                                      a->kind == ACT_FORWARD ? 'F' : 'B', (int)a->step,
                                       a->micro % t->N + 1);
             }
             assert_string_equal(found, t->ranks[r]);
         }
-        cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+        cyclic_window_free(&p);
+        program_free(&window);
+        cyclic_free(&plan);
     }
 }
-// Each rank holds one piece's activations, always from its first forward on; in each slot one rank of each stage works.
+// Each rank holds one piece's activations, always from its first forward on; in each slot one rank
+// of each stage works.
 static void test_triangles(void **state) {
     (void)state;
     for (int N = 2; N <= 8; N++) {
@@ -281,30 +350,39 @@ static void test_triangles(void **state) {
         const int steps = period_of(&plan) + 2;
         const int all = cyclic_step_pieces(&plan);
         Program window = window_of(&plan, all), p = cyclic_unroll(&window, &plan, steps, steps);
-        int *busy = (int *)checked_calloc((size_t)(2 * all * (steps + 2) * N), sizeof(int), "test"); // [slot][stage]
+        // [slot][stage]
+        int *busy = (int *)checked_calloc((size_t)(2 * all * (steps + 2) * N), sizeof(int), "test");
         for (int r = 0; r < p.ranks; r++) {
             int ended = -1, holds = -1;
             for (int i = 0; i < p.rank[r].count; i++) {
                 const Action *a = &p.rank[r].actions[i];
                 const int slot = turn_slot(&plan, a);
                 if (slot < 0) { continue; }
-                assert_int_equal(cyclic_stage_of_unit(&plan, a->unit), cyclic_stage_of_rank(&plan, r));
+                assert_int_equal(cyclic_stage_of_unit(&plan, a->unit),
+                                 cyclic_stage_of_rank(&plan, r));
                 busy[slot * N + cyclic_stage_of_rank(&plan, r)]++;
                 if (a->kind == ACT_FORWARD) {
-                    assert_int_equal(holds, -1), assert_true(ended < 0 || slot == ended + 1);
+                    assert_int_equal(holds, -1);
+                    assert_true(ended < 0 || slot == ended + 1);
                     holds = a->micro;
                 } else {
                     assert_int_equal(holds, a->micro);
-                    holds = -1, ended = slot;
+                    holds = -1;
+                    ended = slot;
                 }
             }
         }
-        for (int k = (2 * N - 2) * N; k < 2 * all * steps * N; k++) { assert_int_equal(busy[k], 1); }
-        free(busy), cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+        for (int k = (2 * N - 2) * N; k < 2 * all * steps * N; k++) {
+            assert_int_equal(busy[k], 1);
+        }
+        free(busy);
+        cyclic_window_free(&p);
+        program_free(&window);
+        cyclic_free(&plan);
     }
 }
-// What a rank keeps, sends and receives: a stage's parameters once or twice; over a period each piece's gradient goes to the owner, unless it is made there,
-// and each version to all others.
+// What a rank keeps, sends and receives: a stage's parameters once or twice; over a period each
+// piece's gradient goes to the owner, unless it is made there, and each version to all others.
 static void test_triangles_send(void **state) {
     (void)state;
     for (int N = 2; N <= 6; N++) {
@@ -312,15 +390,25 @@ static void test_triangles_send(void **state) {
         const GptModel m = model_of(N + 2);
         const int period = period_of(&plan);
         Program window = window_of(&plan, cyclic_step_pieces(&plan));
-        int *sums = (int *)checked_calloc(2 * (size_t)m.storages, sizeof(int), "test"), *versions = sums + m.storages;
+        int *sums = (int *)checked_calloc(2 * (size_t)m.storages, sizeof(int), "test"),
+            *versions = sums + m.storages;
         for (int step = 0; step < period; step++) {
             Program p = cyclic_window(&window, &plan, step);
             for (int r = 0; r < p.ranks; r++) {
                 for (int i = 0; i < p.rank[r].count; i++) {
                     const Action *a = &p.rank[r].actions[i];
-                    const int owner = a->storage < 0 ? -1 : cyclic_owner(&plan, cyclic_stage_of_storage(&plan, &p.map, a->storage));
-                    if (a->kind == ACT_SEND_SUM) { sums[a->storage]++, assert_int_equal(a->peer, owner); }
-                    if (a->kind == ACT_SEND_PARAMETERS) { versions[a->storage]++, assert_int_equal(r, owner); }
+                    const int owner =
+                        a->storage < 0 ? -1
+                                       : cyclic_owner(&plan, cyclic_stage_of_storage(&plan, &p.map,
+                                                                                     a->storage));
+                    if (a->kind == ACT_SEND_SUM) {
+                        sums[a->storage]++;
+                        assert_int_equal(a->peer, owner);
+                    }
+                    if (a->kind == ACT_SEND_PARAMETERS) {
+                        versions[a->storage]++;
+                        assert_int_equal(r, owner);
+                    }
                 }
             }
             cyclic_window_free(&p);
@@ -328,26 +416,33 @@ static void test_triangles_send(void **state) {
         for (int s = 0; s < m.storages; s++) {
             const int width = N - cyclic_stage_of_storage(&plan, &window.map, s);
             assert_int_equal(sums[s] * width, period * cyclic_step_pieces(&plan) * (width - 1));
-            assert_int_equal(versions[s], period * (width - 1 + (s == 0))); // and of wte one to the head's
+            // and of wte one to the head's
+            assert_int_equal(versions[s], period * (width - 1 + (s == 0)));
         }
         for (int r = 0; r < plan.ranks; r++) {
             P2p p2p = cyclic_p2p(&plan, &m, r);
             for (int s = 0; s < m.storages; s++) {
                 const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
-                const bool takes = stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
-                assert_int_equal(p2p.places[s] > 0, takes), assert_true(p2p.places[s] <= 2), assert_int_equal(p2p.adds[s], takes);
+                const bool takes =
+                    stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
+                assert_int_equal(p2p.places[s] > 0, takes);
+                assert_true(p2p.places[s] <= 2);
+                assert_int_equal(p2p.adds[s], takes);
                 assert_int_equal(p2p.comes[s], r == p2p.owner[s] && stage < N - 1);
             }
             p2p_free(&p2p, m.storages);
         }
-        free(sums), program_free(&window), cyclic_free(&plan);
+        free(sums);
+        program_free(&window);
+        cyclic_free(&plan);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Versions, and how much time there is between an update and the first use of what it makes
 
-// Which micro-batch uses which version of which stage, row by row: n new (theta_t), o old (theta_(t-1)).
+// Which micro-batch uses which version of which stage, row by row: n new (theta_t), o old
+// (theta_(t-1)).
 typedef struct {
     CyclicRule rule;
     int N, slack;
@@ -380,10 +475,12 @@ static void test_versions(void **state) {
                 }
             }
         }
-        free(t), cyclic_free(&plan);
+        free(t);
+        cyclic_free(&plan);
     }
 }
-// Of v2, as a formula: fresh are those whose version is there when their forward begins, and all of them.
+// Of v2, as a formula: fresh are those whose version is there when their forward begins, and all of
+// them.
 static void test_fresh_are_those_that_can_be(void **state) {
     (void)state;
     for (int N = 1; N <= MOST; N++) {
@@ -391,18 +488,23 @@ static void test_fresh_are_those_that_can_be(void **state) {
         int fresh = 0;
         for (int k = 0; k < N * N; k++) {
             const int i = k / N, j = k % N;
-            assert_int_equal(cyclic_fresh(&plan, i, j), cyclic_forward_slot(&plan, 1, i, j) > cyclic_update_slot(&plan, j));
+            assert_int_equal(cyclic_fresh(&plan, i, j),
+                             cyclic_forward_slot(&plan, 1, i, j) > cyclic_update_slot(&plan, j));
             fresh += cyclic_fresh(&plan, i, j);
         }
         assert_int_equal(fresh, N * (N + 1) / 2);
         cyclic_free(&plan);
     }
 }
-// Idle slots between the update and the forward that uses it first, row by row; -1: of the other kind.
-static const int slack_of_three[3][9] = {{2, 4, 6, 4, 6, 8, 6, 8, 10}, {-1, -1, 0, -1, 0, 2, 0, 2, 4}, {2, 4, -1, 4, -1, -1, -1, -1, -1}};
-static const int slack_of_four[3][16] = {{2, 4, 6, 8, 4, 6, 8, 10, 6, 8, 10, 12, 8, 10, 12, 14},
-                                         {-1, -1, -1, 0, -1, -1, 0, 2, -1, 0, 2, 4, 0, 2, 4, 6},
-                                         {2, 4, 6, -1, 4, 6, -1, -1, 6, -1, -1, -1, -1, -1, -1, -1}};
+// Idle slots between the update and the forward that uses it first, row by row; -1: of the other
+// kind.
+static const int slack_of_three[3][9] = {{2, 4, 6, 4, 6, 8, 6, 8, 10},
+                                         {-1, -1, 0, -1, 0, 2, 0, 2, 4},
+                                         {2, 4, -1, 4, -1, -1, -1, -1, -1}};
+static const int slack_of_four[3][16] = {
+    {2, 4, 6, 8, 4, 6, 8, 10, 6, 8, 10, 12, 8, 10, 12, 14},
+    {-1, -1, -1, 0, -1, -1, 0, 2, -1, 0, 2, 4, 0, 2, 4, 6},
+    {2, 4, 6, -1, 4, 6, -1, -1, 6, -1, -1, -1, -1, -1, -1, -1}};
 static void check_slack(CyclicRule rule, bool fresh, int N, const int *expected) {
     CyclicPlan plan = plan_of_units(rule, CYCLIC_DATA, N, 0);
     Table *t = table_of(&plan, STEPS);
@@ -412,68 +514,89 @@ static void check_slack(CyclicRule rule, bool fresh, int N, const int *expected)
         for (int slot = 0; slot < t->slots; slot++) {
             const Cell *c = &t->at[slot][i];
             if (made < 0 && t->updated[slot][0] == j) { made = slot; }
-            if (used < 0 && c->stage == j && !c->backward && t->version[c->step][i][j] == 1) { used = slot; }
+            if (used < 0 && c->stage == j && !c->backward && t->version[c->step][i][j] == 1) {
+                used = slot;
+            }
         }
         const bool delayed = t->version[2][i][j] == 1;
         assert_int_equal(delayed == fresh ? -1 : used - made - 1, expected[k]);
     }
-    free(t), cyclic_free(&plan);
+    free(t);
+    cyclic_free(&plan);
 }
 static void test_slack(void **state) {
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
         const CyclicRule rule = kind ? CYCLIC_V2 : CYCLIC_V1;
-        check_slack(rule, kind == 1, 3, slack_of_three[kind]), check_slack(rule, kind == 1, 4, slack_of_four[kind]);
+        check_slack(rule, kind == 1, 3, slack_of_three[kind]);
+        check_slack(rule, kind == 1, 4, slack_of_four[kind]);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The way of new parameters
 
 // more: than its even part that a rank may send.
 static void check_route(const CyclicPlan *plan, double more) {
     const int N = plan->N;
     HandBacks h = cyclic_route(plan);
-    int *comes = (int *)checked_calloc((size_t)(N * N), sizeof(int), "test"); // [rank][stage] end of the slot
+    // [rank][stage] end of the slot
+    int *comes = (int *)checked_calloc((size_t)(N * N), sizeof(int), "test");
     double total = 0, all = 0, most = 0, sent[MOST] = {0};
     for (int j = 0; j < N; j++) {
         all += plan->weight[j];
-        for (int r = 0; r < N; r++) { comes[r * N + j] = r == N - 1 ? cyclic_update_slot(plan, j) : INT_MAX; }
+        for (int r = 0; r < N; r++) {
+            comes[r * N + j] = r == N - 1 ? cyclic_update_slot(plan, j) : INT_MAX;
+        }
         for (int r = 0; r < N - 1; r++) { sent[r] += plan->weight[j]; } // the sums
     }
     for (int k = 0; k < h.count; k++) {
         const HandBack *m = &h.message[k];
         assert_true(m->from >= 0 && m->from < N && m->to >= 0 && m->to < N && m->from != m->to);
         assert_true(k == 0 || h.message[k - 1].slot <= m->slot);
-        assert_true(comes[m->from * N + m->stage] <= m->slot), assert_int_equal(comes[m->to * N + m->stage], INT_MAX); // once, from one that has it
+        // once, from one that has it
+        assert_true(comes[m->from * N + m->stage] <= m->slot);
+        assert_int_equal(comes[m->to * N + m->stage], INT_MAX);
         assert_true(m->slot < cyclic_first_use(plan, m->to, m->stage));
-        comes[m->to * N + m->stage] = m->slot, sent[m->from] += plan->weight[m->stage];
+        comes[m->to * N + m->stage] = m->slot;
+        sent[m->from] += plan->weight[m->stage];
     }
-    for (int r = 0; r < N; r++) { total += sent[r], most = fmax(most, sent[r]); }
+    for (int r = 0; r < N; r++) {
+        total += sent[r];
+        most = fmax(most, sent[r]);
+    }
     for (int k = 0; k < N * N; k++) { assert_true(comes[k] < INT_MAX); }
     assert_true(fabs(total - 2 * (N - 1) * all) < 1e-9 * total + 1e-12);
     if (most > 2.0 * (N - 1) / N * all + more + 1e-9 * all) {
-        fail_msg("rule %d N %d slack %d waits %d: a rank sends %g of %g, %g of which are even", plan->rule, N, plan->slack, plan->waits, most, total,
-                 total / N);
+        fail_msg("rule %d N %d slack %d waits %d: a rank sends %g of %g, %g of which are even",
+                 plan->rule, N, plan->slack, plan->waits, most, total, total / N);
     }
-    free(comes), free(h.message);
+    free(comes);
+    free(h.message);
 }
-// Of equal stages: v2 is even, of v1 rank N - 2 is last everywhere and has nothing to send on. Of a model's: within the largest of them.
+// Of equal stages: v2 is even, of v1 rank N - 2 is last everywhere and has nothing to send on. Of a
+// model's: within the largest of them.
 static void test_routes(void **state) {
     (void)state;
     for (int N = 2; N <= MOST; N++) {
         for (int kind = 0; kind < 5; kind++) { // v1, v1 that waits, v2, with slack
-            CyclicPlan plan = plan_of_units(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, kind == 3 ? 1 : kind == 4 ? N / 2 : 0);
+            CyclicPlan plan = plan_of_units(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N,
+                                            kind == 3   ? 1
+                                            : kind == 4 ? N / 2
+                                                        : 0);
             plan.waits = kind == 1;
             check_route(&plan, kind < 2 && N > 2);
-            for (int j = 0; j < N; j++) { ((double *)(uintptr_t)plan.weight)[j] = j ? 1 + j % 3 : 4; }
+            for (int j = 0; j < N; j++) {
+                ((double *)(uintptr_t)plan.weight)[j] = j ? 1 + j % 3 : 4;
+            }
             check_route(&plan, kind < 2 ? 4 + 2 : 4); // a stage has 2 on average
             cyclic_free(&plan);
         }
     }
 }
 
-// What comes to a rank, of sums and of parameters, of a real model's storages: even but for one of them for each way of sums.
+// What comes to a rank, of sums and of parameters, of a real model's storages: even but for one of
+// them for each way of sums.
 static void test_received(void **state) {
     (void)state;
     for (int N = 2; N <= 12; N++) {
@@ -482,37 +605,51 @@ static void test_received(void **state) {
         plan.way = cyclic_ways(&m, N);
         Program p = window_of(&plan, N);
         double total = 0, largest = 0, all = (double)m.parameters;
-        for (int s = 0; s < m.storages; s++) { largest = fmax(largest, (double)gpt_storage_elements(&m, s)); }
+        for (int s = 0; s < m.storages; s++) {
+            largest = fmax(largest, (double)gpt_storage_elements(&m, s));
+        }
         for (int r = 0; r < N; r++) {
             double received = 0;
             for (int i = 0; i < p.rank[r].count; i++) {
                 const Action *a = &p.rank[r].actions[i];
-                if (a->kind == ACT_RECV_SUM || a->kind == ACT_RECV_PARAMETERS) { received += (double)gpt_storage_elements(&m, a->storage); }
+                if (a->kind == ACT_RECV_SUM || a->kind == ACT_RECV_PARAMETERS) {
+                    received += (double)gpt_storage_elements(&m, a->storage);
+                }
             }
             total += received;
-            if (received > 2.0 * (N - 1) / N * all + largest) { fail_msg("N %d: rank %d receives %g of %g", N, r, received, 2 * (N - 1) * all); }
+            if (received > 2.0 * (N - 1) / N * all + largest) {
+                fail_msg("N %d: rank %d receives %g of %g", N, r, received, 2 * (N - 1) * all);
+            }
         }
         assert_true(fabs(total - 2 * (N - 1) * all) < 1e-9 * total);
-        program_free(&p), cyclic_free(&plan);
+        program_free(&p);
+        cyclic_free(&plan);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Parameters that come for each use
 
-static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) { return cyclic_stage_of_storage(plan, map, storage); }
-// How often parameters of a storage travel in a step, to one rank that does not own them: to each forward and backward pass, which in the last stage
-// follow each other; the embedding's backward pass needs none, and wte is wanted by the head, too.
+static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) {
+    return cyclic_stage_of_storage(plan, map, storage);
+}
+// How often parameters of a storage travel in a step, to one rank that does not own them: to each
+// forward and backward pass, which in the last stage follow each other; the embedding's backward
+// pass needs none, and wte is wanted by the head, too.
 static int borrowed_uses(const CyclicPlan *plan, const UnitMap *map, int storage) {
     const int stage = stage_of_storage(plan, map, storage);
     return storage == 0 ? 2 : storage == 1 || stage == plan->N - 1 ? 1 : 2;
 }
-// Between two slots of computing a rank sends the parameters of one stage at most (and wte to the head), and the gradient of one, and receives as much.
+// Between two slots of computing a rank sends the parameters of one stage at most (and wte to the
+// head), and the gradient of one, and receives as much.
 typedef struct {
-    int use[2], peer[2], owner; // of parameters that go, that come, or -1; whose stage's gradient goes
+    // of parameters that go, that come, or -1; whose stage's gradient goes
+    int use[2], peer[2], owner;
 } Gap;
 static void check_gap(Gap *gap, const Action *a, const CyclicPlan *plan, const UnitMap *map) {
-    const bool send = action_sends(a->kind), head = a->kind <= ACT_RECV_PARAMETERS && a->kind >= ACT_SEND_PARAMETERS && !a->storage && a->use == plan->N - 1;
+    const bool send = action_sends(a->kind), head = a->kind <= ACT_RECV_PARAMETERS &&
+                                                    a->kind >= ACT_SEND_PARAMETERS && !a->storage &&
+                                                    a->use == plan->N - 1;
     int *use = &gap->use[send], *peer = &gap->peer[send];
     if (a->kind == ACT_SEND_SUM) {
         const int stage = stage_of_storage(plan, map, a->storage);
@@ -521,7 +658,8 @@ static void check_gap(Gap *gap, const Action *a, const CyclicPlan *plan, const U
     }
     if ((a->kind != ACT_SEND_PARAMETERS && a->kind != ACT_RECV_PARAMETERS) || head) { return; }
     assert_true(*use < 0 || (*use == a->use && (*peer == a->peer || !send)));
-    *use = a->use, *peer = a->peer;
+    *use = a->use;
+    *peer = a->peer;
 }
 static void check_volume(const CyclicPlan *plan, const GptModel *m) {
     Program p = window_of(plan, plan->N);
@@ -538,13 +676,16 @@ static void check_volume(const CyclicPlan *plan, const GptModel *m) {
     }
     for (int s = 0; s < m->storages; s++) {
         const int64_t each = (plan->N - 1) * gpt_storage_elements(m, s);
-        expected += borrowed_uses(plan, &p.map, s) * each, zero3 += 2 * each;
+        expected += borrowed_uses(plan, &p.map, s) * each;
+        zero3 += 2 * each;
     }
-    assert_int_equal(parameters, expected), assert_int_equal(gradients, (plan->N - 1) * m->parameters);
+    assert_int_equal(parameters, expected);
+    assert_int_equal(gradients, (plan->N - 1) * m->parameters);
     assert_true(parameters <= zero3); // which gathers everything twice
     program_free(&p);
 }
-// A rank's bytes: its stage, in as many versions as are in use; two rooms of the longest stage that others own, and what its gradients take on their way.
+// A rank's bytes: its stage, in as many versions as are in use; two rooms of the longest stage that
+// others own, and what its gradients take on their way.
 static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
     Placement placement = pipeline_placement("1", m->units, plan->N);
@@ -558,26 +699,39 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
         int64_t comes = 0, made = 0;
         for (int s = 0; s < m->storages; s++) {
             const int of = stage_of_storage(plan, &window.map, s);
-            const bool mine = of == plan->N - 1 - rank, here = of == stage || (s == 0 && stage == plan->N - 1);
-            comes += here && !mine ? gpt_storage_elements(m, s) : 0, made += here && s ? gpt_storage_elements(m, s) : 0;
+            const bool mine = of == plan->N - 1 - rank,
+                       here = of == stage || (s == 0 && stage == plan->N - 1);
+            comes += here && !mine ? gpt_storage_elements(m, s) : 0;
+            made += here && s ? gpt_storage_elements(m, s) : 0;
             own += mine && of == stage ? gpt_storage_elements(m, s) : 0;
         }
-        borrowed = max_i64(borrowed, comes), making = max_i64(making, made);
-        for (int i = 0; i < plan->N; i++) { old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage); }
+        borrowed = max_i64(borrowed, comes);
+        making = max_i64(making, made);
+        for (int i = 0; i < plan->N; i++) {
+            old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage);
+        }
     }
-    assert_int_equal(store.params.held, own * 2 * (1 + old)), assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
-    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1)), assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
-    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making)), assert_int_equal(store.coming.slot_bytes, own * 4);
-    store_free(&store), program_free(&window), p2p_free(&p2p, m->storages), placement_free(&placement);
+    assert_int_equal(store.params.held, own * 2 * (1 + old));
+    assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
+    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1));
+    assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
+    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making));
+    assert_int_equal(store.coming.slot_bytes, own * 4);
+    store_free(&store);
+    program_free(&window);
+    p2p_free(&p2p, m->storages);
+    placement_free(&placement);
     Group all[] = {ranks, seen};
-    group_free(&all[0]), group_free(&all[1]);
+    group_free(&all[0]);
+    group_free(&all[1]);
 }
 static void test_owners(void **state) {
     (void)state;
     for (int N = 1; N <= 9; N++) {
         for (int kind = 0; kind < 4; kind++) { // v1, v1 that waits, v2, with slack
             const int units = 3 * N - kind % 2;
-            CyclicPlan plan = plan_of(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_ZERO, N, kind == 3, units);
+            CyclicPlan plan =
+                plan_of(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_ZERO, N, kind == 3, units);
             const GptModel m = model_of(units);
             plan.waits = kind == 1;
             check_volume(&plan, &m);
@@ -587,16 +741,20 @@ static void test_owners(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Proof
 
 static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
     const GptModel m = model_of(units);
     char error[400];
-    Program window = window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1); // some have no samples
+    // some have no samples
+    Program window =
+        window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1);
     if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
-        fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute %d: %s", plan->rule, plan->mode, plan->N, plan->slack,
-                 plan->pieces, plan->waits, plan->pauses, pause, steps, plan->recompute, error);
+        fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute "
+                 "%d: %s",
+                 plan->rule, plan->mode, plan->N, plan->slack, plan->pieces, plan->waits,
+                 plan->pauses, pause, steps, plan->recompute, error);
     }
     program_free(&window);
 }
@@ -607,9 +765,16 @@ static void test_all_are_valid(void **state) {
     for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
         for (int kind = 0; kind < 4 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
             const int rule = kind / 4 % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N,
+                                      rule == 3   ? 1
+                                      : rule == 4 ? N / 2
+                                                  : 0,
+                                      units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 20, plan.recompute = N % 2, plan.pieces = N < 8 && plan.mode != CYCLIC_ZERO ? 1 + kind / 4 % 4 : 1;
+            plan.waits = rule == 1;
+            plan.pauses = kind / 20;
+            plan.recompute = N % 2;
+            plan.pieces = N < 8 && plan.mode != CYCLIC_ZERO ? 1 + kind / 4 % 4 : 1;
             if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
             cyclic_free(&plan);
@@ -617,14 +782,15 @@ static void test_all_are_valid(void **state) {
     }
 }
 
-// Mode data in orders in which ranks put store work aside, drawn by lot: nobody waits for ever, no place is written while a message uses it, and all rules hold.
+// Mode data in orders in which ranks put store work aside, drawn by lot: nobody waits for ever, no
+// place is written while a message uses it, and all rules hold.
 static void check_late(const CyclicPlan *plan, int units, int pause, uint64_t seed) {
     const GptModel m = model_of(units);
     char error[400];
     Program window = window_of(plan, plan->N * plan->pieces + 1);
     if (!cyclic_prove_in_order(&window, plan, &m, 5, pause, true, seed, error, sizeof error)) {
-        fail_msg("rule %d N %d slack %d pieces %d waits %d pause %d seed %" PRIu64 ": %s", plan->rule, plan->N, plan->slack, plan->pieces, plan->waits, pause,
-                 seed, error);
+        fail_msg("rule %d N %d slack %d pieces %d waits %d pause %d seed %" PRIu64 ": %s",
+                 plan->rule, plan->N, plan->slack, plan->pieces, plan->waits, pause, seed, error);
     }
     program_free(&window);
 }
@@ -634,11 +800,22 @@ static void test_all_are_valid_late(void **state) {
     for (int N = 1; N <= MOST; N += N < 8 || all ? 1 : 8) {
         for (int kind = 0; kind < 5 * 2; kind++) {
             const int rule = kind % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N,
+                                      rule == 3   ? 1
+                                      : rule == 4 ? N / 2
+                                                  : 0,
+                                      units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 5, plan.recompute = N % 2, plan.pieces = N < 8 ? 1 + kind % 3 : 1, plan.way = cyclic_ways(&m, N);
-            const int orders = all ? 64 : N < 8 ? 4 : (kind + N / 8) % 5 == 0; // of many ranks some rules
-            for (int seed = 0; seed < orders; seed++) { check_late(&plan, units, plan.pauses ? 1 + kind % 3 : 5, seed); }
+            plan.waits = rule == 1;
+            plan.pauses = kind / 5;
+            plan.recompute = N % 2;
+            plan.pieces = N < 8 ? 1 + kind % 3 : 1;
+            plan.way = cyclic_ways(&m, N);
+            // of many ranks some rules
+            const int orders = all ? 64 : N < 8 ? 4 : (kind + N / 8) % 5 == 0;
+            for (int seed = 0; seed < orders; seed++) {
+                check_late(&plan, units, plan.pauses ? 1 + kind % 3 : 5, seed);
+            }
             cyclic_free(&plan);
         }
     }
@@ -650,17 +827,27 @@ static void test_triangles_are_valid(void **state) {
     for (int N = 1; N <= 8; N++) {
         for (int kind = 0; kind < 5 * 2; kind++) {
             const int rule = kind % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = triangle_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units, 1 + kind % 3);
-            const int steps = getenv("TEST_ALL") ? period_of(&plan) + 3 : (int)min_i64(period_of(&plan) + 3, 15);
-            plan.waits = rule == 1, plan.pauses = kind / 5, plan.recompute = N % 2;
-            if (N < 6 || kind == N || getenv("TEST_ALL")) { check_valid(&plan, units, steps, plan.pauses ? 1 + kind % 3 : steps); }
+            CyclicPlan plan = triangle_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, N,
+                                          rule == 3   ? 1
+                                          : rule == 4 ? N / 2
+                                                      : 0,
+                                          units, 1 + kind % 3);
+            const int steps =
+                getenv("TEST_ALL") ? period_of(&plan) + 3 : (int)min_i64(period_of(&plan) + 3, 15);
+            plan.waits = rule == 1;
+            plan.pauses = kind / 5;
+            plan.recompute = N % 2;
+            if (N < 6 || kind == N || getenv("TEST_ALL")) {
+                check_valid(&plan, units, steps, plan.pauses ? 1 + kind % 3 : steps);
+            }
             cyclic_free(&plan);
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Refused: one change each to the window, of the first action of this rank, kind, unit or storage, micro-batch, and step behind or ahead.
+// -------------------------------------------------------------------------------------------------
+// Refused: one change each to the window, of the first action of this rank, kind, unit or storage,
+// micro-batch, and step behind or ahead.
 
 typedef enum {
     SINGLE,
@@ -707,85 +894,138 @@ typedef struct {
 enum { ANY = -1 };
 static const Damage damages[] = {
     // versions
-    {"not acquired", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, DROP, 0, "parameters of storage 2 are not acquired"},
+    {"not acquired", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, DROP, 0,
+     "parameters of storage 2 are not acquired"},
     {"acquired twice", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, REPEAT, 0, "is acquired already"},
     {"released twice", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, REPEAT, 0, "is not acquired"},
-    {"the version after next", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, 1, "version 1 is not here: the newest is 0"},
-    {"a version that is gone", DATA, 0, ACT_ACQUIRE, 2, ANY, 1, VERSION, -3, "is not here|its forward had"},
+    {"the version after next", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, 1,
+     "version 1 is not here: the newest is 0"},
+    {"a version that is gone", DATA, 0, ACT_ACQUIRE, 2, ANY, 1, VERSION, -3,
+     "is not here|its forward had"},
     {"another version backward", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, -1, "its forward had"},
     {"updated twice", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, REPEAT, 0, "has not the sum of all"},
-    {"not updated", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, DROP, 0, "UPDATE unit -1 storage 2|the gradient of storage 2 is not whole"},
-    {"updated before the last sum", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, UP, 1, "has not the sum of all"},
+    {"not updated", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, DROP, 0,
+     "UPDATE unit -1 storage 2|the gradient of storage 2 is not whole"},
+    {"updated before the last sum", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, UP, 1,
+     "has not the sum of all"},
     {"updated while it is used", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, DROP, 0, "is acquired already"},
     {"updated by another", DATA, 3, ACT_UPDATE, 2, ANY, 0, KIND, ACT_RELEASE, "is not acquired"},
     {"updated before the norm", WAITS, 2, ACT_STATS, ANY, ANY, 0, DOWN, 1, "the norm is not known"},
-    {"drains where there is no place for what is delayed", DATA, 0, ACT_RELEASE, ANY, ANY, 0, PAUSE, 1, "is not here"},
+    {"drains where there is no place for what is delayed", DATA, 0, ACT_RELEASE, ANY, ANY, 0, PAUSE,
+     1, "is not here"},
     // parameters that travel
-    {"parameters not sent", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP_MESSAGE, 0, "is not here"},
-    {"parameters sent twice", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, REPEAT_MESSAGE, 0, "does not follow"},
-    {"parameters of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, MESSAGE_VERSION, 2, "is not here to be sent"},
+    {"parameters not sent", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP_MESSAGE, 0,
+     "is not here"},
+    {"parameters sent twice", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, REPEAT_MESSAGE, 0,
+     "does not follow"},
+    {"parameters of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, MESSAGE_VERSION, 2,
+     "is not here to be sent"},
     {"one end of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, VERSION, 0, "deadlock"},
     {"parameters to nobody", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, PEER, 3, "deadlock"},
     {"one end missing", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP, 0, "deadlock"},
-    // parameters that come for each use: of three ranks rank 0 owns storages 5 and 6, rank 1 storages 3 and 4
-    {"a use without parameters", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, DROP_MESSAGE, 0, "is not in its room"},
-    {"parameters for one use twice", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, REPEAT_MESSAGE, 0, "has come already"},
-    {"parameters of the other version", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_VERSION, -1, "is not in its room|is not here to be sent"},
-    {"parameters for another use", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_USE, 2, "is not in its room|is in use|of a later use|has come already"},
-    {"parameters in the room of another use", ZERO, 0, ACT_ACQUIRE, 3, ANY, 0, USE, 2, "is not in its room"},
-    {"a room that is still used", ZERO, 0, ACT_RELEASE, 3, ANY, 0, DROP, 0, "in its room is in use|is acquired already"},
-    {"parameters sent by another", ZERO, 2, ACT_SEND_PARAMETERS, 2, ANY, 0, STORAGE, 3, "is not here to be sent|deadlock"},
-    {"an owner that does not add", ZERO, 1, ACT_ADD, ANY, 0, 0, DROP, 0, "is not of those before it|has not been added"},
-    {"an owner that updates before the last gradient", ZERO, 1, ACT_UPDATE, 3, ANY, 0, UP, 1, "has not the sum of all"},
-    {"a gradient that is not sent", ZERO, 0, ACT_SEND_SUM, 3, ANY, 0, DROP_MESSAGE, 0, "is not here|its room holds"},
+    // parameters that come for each use: of three ranks rank 0 owns storages 5 and 6, rank 1
+    // storages 3 and 4
+    {"a use without parameters", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, DROP_MESSAGE, 0,
+     "is not in its room"},
+    {"parameters for one use twice", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, REPEAT_MESSAGE, 0,
+     "has come already"},
+    {"parameters of the other version", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_VERSION,
+     -1, "is not in its room|is not here to be sent"},
+    {"parameters for another use", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_USE, 2,
+     "is not in its room|is in use|of a later use|has come already"},
+    {"parameters in the room of another use", ZERO, 0, ACT_ACQUIRE, 3, ANY, 0, USE, 2,
+     "is not in its room"},
+    {"a room that is still used", ZERO, 0, ACT_RELEASE, 3, ANY, 0, DROP, 0,
+     "in its room is in use|is acquired already"},
+    {"parameters sent by another", ZERO, 2, ACT_SEND_PARAMETERS, 2, ANY, 0, STORAGE, 3,
+     "is not here to be sent|deadlock"},
+    {"an owner that does not add", ZERO, 1, ACT_ADD, ANY, 0, 0, DROP, 0,
+     "is not of those before it|has not been added"},
+    {"an owner that updates before the last gradient", ZERO, 1, ACT_UPDATE, 3, ANY, 0, UP, 1,
+     "has not the sum of all"},
+    {"a gradient that is not sent", ZERO, 0, ACT_SEND_SUM, 3, ANY, 0, DROP_MESSAGE, 0,
+     "is not here|its room holds"},
     // sums
     {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0, "gradient holds storage 2's"},
     {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0, "runs twice"},
-    {"reduced before its gradient", SINGLE, 0, ACT_REDUCE, 2, 1, 0, UP, 1, "contributions are still to come"},
-    {"reduced as another micro-batch", SINGLE, 0, ACT_REDUCE, 2, 1, 0, MICRO, 2, "contributions are still to come"},
-    {"a sum not sent", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|is not of those before it|is not here"},
-    {"a sum sent twice", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has no such sum to send"},
+    {"reduced before its gradient", SINGLE, 0, ACT_REDUCE, 2, 1, 0, UP, 1,
+     "contributions are still to come"},
+    {"reduced as another micro-batch", SINGLE, 0, ACT_REDUCE, 2, 1, 0, MICRO, 2,
+     "contributions are still to come"},
+    {"a sum not sent", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "gradient holds|is not of those before it|is not here"},
+    {"a sum sent twice", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0,
+     "has no such sum to send"},
     {"a sum of another storage", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, STORAGE, 0, "deadlock"},
     {"a sum of another micro-batch", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, MICRO, 2, "deadlock"},
-    {"a part not added", DATA, 0, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added|is not here"},
+    {"a part not added", DATA, 0, ACT_ADD, ANY, 1, 0, DROP, 0,
+     "is not of those before it|has not been added|is not here"},
     {"a part added twice", DATA, 0, ACT_ADD, ANY, 1, 0, REPEAT, 0, "the part is not here"},
     {"a part added before its turn", DATA, 0, ACT_ADD, ANY, 1, 0, MICRO, 2, "the part is not here"},
-    {"a piece not added", PIECES, 0, ACT_REDUCE, 2, 0, 0, DROP, 0, "gradient holds storage 2's|gradient holds"},
+    {"a piece not added", PIECES, 0, ACT_REDUCE, 2, 0, 0, DROP, 0,
+     "gradient holds storage 2's|gradient holds"},
     {"a piece added twice", PIECES, 0, ACT_REDUCE, 2, 0, 0, REPEAT, 0, "runs twice"},
-    {"a piece added as another", PIECES_DATA, 1, ACT_REDUCE, 2, 1, 0, MICRO, 5, "contributions are still to come"},
-    {"a sum sent before its last piece", PIECES_DATA, 1, ACT_REDUCE, 2, 5, 0, DROP, 0, "has no such sum to send|gradient holds"},
-    {"updated before the last piece", PIECES, 0, ACT_UPDATE, 2, ANY, 0, UP, 1, "has not the sum of all"},
-    {"a part not added by the owner", DATA, 3, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added"},
+    {"a piece added as another", PIECES_DATA, 1, ACT_REDUCE, 2, 1, 0, MICRO, 5,
+     "contributions are still to come"},
+    {"a sum sent before its last piece", PIECES_DATA, 1, ACT_REDUCE, 2, 5, 0, DROP, 0,
+     "has no such sum to send|gradient holds"},
+    {"updated before the last piece", PIECES, 0, ACT_UPDATE, 2, ANY, 0, UP, 1,
+     "has not the sum of all"},
+    {"a part not added by the owner", DATA, 3, ACT_ADD, ANY, 1, 0, DROP, 0,
+     "is not of those before it|has not been added"},
     // compute and places
     {"a forward twice", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, REPEAT, 0, "runs twice"},
-    {"no forward", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, DROP, 0, "its input is not there|its forward has not run|gradient of its output"},
-    {"no weight part", SINGLE, 0, ACT_BACKWARD_WEIGHT, 2, ANY, 0, DROP, 0, "its gradient is not here|contributions are still to come"},
-    {"no input part", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, DROP, 0, "its backward input has not run|gradient of its output"},
+    {"no forward", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, DROP, 0,
+     "its input is not there|its forward has not run|gradient of its output"},
+    {"no weight part", SINGLE, 0, ACT_BACKWARD_WEIGHT, 2, ANY, 0, DROP, 0,
+     "its gradient is not here|contributions are still to come"},
+    {"no input part", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, DROP, 0,
+     "its backward input has not run|gradient of its output"},
     {"of other rows", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, ROWS, 0, "rows differ"},
     {"not computed again", RECOMPUTES, 0, ACT_RECOMPUTE, 2, ANY, 0, DROP, 0, "were not recomputed"},
     // messages of stages
-    {"activations not sent", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, DROP_MESSAGE, 0, "its input is not there"},
-    {"activations sent twice", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has come already"},
-    {"gradients not sent", MODEL, 1, ACT_SEND_BACKWARD, ANY, ANY, 0, DROP_MESSAGE, 0, "the gradient of its output is not there|its backward input has not run"},
-    {"the head's part not sent", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the head's part is missing"},
-    {"the head's part sent twice", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, REPEAT_MESSAGE, 0, "has no such part to send"},
-    // triangles, in which stage 1 is of ranks 3 and 4, and has storages 3 and 4. A change is of the windows of even steps
-    {"of another's turn", TRIANGLE, 3, ACT_FORWARD, 2, ANY, 0, DROP, 0, "its input is not there|its forward has not run|gradient of its output"},
-    {"a turn's gradient not sent", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|is not of those before it|is not here"},
-    {"a turn's gradient sent twice", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has no such sum to send"},
-    {"a turn's gradient not added", TRIANGLE, 3, ACT_ADD, ANY, ANY, 0, DROP, 0, "is not of those before it|has not been added|has not the sum"},
-    {"a turn without the new version", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, DROP_MESSAGE, 0, "is not here|does not follow"},
-    {"a turn's version twice", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, REPEAT_MESSAGE, 0, "does not follow"},
-    {"a stage that is not updated", TRIANGLE, 3, ACT_UPDATE, ANY, ANY, 0, DROP, 0, "is not here to be sent|is not whole"},
-    {"the head's part to another's turn", TRIANGLE, 5, ACT_SEND_PART, 0, ANY, 0, PEER, 3, "deadlock"},
-    {"a turn's piece not added", PIECES_TRIANGLE, 4, ACT_ADD, ANY, ANY, 0, DROP, 0, "the pieces before it are not here|has not been added|has not the sum"},
-    {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the part is not here"},
+    {"activations not sent", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "its input is not there"},
+    {"activations sent twice", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, REPEAT_MESSAGE, 0,
+     "has come already"},
+    {"gradients not sent", MODEL, 1, ACT_SEND_BACKWARD, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "the gradient of its output is not there|its backward input has not run"},
+    {"the head's part not sent", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, DROP_MESSAGE, 0,
+     "gradient holds|the head's part is missing"},
+    {"the head's part sent twice", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, REPEAT_MESSAGE, 0,
+     "has no such part to send"},
+    // triangles, in which stage 1 is of ranks 3 and 4, and has storages 3 and 4. A change is of the
+    // windows of even steps
+    {"of another's turn", TRIANGLE, 3, ACT_FORWARD, 2, ANY, 0, DROP, 0,
+     "its input is not there|its forward has not run|gradient of its output"},
+    {"a turn's gradient not sent", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "gradient holds|is not of those before it|is not here"},
+    {"a turn's gradient sent twice", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0,
+     "has no such sum to send"},
+    {"a turn's gradient not added", TRIANGLE, 3, ACT_ADD, ANY, ANY, 0, DROP, 0,
+     "is not of those before it|has not been added|has not the sum"},
+    {"a turn without the new version", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, DROP_MESSAGE,
+     0, "is not here|does not follow"},
+    {"a turn's version twice", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, REPEAT_MESSAGE, 0,
+     "does not follow"},
+    {"a stage that is not updated", TRIANGLE, 3, ACT_UPDATE, ANY, ANY, 0, DROP, 0,
+     "is not here to be sent|is not whole"},
+    {"the head's part to another's turn", TRIANGLE, 5, ACT_SEND_PART, 0, ANY, 0, PEER, 3,
+     "deadlock"},
+    {"a turn's piece not added", PIECES_TRIANGLE, 4, ACT_ADD, ANY, ANY, 0, DROP, 0,
+     "the pieces before it are not here|has not been added|has not the sum"},
+    {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "gradient holds|the part is not here"},
     // the tally
-    {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, 0, DROP, 0, "has nothing to tell of this step"},
+    {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, 0, DROP, 0,
+     "has nothing to tell of this step"},
     {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, 0, REPEAT, 0, "has added already"},
-    {"a rank adds before it is done", DATA, 3, ACT_STATS, ANY, ANY, 0, UP, 30, "is not whole|a loss of"},
-    {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, 0, DROP_MESSAGE, 0, "has not heard of all ranks"},
-    {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH, "is no part of these schedules"},
+    {"a rank adds before it is done", DATA, 3, ACT_STATS, ANY, ANY, 0, UP, 30,
+     "is not whole|a loss of"},
+    {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, 0, DROP_MESSAGE, 0,
+     "has not heard of all ranks"},
+    {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH,
+     "is no part of these schedules"},
 };
 static CyclicPlan base_plan(Base base) {
     const int N = base == DATA || base == PIECES_DATA ? 4 : 3;
@@ -793,10 +1033,14 @@ static CyclicPlan base_plan(Base base) {
                             : base == MODEL                                      ? CYCLIC_MODEL
                             : base == ZERO                                       ? CYCLIC_ZERO
                                                                                  : CYCLIC_SINGLE;
-    if (base == TRIANGLE || base == PIECES_TRIANGLE) { return triangle_of(CYCLIC_V2, 3, 0, 6, base == TRIANGLE ? 1 : 2); }
+    if (base == TRIANGLE || base == PIECES_TRIANGLE) {
+        return triangle_of(CYCLIC_V2, 3, 0, 6, base == TRIANGLE ? 1 : 2);
+    }
     CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
     const GptModel m = model_of(6);
-    p.waits = base == WAITS, p.recompute = base == RECOMPUTES, p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
+    p.waits = base == WAITS;
+    p.recompute = base == RECOMPUTES;
+    p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
     if (mode == CYCLIC_DATA) { p.way = cyclic_ways(&m, N); }
     return p;
 }
@@ -804,18 +1048,29 @@ static int find_action(const Schedule *s, const Damage *d) {
     for (int i = 0; i < s->count; i++) {
         const Action *a = &s->actions[i];
         const bool place = d->where < 0 || a->unit == d->where || a->storage == d->where;
-        if (a->kind == d->kind && place && (d->micro < 0 || a->micro == d->micro) && a->step == d->step) { return i; }
+        if (a->kind == d->kind && place && (d->micro < 0 || a->micro == d->micro) &&
+            a->step == d->step) {
+            return i;
+        }
     }
     fail_msg("%s: there is no such action", d->name);
     return -1;
 }
 static void move_action(Schedule *s, int from, int to) {
     const Action a = s->actions[from];
-    for (int i = from; i != to; i += to > from ? 1 : -1) { s->actions[i] = s->actions[to > from ? i + 1 : i - 1]; }
+    for (int i = from; i != to; i += to > from ? 1 : -1) {
+        s->actions[i] = s->actions[to > from ? i + 1 : i - 1];
+    }
     s->actions[to] = a;
 }
-static void drop_action(Schedule *s, int i) { move_action(s, i, s->count - 1), s->count--; }
-static void repeat_action(Schedule *s, int i) { schedule_add(s, s->actions[i]), move_action(s, s->count - 1, i); }
+static void drop_action(Schedule *s, int i) {
+    move_action(s, i, s->count - 1);
+    s->count--;
+}
+static void repeat_action(Schedule *s, int i) {
+    schedule_add(s, s->actions[i]);
+    move_action(s, s->count - 1, i);
+}
 static void damage(Program *p, const Damage *d) {
     Schedule *s = &p->rank[d->rank], *t = s;
     const int i = find_action(s, d);
@@ -849,7 +1104,9 @@ static bool says(const char *error, const char *texts) {
     char all[300];
     bool found = false;
     snprintf(all, sizeof all, "%s", texts);
-    for (char *save, *text = strtok_r(all, "|", &save); text; text = strtok_r(NULL, "|", &save)) { found = found || strstr(error, text); }
+    for (char *save, *text = strtok_r(all, "|", &save); text; text = strtok_r(NULL, "|", &save)) {
+        found = found || strstr(error, text);
+    }
     return found;
 }
 static void test_damage_is_refused(void **state) {
@@ -863,24 +1120,38 @@ static void test_damage_is_refused(void **state) {
         char error[400];
         assert_true(cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error));
         damage(&window, d);
-        const bool valid = cyclic_prove(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4, error, sizeof error);
+        const bool valid = cyclic_prove(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4,
+                                        error, sizeof error);
         if (valid || !says(error, d->expected)) {
-            print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++;
+            print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected,
+                        valid ? "VALID " : "", error);
+            wrong++;
         }
         // of a list that is put off, the order may not matter
         const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_STATS && d->change != UP;
-        if (late && cyclic_prove_in_order(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4, true, i, error, sizeof error)) {
-            print_error("%s: valid where work is put aside\n", d->name), wrong++;
+        if (late && cyclic_prove_in_order(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4,
+                                          true, i, error, sizeof error)) {
+            print_error("%s: valid where work is put aside\n", d->name);
+            wrong++;
         }
-        program_free(&window), cyclic_free(&plan);
+        program_free(&window);
+        cyclic_free(&plan);
     }
     assert_int_equal(wrong, 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A slow, obvious loop, against the program: theta_t and theta_(t-1) are there as a whole, micro-batches run one after another. It shares only operations.
+// -------------------------------------------------------------------------------------------------
+// A slow, obvious loop, against the program: theta_t and theta_(t-1) are there as a whole,
+// micro-batches run one after another. It shares only operations.
 
-enum { REF_T = 20, REF_LAYERS = 4, REF_STORAGES = REF_LAYERS + 3, REF_UNITS = REF_LAYERS + 2, REF_STEPS = 10, REF_ROWS = 8 };
+enum {
+    REF_T = 20,
+    REF_LAYERS = 4,
+    REF_STORAGES = REF_LAYERS + 3,
+    REF_UNITS = REF_LAYERS + 2,
+    REF_STEPS = 10,
+    REF_ROWS = 8
+};
 typedef struct {
     CyclicRule rule;
     int N, slack, samples;
@@ -888,16 +1159,21 @@ typedef struct {
     int micro; // --micro-batch; 0: no pieces
 } Case;
 static const Case cases[] = {
-    {CYCLIC_V2, 1, 0, 3, false, false, 0}, {CYCLIC_V1, 1, 0, 3, false, false, 0}, {CYCLIC_V2, 2, 0, 4, false, false, 0}, {CYCLIC_V1, 2, 0, 5, true, false, 0},
-    {CYCLIC_V2, 3, 0, 7, false, false, 0}, {CYCLIC_V1, 3, 0, 6, false, false, 0}, {CYCLIC_V2, 3, 1, 2, false, true, 0},  {CYCLIC_V2, 4, 0, 6, false, false, 0},
-    {CYCLIC_V1, 4, 0, 3, true, true, 0},   {CYCLIC_V2, 4, 1, 8, false, false, 0}, {CYCLIC_V2, 1, 0, 5, false, false, 2}, {CYCLIC_V1, 2, 0, 7, true, false, 1},
+    {CYCLIC_V2, 1, 0, 3, false, false, 0}, {CYCLIC_V1, 1, 0, 3, false, false, 0},
+    {CYCLIC_V2, 2, 0, 4, false, false, 0}, {CYCLIC_V1, 2, 0, 5, true, false, 0},
+    {CYCLIC_V2, 3, 0, 7, false, false, 0}, {CYCLIC_V1, 3, 0, 6, false, false, 0},
+    {CYCLIC_V2, 3, 1, 2, false, true, 0},  {CYCLIC_V2, 4, 0, 6, false, false, 0},
+    {CYCLIC_V1, 4, 0, 3, true, true, 0},   {CYCLIC_V2, 4, 1, 8, false, false, 0},
+    {CYCLIC_V2, 1, 0, 5, false, false, 2}, {CYCLIC_V1, 2, 0, 7, true, false, 1},
     {CYCLIC_V2, 3, 0, 8, false, false, 2}, {CYCLIC_V2, 2, 1, 8, false, true, 3},
 };
 typedef struct {
     GptModel m;
     Stream stream;
-    float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES]; // parameters, moments
-    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];                           // gradients of a piece, of a micro-batch, of those so far
+    // parameters, moments
+    float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES];
+    // gradients of a piece, of a micro-batch, of those so far
+    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];
     BlockActs blocks[REF_LAYERS];
     BlockGradients work;
     HeadActs head;
@@ -908,30 +1184,43 @@ static Reference *reference_make(void) {
     Reference *r = (Reference *)checked_calloc(1, sizeof *r, "reference");
     const int64_t N = REF_ROWS * REF_T;
     r->m = gpt_model(gpt_config_from_pairs("layers=4,heads=2,channels=16,vocab=101", REF_T));
-    r->stream.threads = 1, r->stream.workspace_bytes = gpt_workspace_bytes(&r->m, REF_ROWS, REF_T, 1, LOGITS_PLENTY);
+    r->stream.threads = 1;
+    r->stream.workspace_bytes = gpt_workspace_bytes(&r->m, REF_ROWS, REF_T, 1, LOGITS_PLENTY);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     for (int s = 0; s < REF_STORAGES; s++) {
-        float **all[] = {&r->now[s], &r->before[s], &r->first[s], &r->second[s], &r->own[s], &r->whole[s], &r->sum[s]};
+        float **all[] = {&r->now[s], &r->before[s], &r->first[s], &r->second[s],
+                         &r->own[s], &r->whole[s],  &r->sum[s]};
         const int64_t n = gpt_storage_elements(&r->m, s);
         for (int k = 0; k < 7; k++) { *all[k] = (float *)ops_alloc((size_t)n * sizeof(float)); }
-        gpt_initialise(&r->m, s, 3, 0, n, r->now[s]), memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
+        gpt_initialise(&r->m, s, 3, 0, n, r->now[s]);
+        memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
     }
     Arena count = {NULL, 0};
     for (int k = 0; k < REF_LAYERS; k++) { gpt_block_acts(&count, &r->m.config, N); }
-    gpt_block_gradients(&count, &r->m.config, N), gpt_head_acts(&count, &r->m.config, N), arena_reals(&count, 2 * (REF_UNITS + 8) * N * r->m.config.channels);
+    gpt_block_gradients(&count, &r->m.config, N);
+    gpt_head_acts(&count, &r->m.config, N);
+    arena_reals(&count, 2 * (REF_UNITS + 8) * N * r->m.config.channels);
     Arena arena = {(char *)ops_alloc(count.used), 0}; // one test program: it stays
     for (int k = 0; k < REF_LAYERS; k++) { r->blocks[k] = gpt_block_acts(&arena, &r->m.config, N); }
-    r->work = gpt_block_gradients(&arena, &r->m.config, N), r->head = gpt_head_acts(&arena, &r->m.config, N);
-    for (int u = 1; u < REF_UNITS; u++) { r->x[u] = arena_reals(&arena, N * r->m.config.channels), r->dx[u] = arena_reals(&arena, N * r->m.config.channels); }
+    r->work = gpt_block_gradients(&arena, &r->m.config, N);
+    r->head = gpt_head_acts(&arena, &r->m.config, N);
+    for (int u = 1; u < REF_UNITS; u++) {
+        r->x[u] = arena_reals(&arena, N * r->m.config.channels);
+        r->dx[u] = arena_reals(&arena, N * r->m.config.channels);
+    }
     return r;
 }
 // The stage of a unit, counted: the first ones take the units that remain.
 static int reference_stage(int N, int unit) {
     int j = 0;
-    for (int end = REF_UNITS / N + (0 < REF_UNITS % N); unit >= end; end += REF_UNITS / N + (j < REF_UNITS % N)) { j++; }
+    for (int end = REF_UNITS / N + (0 < REF_UNITS % N); unit >= end;
+         end += REF_UNITS / N + (j < REF_UNITS % N)) {
+        j++;
+    }
     return j;
 }
-// The states of a unit for micro-batch i (from 1): each storage has the version of the first unit that uses it.
+// The states of a unit for micro-batch i (from 1): each storage has the version of the first unit
+// that uses it.
 static UnitStates reference_states(Reference *r, const Case *c, int i, int unit, bool wte_begun) {
     UnitStates states;
     int used[2];
@@ -940,7 +1229,8 @@ static UnitStates reference_states(Reference *r, const Case *c, int i, int unit,
         const int s = used[k], stage = 1 + reference_stage(c->N, s == 0 ? 0 : unit);
         const StorageClass class_ = gpt_storage_class(&r->m, s);
         const bool fresh = c->rule == CYCLIC_V2 && i + stage >= c->N + 1 + c->slack;
-        states.params[class_] = (const Real *)(fresh ? r->now[s] : r->before[s]), states.grads[class_] = r->own[s];
+        states.params[class_] = (const Real *)(fresh ? r->now[s] : r->before[s]);
+        states.grads[class_] = r->own[s];
         states.accumulate[class_] = s == 0 && wte_begun;
     }
     return states;
@@ -951,16 +1241,20 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
     gpt_embedding_forward(&r->stream, &r->m, &s, r->x[1], r->tokens, rows, REF_T);
     for (int u = 1; u < head; u++) {
         s = reference_states(r, c, i, u, false);
-        gpt_block_forward(&r->stream, &r->m, &s, r->x[u + 1], r->x[u], &r->blocks[u - 1], rows, REF_T);
+        gpt_block_forward(&r->stream, &r->m, &s, r->x[u + 1], r->x[u], &r->blocks[u - 1], rows,
+                          REF_T);
     }
     s = reference_states(r, c, i, head, false);
     gpt_head_forward(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
-    gpt_head_backward_input(&r->stream, &r->m, &s, r->dx[head], r->x[head], &r->head, r->targets, rows * REF_T, scale);
+    gpt_head_backward_input(&r->stream, &r->m, &s, r->dx[head], r->x[head], &r->head, r->targets,
+                            rows * REF_T, scale);
     gpt_head_backward_weight(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
     for (int u = head - 1; u > 0; u--) {
         s = reference_states(r, c, i, u, false);
-        gpt_block_backward_input(&r->stream, &r->m, &s, r->dx[u], r->dx[u + 1], r->x[u], &r->blocks[u - 1], &r->work, rows, REF_T);
-        gpt_block_backward_weight(&r->stream, &r->m, &s, r->dx[u + 1], r->x[u], &r->blocks[u - 1], &r->work, rows, REF_T);
+        gpt_block_backward_input(&r->stream, &r->m, &s, r->dx[u], r->dx[u + 1], r->x[u],
+                                 &r->blocks[u - 1], &r->work, rows, REF_T);
+        gpt_block_backward_weight(&r->stream, &r->m, &s, r->dx[u + 1], r->x[u], &r->blocks[u - 1],
+                                  &r->work, rows, REF_T);
     }
     s = reference_states(r, c, i, 0, true);
     gpt_embedding_backward_weight(&r->stream, &r->m, &s, r->dx[1], r->tokens, rows, REF_T);
@@ -968,7 +1262,9 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
 static double reference_norm(Reference *r) {
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
-    for (int s = 0; s < REF_STORAGES; s++) { ops_square_sum(&r->stream, &sum, r->sum[s], gpt_storage_elements(&r->m, s), NORM_CHUNK, 1); }
+    for (int s = 0; s < REF_STORAGES; s++) {
+        ops_square_sum(&r->stream, &sum, r->sum[s], gpt_storage_elements(&r->m, s), NORM_CHUNK, 1);
+    }
     return sqrt(exact_value(sum));
 }
 static void reference_update(Reference *r, const Case *c, int step, double norm) {
@@ -977,25 +1273,34 @@ static void reference_update(Reference *r, const Case *c, int step, double norm)
         memcpy(r->before[s], r->now[s], (size_t)gpt_storage_elements(&r->m, s) * sizeof(float));
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t at = parts[k].offset, count = parts[k].elements;
-            const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f, decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
-            OptimizerStep o = {1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
+            const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f,
+                        decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
+            OptimizerStep o = {
+                1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
             if (c->sgd) {
-                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at, r->sum[s] + at, count, o);
+                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
+                        r->sum[s] + at, count, o);
             } else {
-                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at, r->second[s] + at, r->sum[s] + at, count, o);
+                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
+                          r->second[s] + at, r->sum[s] + at, count, o);
             }
         }
     }
 }
 static void reference_add(const Reference *r, float *const *sum, float *const *more, bool first) {
     for (int s = 0; s < REF_STORAGES; s++) {
-        for (int64_t k = 0; k < gpt_storage_elements(&r->m, s); k++) { sum[s][k] = first ? more[s][k] : sum[s][k] + more[s][k]; }
+        for (int64_t k = 0; k < gpt_storage_elements(&r->m, s); k++) {
+            sum[s][k] = first ? more[s][k] : sum[s][k] + more[s][k];
+        }
     }
 }
 // The gradient of samples that follow each other, in micro-batch i; their loss.
-static double reference_samples(Reference *r, const Case *c, const Dataset *data, int i, int64_t begin, int64_t rows) {
+static double reference_samples(Reference *r, const Case *c, const Dataset *data, int i,
+                                int64_t begin, int64_t rows) {
     double loss = 0;
-    for (int s = 0; s < REF_STORAGES && !rows; s++) { memset(r->own[s], 0, (size_t)gpt_storage_elements(&r->m, s) * sizeof(float)); }
+    for (int s = 0; s < REF_STORAGES && !rows; s++) {
+        memset(r->own[s], 0, (size_t)gpt_storage_elements(&r->m, s) * sizeof(float));
+    }
     if (rows) {
         dataset_fill(data, begin, rows, r->tokens, r->targets);
         reference_piece(r, c, i, rows, (float)(1.0 / (double)(c->samples * REF_T)));
@@ -1008,19 +1313,24 @@ static double reference_samples(Reference *r, const Case *c, const Dataset *data
     return loss;
 }
 // A step; its loss and norm.
-static void reference_step(Reference *r, const Case *c, const Dataset *data, int step, double found[2]) {
-    const int64_t most = ceil_div(c->samples, c->N), pieces = c->micro ? ceil_div(most, c->micro) : 1;
+static void reference_step(Reference *r, const Case *c, const Dataset *data, int step,
+                           double found[2]) {
+    const int64_t most = ceil_div(c->samples, c->N),
+                  pieces = c->micro ? ceil_div(most, c->micro) : 1;
     double loss = 0;
     for (int i = 1; i <= c->N; i++) {
         const int64_t first = c->samples * (i - 1) / c->N, count = c->samples * i / c->N - first;
         for (int64_t k = 0; k < pieces; k++) {
-            const int64_t begin = first + count * k / pieces, end = first + count * (k + 1) / pieces;
-            loss += reference_samples(r, c, data, i, (int64_t)step * c->samples + begin, end - begin);
+            const int64_t begin = first + count * k / pieces,
+                          end = first + count * (k + 1) / pieces;
+            loss +=
+                reference_samples(r, c, data, i, (int64_t)step * c->samples + begin, end - begin);
             reference_add(r, r->whole, r->own, k == 0);
         }
         reference_add(r, r->sum, r->whole, i == 1);
     }
-    found[0] = loss / (double)(c->samples * REF_T), found[1] = reference_norm(r);
+    found[0] = loss / (double)(c->samples * REF_T);
+    found[1] = reference_norm(r);
     reference_update(r, c, step, found[1]);
 }
 static void check_export(const Reference *r, const char *path, const char *what) {
@@ -1035,7 +1345,10 @@ static void check_export(const Reference *r, const char *path, const char *what)
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t layer = gpt_storage_class(&r->m, s) == STORAGE_BLOCK ? s - 2 : 0;
             const float *found = all + model_file_offset(&r->m, parts[k].tensor, layer);
-            if (memcmp(found, r->now[s] + parts[k].offset, (size_t)parts[k].elements * sizeof(float))) { fail_msg("%s: storage %d tensor %d", what, s, k); }
+            if (memcmp(found, r->now[s] + parts[k].offset,
+                       (size_t)parts[k].elements * sizeof(float))) {
+                fail_msg("%s: storage %d tensor %d", what, s, k);
+            }
         }
     }
     free(all);
@@ -1044,14 +1357,19 @@ static void check_case(const Case *c, const char *folder) {
     const DatasetOptions options = {"--train", REF_T, 101, 0, WINDOWS_CONTINUOUS, false, 0, 0};
     const Dataset data = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
     char command[2000], what[200], line[4000];
-    snprintf(what, sizeof what, "--cyclic v%d --cyclic-stages %d --batch-tokens %d --optimizer %s", c->rule == CYCLIC_V2 ? 2 : 1, c->N, c->samples * REF_T,
+    snprintf(what, sizeof what, "--cyclic v%d --cyclic-stages %d --batch-tokens %d --optimizer %s",
+             c->rule == CYCLIC_V2 ? 2 : 1, c->N, c->samples * REF_T,
              c->sgd ? "sgd --momentum 0.9" : "adamw --beta1 0.9 --beta2 0.95 --eps 1e-8");
     snprintf(command, sizeof command,
-             "./train_gpt %s %s%d %s --model layers=4,heads=2,channels=16,vocab=101 --train test/golden/gpt_tiny_tokens.bin --shuffle 0 --seed 3 --seq-len %d "
-             "--micro-batch %d --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --val-every 0 "
+             "./train_gpt %s %s%d %s --model layers=4,heads=2,channels=16,vocab=101 --train "
+             "test/golden/gpt_tiny_tokens.bin --shuffle 0 --seed 3 --seq-len %d "
+             "--micro-batch %d --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 "
+             "--val-every 0 "
              "--threads 1 --log %s/log --export %s/export >%s/out",
-             what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ", c->slack ? c->slack : c->rule == CYCLIC_V1,
-             c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, c->micro ? c->micro : REF_ROWS, REF_STEPS, folder, folder, folder);
+             what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ",
+             c->slack ? c->slack : c->rule == CYCLIC_V1,
+             c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, c->micro ? c->micro : REF_ROWS,
+             REF_STEPS, folder, folder, folder);
     assert_int_equal(system(command), 0);
     snprintf(line, sizeof line, "%s/log", folder);
     FILE *log = fopen(line, "r");
@@ -1061,9 +1379,11 @@ static void check_case(const Case *c, const char *folder) {
         double expected[2];
         if (!strstr(line, "\"event\":\"step\"")) { continue; }
         reference_step(r, c, &data, step++, expected);
-        const double loss = strtod(strstr(line, "\"loss\":") + 7, NULL), norm = strtod(strstr(line, "\"grad_norm\":") + 12, NULL);
+        const double loss = strtod(strstr(line, "\"loss\":") + 7, NULL),
+                     norm = strtod(strstr(line, "\"grad_norm\":") + 12, NULL);
         if (loss != expected[0] || norm != expected[1]) {
-            fail_msg("%s: step %d: loss %.17g, expected %.17g; norm %.17g, expected %.17g", what, step, loss, expected[0], norm, expected[1]);
+            fail_msg("%s: step %d: loss %.17g, expected %.17g; norm %.17g, expected %.17g", what,
+                     step, loss, expected[0], norm, expected[1]);
         }
     }
     fclose(log);
@@ -1081,10 +1401,11 @@ static void test_the_program_is_the_reference(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Stability: the limit of steps on a quadratic. A stage of curvature 1, whose gradient for a micro-batch is the version that this has: the share f
-// of fresh ones makes theta -= a (f theta + (1 - f) before), which has roots of z^2 - (1 - a f) z + a (1 - f): a is below 1 / (1 - f), and below
-// 2 / (2 f - 1) where f > 1 / 2. So 1 for v1, 2 for plain training.
+// -------------------------------------------------------------------------------------------------
+// Stability: the limit of steps on a quadratic. A stage of curvature 1, whose gradient for a
+// micro-batch is the version that this has: the share f of fresh ones makes theta -= a (f theta +
+// (1 - f) before), which has roots of z^2 - (1 - a f) z + a (1 - f): a is below 1 / (1 - f), and
+// below 2 / (2 f - 1) where f > 1 / 2. So 1 for v1, 2 for plain training.
 static double after_steps(const CyclicPlan *p, int stage, double rate) {
     float theta[2] = {1, 1}, momentum = 0; // of even and odd steps
     Stream s;
@@ -1092,10 +1413,13 @@ static double after_steps(const CyclicPlan *p, int stage, double rate) {
     s.threads = 1;
     OptimizerStep o;
     memset(&o, 0, sizeof o);
-    o.lr = (float)rate, o.grad_scale = 1;
+    o.lr = (float)rate;
+    o.grad_scale = 1;
     for (int step = 0; step < 4000; step++) {
         double sum = 0;
-        for (int micro = 0; micro < p->N; micro++) { sum += (double)theta[(step + !cyclic_fresh(p, micro, stage)) & 1]; }
+        for (int micro = 0; micro < p->N; micro++) {
+            sum += (double)theta[(step + !cyclic_fresh(p, micro, stage)) & 1];
+        }
         const float mean = (float)(sum / p->N);
         theta[(step + 1) & 1] = theta[step & 1];
         ops_sgd(&s, &theta[(step + 1) & 1], NULL, DTYPE_FP32, &momentum, &mean, 1, o);
@@ -1107,11 +1431,15 @@ static void test_stability(void **state) {
     (void)state;
     for (int N = 1; N <= 8; N++) {
         for (int slack = -1; slack <= N; slack++) { // -1: v1
-            CyclicPlan p = plan_of(slack < 0 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_SINGLE, N, (int)max_i64(slack, 0), N);
+            CyclicPlan p = plan_of(slack < 0 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_SINGLE, N,
+                                   (int)max_i64(slack, 0), N);
             for (int stage = 0; stage < N; stage++) {
                 double f = 0;
-                for (int micro = 0; micro < N; micro++) { f += (double)cyclic_fresh(&p, micro, stage) / N; }
-                const double limit = fmin(f < 1 ? 1 / (1 - f) : INFINITY, f > 0.5 ? 2 / (2 * f - 1) : INFINITY);
+                for (int micro = 0; micro < N; micro++) {
+                    f += (double)cyclic_fresh(&p, micro, stage) / N;
+                }
+                const double limit =
+                    fmin(f < 1 ? 1 / (1 - f) : INFINITY, f > 0.5 ? 2 / (2 * f - 1) : INFINITY);
                 if (slack < 0) { assert_true(limit == 1); }
                 assert_true(after_steps(&p, stage, 0.98 * limit) < 1e-3);
                 assert_true(after_steps(&p, stage, 1.02 * limit) > 1e3);

@@ -1,5 +1,6 @@
-// test_dataloader.c: the data room against slow, obvious references. Every shard and tokenizer is written here, into a
-// temporary folder, byte by byte; what must end the program runs in a child, whose exit code and message are checked.
+// test_dataloader.c: the data room against slow, obvious references. Every shard and tokenizer is
+// written here, into a temporary folder, byte by byte; what must end the program runs in a child,
+// whose exit code and message are checked.
 #include "dataloader.h"
 
 #include <setjmp.h>   // cmocka needs it
@@ -9,7 +10,7 @@
 
 #include <cmocka.h> // after the headers it needs
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Writing files
 
 static char folder[256];
@@ -27,7 +28,8 @@ static void write_file(const char *name, const void *data, size_t bytes) {
     assert_int_equal(fwrite(data, 1, bytes, f), bytes);
     assert_int_equal(fclose(f), 0);
 }
-static void write_shard_as(const char *name, int32_t magic, int32_t version, int32_t claimed, const uint16_t *tokens, int64_t count) {
+static void write_shard_as(const char *name, int32_t magic, int32_t version, int32_t claimed,
+                           const uint16_t *tokens, int64_t count) {
     size_t bytes = 1024 + 2 * (size_t)count;
     unsigned char *data = calloc(bytes, 1);
     int32_t header[3] = {magic, version, claimed};
@@ -36,14 +38,17 @@ static void write_shard_as(const char *name, int32_t magic, int32_t version, int
     write_file(name, data, bytes);
     free(data);
 }
-static void write_labelled(const char *name, int32_t labels, int32_t first, const uint16_t *tokens, int64_t count) {
+static void write_labelled(const char *name, int32_t labels, int32_t first, const uint16_t *tokens,
+                           int64_t count) {
     unsigned char data[2048] = {0};
     int32_t header[5] = {20240520, 1, (int32_t)count, labels, first};
     memcpy(data, header, sizeof header);
     memcpy(data + 1024, tokens, 2 * (size_t)count);
     write_file(name, data, 1024 + 2 * (size_t)count);
 }
-static void write_shard(const char *name, const uint16_t *tokens, int64_t count) { write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count); }
+static void write_shard(const char *name, const uint16_t *tokens, int64_t count) {
+    write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count);
+}
 static void clear_folder(void) {
     glob_t found;
     if (glob(path_of("*"), 0, NULL, &found) == 0) {
@@ -81,7 +86,7 @@ static void count_up(uint16_t *tokens, int64_t n, int first) {
     for (int64_t i = 0; i < n; i++) { tokens[i] = (uint16_t)(first + i); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What tells data apart
 
 static uint64_t checksum_of(WindowKind windows, int32_t eot) {
@@ -97,7 +102,8 @@ static void test_checksum(void **state) {
     uint16_t tokens[500];
     for (int i = 0; i < 500; i++) { tokens[i] = (uint16_t)(i * i % 11); }
     write_shard("a.bin", tokens, 500);
-    const uint64_t continuous = checksum_of(WINDOWS_CONTINUOUS, 7), documents = checksum_of(WINDOWS_DOCUMENT, 5);
+    const uint64_t continuous = checksum_of(WINDOWS_CONTINUOUS, 7),
+                   documents = checksum_of(WINDOWS_DOCUMENT, 5);
     assert_true(continuous == checksum_of(WINDOWS_CONTINUOUS, 5)); // nothing depends on end-of-text
     assert_true(continuous != documents && documents != checksum_of(WINDOWS_DOCUMENT, 9));
     for (int i = 0; i < 500; i += 7) { // each token counts
@@ -109,14 +115,18 @@ static void test_checksum(void **state) {
     write_shard("a.bin", tokens, 499);
     assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
     clear_folder();
-    write_shard("x.bin", tokens, 123), write_shard("y.bin", tokens + 123, 377); // other files, the same stream
-    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) == continuous && checksum_of(WINDOWS_DOCUMENT, 5) == documents);
+    // other files, the same stream
+    write_shard("x.bin", tokens, 123);
+    write_shard("y.bin", tokens + 123, 377);
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) == continuous &&
+                checksum_of(WINDOWS_DOCUMENT, 5) == documents);
     clear_folder();
-    write_shard("y.bin", tokens, 123), write_shard("x.bin", tokens + 123, 377); // in another order
+    write_shard("y.bin", tokens, 123);
+    write_shard("x.bin", tokens + 123, 377); // in another order
     assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Samples of continuous windows
 
 static void test_sample_by_hand(void **state) {
@@ -126,8 +136,10 @@ static void test_sample_by_hand(void **state) {
     Dataset ds = open_all(4, WINDOWS_CONTINUOUS, false, 0);
     int32_t inputs[16], targets[16];
     dataset_fill(&ds, 0, 4, inputs, targets);
-    const int32_t expected_inputs[16] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12, 13, 14, 15};
-    const int32_t expected_targets[16] = {11, 12, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12, 13, 14, 15, 16};
+    const int32_t expected_inputs[16] = {10, 11, 12, 13, 14, 15, 16, 17,
+                                         18, 19, 10, 11, 12, 13, 14, 15};
+    const int32_t expected_targets[16] = {11, 12, 13, 14, 15, 16, 17, 18,
+                                          19, 10, 11, 12, 13, 14, 15, 16};
     assert_memory_equal(inputs, expected_inputs, sizeof inputs);
     assert_memory_equal(targets, expected_targets, sizeof targets);
     assert_int_equal(ds.tokens, 10);
@@ -136,9 +148,11 @@ static void test_sample_by_hand(void **state) {
     dataset_close(&ds);
 }
 
-static void check_samples(const Dataset *ds, const uint16_t *stream, int64_t n, int64_t T, int64_t samples) {
+static void check_samples(const Dataset *ds, const uint16_t *stream, int64_t n, int64_t T,
+                          int64_t samples) {
     assert_int_equal(ds->tokens, n);
-    int32_t *inputs = malloc((size_t)(samples * T) * 4), *targets = malloc((size_t)(samples * T) * 4);
+    int32_t *inputs = malloc((size_t)(samples * T) * 4),
+            *targets = malloc((size_t)(samples * T) * 4);
     dataset_fill(ds, 0, samples, inputs, targets);
     for (int64_t g = 0; g < samples; g++) {
         for (int64_t t = 0; t < T; t++) {
@@ -149,7 +163,8 @@ static void check_samples(const Dataset *ds, const uint16_t *stream, int64_t n, 
     free(inputs);
     free(targets);
 }
-// Every n from 2 and every T, T > n too, the stream cut into four shards at random places (some of them empty).
+// Every n from 2 and every T, T > n too, the stream cut into four shards at random places (some of
+// them empty).
 static void test_sample_rule(void **state) {
     (void)state;
     uint16_t stream[24];
@@ -157,7 +172,10 @@ static void test_sample_rule(void **state) {
     const char *names[4] = {"s0.bin", "s1.bin", "s2.bin", "s3.bin"};
     for (int64_t n = 2; n <= 24; n++) {
         int64_t cut[5] = {0, 0, 0, 0, n};
-        for (int i = 1; i < 4; i++) { cut[i] = cut[i - 1] + (int64_t)(random_u64(1, (uint64_t)n, (uint64_t)i) % (uint64_t)(n - cut[i - 1] + 1)); }
+        for (int i = 1; i < 4; i++) {
+            cut[i] = cut[i - 1] + (int64_t)(random_u64(1, (uint64_t)n, (uint64_t)i) %
+                                            (uint64_t)(n - cut[i - 1] + 1));
+        }
         for (int i = 0; i < 4; i++) { write_shard(names[i], stream + cut[i], cut[i + 1] - cut[i]); }
         for (int64_t T = 1; T <= 60; T++) {
             Dataset ds = open_all(T, WINDOWS_CONTINUOUS, false, 0);
@@ -186,7 +204,8 @@ static void test_far_samples(void **state) { // g T does not fit into 64 bits
     free(inputs);
     free(targets);
 }
-static void test_name_order(void **state) { // bytes of the name, whatever the locale; one sample over four shards
+// bytes of the name, whatever the locale; one sample over four shards
+static void test_name_order(void **state) {
     (void)state;
     const uint16_t a = 1, b = 2, c = 3, d = 4;
     write_shard("B.bin", &a, 1);
@@ -200,7 +219,8 @@ static void test_name_order(void **state) { // bytes of the name, whatever the l
     assert_memory_equal(inputs, expected_inputs, sizeof inputs);
     assert_memory_equal(targets, expected_targets, sizeof targets);
     dataset_close(&ds);
-    ds = dataset_open(path_of("{a9,B}.bin"), options_of(1, WINDOWS_CONTINUOUS, false, 0)); // a list is sorted too
+    // a list is sorted too
+    ds = dataset_open(path_of("{a9,B}.bin"), options_of(1, WINDOWS_CONTINUOUS, false, 0));
     dataset_fill(&ds, 0, 2, inputs, targets);
     assert_int_equal(ds.tokens, 2);
     assert_int_equal(inputs[0], 1);
@@ -220,7 +240,8 @@ static void write_sparse(const char *name, int32_t count, uint16_t last) {
     assert_int_equal(fwrite(&last, 2, 1, f), 1);
     assert_int_equal(fclose(f), 0);
 }
-static void test_large_files(void **state) { // files over 2 GiB and more than 2^31 tokens; sparse, so they take no room
+// files over 2 GiB and more than 2^31 tokens; sparse, so they take no room
+static void test_large_files(void **state) {
     (void)state;
     const int32_t each = 1200000000;
     write_sparse("a.bin", each, 11);
@@ -263,7 +284,7 @@ static void test_fill_windows(void **state) { // an explicit list, and fill in p
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Shuffling
 
 static void check_bijective(uint64_t key, int64_t W) {
@@ -282,25 +303,35 @@ static void test_permutation_is_bijective(void **state) {
         for (uint64_t key = 0; key < 20; key++) { check_bijective(mix64(key), W); }
     }
     const int64_t large[] = {1009, 4096, 65535, 65537, 99991, 1 << 17};
-    for (size_t i = 0; i < sizeof large / sizeof *large; i++) { check_bijective(mix64(i), large[i]); }
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        check_bijective(mix64(i), large[i]);
+    }
 }
-// Sum of (found - expected)^2 / expected; its mean is the degrees of freedom f, its deviation sqrt(2 f).
+// Sum of (found - expected)^2 / expected; its mean is the degrees of freedom f, its deviation
+// sqrt(2 f).
 static double chi_square(const int *counts, int cells, double expected) {
     double sum = 0;
-    for (int i = 0; i < cells; i++) { sum += (counts[i] - expected) * (counts[i] - expected) / expected; }
+    for (int i = 0; i < cells; i++) {
+        sum += (counts[i] - expected) * (counts[i] - expected) / expected;
+    }
     return sum;
 }
 static void assert_chi_square(const int *counts, int cells, double expected, double freedom) {
     double found = chi_square(counts, cells, expected), deviation = sqrt(2 * freedom);
-    if (found > freedom + 5 * deviation || found < freedom - 5 * deviation) { fail_msg("chi-square %g with %g degrees of freedom", found, freedom); }
+    if (found > freedom + 5 * deviation || found < freedom - 5 * deviation) {
+        fail_msg("chi-square %g with %g degrees of freedom", found, freedom);
+    }
 }
-static void test_permutation_small_is_uniform(void **state) { // all 6, 24 and 120 orders of 3, 4 and 5 windows are equally frequent
+// all 6, 24 and 120 orders of 3, 4 and 5 windows are equally frequent
+static void test_permutation_small_is_uniform(void **state) {
     (void)state;
     for (int W = 3; W <= 5; W++) {
         int counts[3125] = {0}, seen[3125], orders = 0, factorial = W == 3 ? 6 : W == 4 ? 24 : 120;
         for (uint64_t e = 0; e < 24000; e++) {
             int code = 0;
-            for (int x = 0; x < W; x++) { code = code * W + (int)permutation(random_u64(3, 4, e), W, x); }
+            for (int x = 0; x < W; x++) {
+                code = code * W + (int)permutation(random_u64(3, 4, e), W, x);
+            }
             counts[code]++;
         }
         for (int i = 0; i < 3125; i++) {
@@ -318,14 +349,16 @@ static void test_permutation_large_is_uniform(void **state) {
         int64_t before = permutation(mix64(e), W, W - 1);
         for (int64_t x = 0; x < W; x++) {
             int64_t y = permutation(mix64(e), W, x);
-            cells[x * 16 / W * 16 + y * 16 / W]++;                   // where does it go
-            steps[(y - before + W) % W * 64 / W]++;                  // how far from its neighbour
-            if (e) { order[y > permutation(mix64(e - 1), W, x)]++; } // the epoch before says nothing
+            cells[x * 16 / W * 16 + y * 16 / W]++;  // where does it go
+            steps[(y - before + W) % W * 64 / W]++; // how far from its neighbour
+            // the epoch before says nothing
+            if (e) { order[y > permutation(mix64(e - 1), W, x)]++; }
             fixed += y == x;
             before = y;
         }
     }
-    assert_chi_square(cells, 256, W * epochs / 256.0, 225); // rows and columns are full: 15 x 15 are free
+    // rows and columns are full: 15 x 15 are free
+    assert_chi_square(cells, 256, W * epochs / 256.0, 225);
     assert_chi_square(steps, 64, W * epochs / 64.0, 63);
     assert_true(abs(order[0] - order[1]) < 5 * sqrt(W * epochs));
     assert_in_range(fixed, 2, 36); // 16 expected, deviation 4
@@ -336,7 +369,8 @@ static void test_shuffled_epochs(void **state) {
     count_up(stream, 100, 0);
     write_shard("a.bin", stream, 60);
     write_shard("b.bin", stream + 60, 40);
-    Dataset ds = open_all(3, WINDOWS_CONTINUOUS, true, 42), other = open_all(3, WINDOWS_CONTINUOUS, true, 43);
+    Dataset ds = open_all(3, WINDOWS_CONTINUOUS, true, 42),
+            other = open_all(3, WINDOWS_CONTINUOUS, true, 43);
     const int64_t W = 33; // (100 - 1) div 3
     assert_int_equal(dataset_whole_windows(&ds), W);
     int same_epoch = 0, same_seed = 0, same_place = 0;
@@ -366,9 +400,10 @@ static void test_shuffled_epochs(void **state) {
     dataset_close(&other);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Poisson sampling. The key is fixed, so nothing passes or fails by chance: 5 standard deviations say how strange a right sampler would be.
-// Seen red when broken on purpose: a gap one longer, ln(1 - q) taken as -q, the first ones kept of more than the cap, the step left out.
+// -------------------------------------------------------------------------------------------------
+// Poisson sampling. The key is fixed, so nothing passes or fails by chance: 5 standard deviations
+// say how strange a right sampler would be. Seen red when broken on purpose: a gap one longer, ln(1
+// - q) taken as -q, the first ones kept of more than the cap, the step left out.
 
 static Dataset only_windows(int64_t windows) {
     Dataset ds;
@@ -380,17 +415,26 @@ static NoiseStream sampling(uint64_t step) {
     NoiseStream s = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_SAMPLING, 0, step};
     return s;
 }
-static int64_t sample_checked(const Dataset *ds, double q, int64_t cap, uint64_t step, int64_t *windows) { // ascending, so each at most once
+// ascending, so each at most once
+static int64_t sample_checked(const Dataset *ds, double q, int64_t cap, uint64_t step,
+                              int64_t *windows) {
     const int64_t count = dataset_sample_poisson(ds, q, cap, sampling(step), windows);
     assert_true(count >= 0 && count <= cap);
-    for (int64_t i = 0; i < count; i++) { assert_true(windows[i] < ds->windows && windows[i] > (i ? windows[i - 1] : -1)); }
+    for (int64_t i = 0; i < count; i++) {
+        assert_true(windows[i] < ds->windows && windows[i] > (i ? windows[i - 1] : -1));
+    }
     return count;
 }
 static void assert_near(double found, double expected, double deviation) {
-    if (!(fabs(found - expected) <= 5 * deviation)) { fail_msg("%.6g, expected %.6g, with a standard deviation of %.3g", found, expected, deviation); }
+    if (!(fabs(found - expected) <= 5 * deviation)) {
+        fail_msg("%.6g, expected %.6g, with a standard deviation of %.3g", found, expected,
+                 deviation);
+    }
 }
 
-static void test_poisson_frequencies(void **state) { // the size of a sample is binomial, each window comes equally often, steps know nothing of each other
+// the size of a sample is binomial, each window comes equally often, steps know nothing of each
+// other
+static void test_poisson_frequencies(void **state) {
     (void)state;
     enum { W = 1000, STEPS = 3000 };
     const double rates[] = {0.003, 0.05, 0.5, 0.97};
@@ -403,18 +447,29 @@ static void test_poisson_frequencies(void **state) { // the size of a sample is 
         for (uint64_t step = 0; step < STEPS; step++) {
             const double count = (double)sample_checked(&ds, q, W, step, windows);
             bool now[W] = {false};
-            sum += count, squares += (count - W * q) * (count - W * q);
-            for (int64_t i = 0; i < (int64_t)count; i++) { times[windows[i]]++, now[windows[i]] = true, again += last[windows[i]]; }
+            sum += count;
+            squares += (count - W * q) * (count - W * q);
+            for (int64_t i = 0; i < (int64_t)count; i++) {
+                times[windows[i]]++;
+                now[windows[i]] = true;
+                again += last[windows[i]];
+            }
             memcpy(last, now, sizeof last);
         }
-        for (int w = 0; w < W; w++) { uneven += (times[w] - STEPS * q) * (times[w] - STEPS * q) / (STEPS * q * (1 - q)); }
+        for (int w = 0; w < W; w++) {
+            uneven += (times[w] - STEPS * q) * (times[w] - STEPS * q) / (STEPS * q * (1 - q));
+        }
         assert_near(sum / STEPS, W * q, sqrt(variance / STEPS));
-        assert_near(squares / STEPS, variance, variance * sqrt(2.0 / STEPS + 1 / (STEPS * variance)));
+        assert_near(squares / STEPS, variance,
+                    variance * sqrt(2.0 / STEPS + 1 / (STEPS * variance)));
         assert_near(uneven, W, sqrt(2.0 * W + W / (STEPS * q * (1 - q))));
-        assert_near(again, (STEPS - 1) * W * q * q, sqrt((STEPS - 1) * W * (q * q * (1 - q * q) + 2 * q * q * q * (1 - q)))); // two pairs share a step
+        // two pairs share a step
+        assert_near(again, (STEPS - 1) * W * q * q,
+                    sqrt((STEPS - 1) * W * (q * q * (1 - q * q) + 2 * q * q * q * (1 - q))));
     }
 }
-static void test_poisson_gaps(void **state) { // against the same draws, counted out: a gap is longer than g where u <= (1 - q)^(g + 1)
+// against the same draws, counted out: a gap is longer than g where u <= (1 - q)^(g + 1)
+static void test_poisson_gaps(void **state) {
     (void)state;
     enum { W = 20000, MOST = 40 };
     const double rates[] = {0.9, 0.3, 0.02, 0.001};
@@ -435,7 +490,10 @@ static void test_poisson_gaps(void **state) { // against the same draws, counted
         }
         for (int g = 0; g < MOST; g++) {
             const double expected = (double)count * q * pow(1 - q, g);
-            if (expected >= 5) { bins++, square += (lengths[g] - expected) * (lengths[g] - expected) / expected; }
+            if (expected >= 5) {
+                bins++;
+                square += (lengths[g] - expected) * (lengths[g] - expected) / expected;
+            }
         }
         assert_near(square, bins, sqrt(2 * bins + 1));
     }
@@ -465,7 +523,8 @@ static void test_poisson_edges(void **state) {
     assert_near(sum, 4000, sqrt(4000));
     assert_near(upper, sum / 2, sqrt(sum / 4));
 }
-static void test_poisson_choice(void **state) { // of more than the cap each is left out equally often; a cap that is not met changes nothing
+// of more than the cap each is left out equally often; a cap that is not met changes nothing
+static void test_poisson_choice(void **state) {
     (void)state;
     enum { W = 400, CAP = 50, STEPS = 3000 };
     const double q = 0.5, kept = (double)CAP / W;
@@ -474,16 +533,24 @@ static void test_poisson_choice(void **state) { // of more than the cap each is 
     double times[W] = {0}, uneven = 0, early = 0;
     for (uint64_t step = 0; step < STEPS; step++) {
         const int64_t count = sample_checked(&ds, q, W, step, all);
-        assert_int_equal(sample_checked(&ds, q, CAP, step, windows), CAP); // 15 standard deviations below the mean
-        for (int64_t i = 0; i < CAP; i++) { times[windows[i]]++, early += windows[i] < W / 2; }
+        // 15 standard deviations below the mean
+        assert_int_equal(sample_checked(&ds, q, CAP, step, windows), CAP);
+        for (int64_t i = 0; i < CAP; i++) {
+            times[windows[i]]++;
+            early += windows[i] < W / 2;
+        }
         assert_int_equal(sample_checked(&ds, q, count, step, windows), count);
         assert_memory_equal(windows, all, (size_t)count * sizeof *all);
     }
-    for (int w = 0; w < W; w++) { uneven += (times[w] - STEPS * kept) * (times[w] - STEPS * kept) / (STEPS * kept * (1 - kept)); }
+    for (int w = 0; w < W; w++) {
+        uneven +=
+            (times[w] - STEPS * kept) * (times[w] - STEPS * kept) / (STEPS * kept * (1 - kept));
+    }
     assert_near(uneven, W, sqrt(2.0 * W));
     assert_near(early, STEPS * CAP / 2.0, sqrt(STEPS * CAP / 4.0));
 }
-static void test_poisson_streams(void **state) { // one answer for all who ask; another one for another key, step or domain
+// one answer for all who ask; another one for another key, step or domain
+static void test_poisson_streams(void **state) {
     (void)state;
     enum { W = 5000 };
     write_shard("a.bin", (const uint16_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9}, 9);
@@ -492,13 +559,19 @@ static void test_poisson_streams(void **state) { // one answer for all who ask; 
     NoiseStream streams[5] = {sampling(3), sampling(3), sampling(4), sampling(3), sampling(3)};
     static int64_t windows[5][W];
     int64_t counts[5];
-    streams[3].key[0]++, streams[4].domain = NOISE_GRADIENT;
-    for (int i = 0; i < 5; i++) { counts[i] = dataset_sample_poisson(&ds, 0.1, W, streams[i], windows[i]); }
+    streams[3].key[0]++;
+    streams[4].domain = NOISE_GRADIENT;
+    for (int i = 0; i < 5; i++) {
+        counts[i] = dataset_sample_poisson(&ds, 0.1, W, streams[i], windows[i]);
+    }
     assert_true(counts[0] == counts[1]);
     assert_memory_equal(windows[0], windows[1], (size_t)counts[0] * sizeof **windows);
     for (int i = 2; i < 5; i++) {
         double both = 0;
-        for (int64_t a = 0, b = 0; a < counts[0] && b < counts[i]; windows[0][a] < windows[i][b] ? a++ : b++) { both += windows[0][a] == windows[i][b]; }
+        for (int64_t a = 0, b = 0; a < counts[0] && b < counts[i];
+             windows[0][a] < windows[i][b] ? a++ : b++) {
+            both += windows[0][a] == windows[i][b];
+        }
         assert_near(both, W * 0.01, sqrt(W * 0.01)); // as many as two independent samples share
     }
     for (uint64_t step = 0; step < 50; step++) { // the order of epochs is not in it
@@ -509,7 +582,7 @@ static void test_poisson_streams(void **state) { // one answer for all who ask; 
     dataset_close(&shuffled);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Document windows (7 is end-of-text)
 
 static void test_documents_by_hand(void **state) {
@@ -519,7 +592,8 @@ static void test_documents_by_hand(void **state) {
     write_shard("b.bin", b, 8);
     // documents: {1 2} {7 10 11 12 13 | 14} over the border {7} {7 20 21 22 23} {7}
     const int32_t expected[5][2][3] = {
-        {{1, 2, 7}, {2, -1, -1}}, {{7, 10, 11}, {10, 11, 12}}, {{12, 13, 14}, {13, 14, -1}}, {{7, 20, 21}, {20, 21, 22}}, {{22, 23, 7}, {23, -1, -1}},
+        {{1, 2, 7}, {2, -1, -1}},    {{7, 10, 11}, {10, 11, 12}}, {{12, 13, 14}, {13, 14, -1}},
+        {{7, 20, 21}, {20, 21, 22}}, {{22, 23, 7}, {23, -1, -1}},
     };
     const int real[5] = {1, 3, 2, 3, 1};
     Dataset ds = open_all(3, WINDOWS_DOCUMENT, false, 0);
@@ -534,7 +608,8 @@ static void test_documents_by_hand(void **state) {
     }
     dataset_close(&ds);
 }
-// A stream of documents of random lengths (1 and multiples of T among them) against a loop over its documents.
+// A stream of documents of random lengths (1 and multiples of T among them) against a loop over its
+// documents.
 static void check_documents(const uint16_t *stream, int64_t n, int64_t T, bool shuffle) {
     Dataset ds = open_all(T, WINDOWS_DOCUMENT, shuffle, 9);
     int64_t window = 0, all = 0, sum = 0;
@@ -555,7 +630,8 @@ static void check_documents(const uint16_t *stream, int64_t n, int64_t T, bool s
         }
     }
     assert_int_equal(dataset_whole_windows(&ds), window);
-    for (int64_t i = 0; i < window; i++) { sum += dataset_targets(&ds, 3 * window + i); } // an epoch has each window once
+    // an epoch has each window once
+    for (int64_t i = 0; i < window; i++) { sum += dataset_targets(&ds, 3 * window + i); }
     assert_int_equal(sum, all);
     free(inputs);
     free(targets);
@@ -567,7 +643,8 @@ static void test_documents(void **state) {
     static uint16_t stream[N];
     for (int i = 0; i < N; i++) { stream[i] = (uint16_t)(8 + random_u64(1, 2, (uint64_t)i) % 900); }
     uint64_t k = 0;
-    for (int64_t i = 5; i < N; k++) { // short documents, sometimes one of 1 token or of a few hundred
+    // short documents, sometimes one of 1 token or of a few hundred
+    for (int64_t i = 5; i < N; k++) {
         stream[i] = 7;
         uint64_t r = random_u64(3, 4, k);
         i += 1 + (int64_t)(r % 10 == 0 ? r / 10 % 700 : r / 10 % 17);
@@ -604,12 +681,16 @@ static void test_documents_shuffled(void **state) {
     assert_in_range(ordered, 0, 30);
     dataset_close(&ds);
 }
-static void test_windows_per_document(void **state) { // the first ones of each document, in the order they have without a limit
+// the first ones of each document, in the order they have without a limit
+static void test_windows_per_document(void **state) {
     (void)state;
     uint16_t stream[400];
     for (int i = 0; i < 400; i++) { stream[i] = (uint16_t)(8 + i); }
     int begins[400], count = 0;
-    for (int i = 3; i < 400; i += 1 + (int)(random_u64(5, 6, (uint64_t)i) % 60)) { begins[count++] = i, stream[i] = 7; }
+    for (int i = 3; i < 400; i += 1 + (int)(random_u64(5, 6, (uint64_t)i) % 60)) {
+        begins[count++] = i;
+        stream[i] = 7;
+    }
     write_shard("a.bin", stream, 150);
     write_shard("b.bin", stream + 150, 250);
     Dataset all = open_all(4, WINDOWS_DOCUMENT, false, 0);
@@ -622,8 +703,12 @@ static void test_windows_per_document(void **state) { // the first ones of each 
             const int64_t at = (int64_t)(all.table[w] >> TARGET_BITS);
             int64_t now = -1; // the document in front of the first end-of-text
             while (now + 1 < count && begins[now + 1] <= at) { now++; }
-            taken = now == document ? taken + 1 : 1, document = now;
-            if (taken <= most) { assert_true(kept < ds.windows && ds.table[kept] == all.table[w]), kept++; }
+            taken = now == document ? taken + 1 : 1;
+            document = now;
+            if (taken <= most) {
+                assert_true(kept < ds.windows && ds.table[kept] == all.table[w]);
+                kept++;
+            }
         }
         assert_int_equal(dataset_whole_windows(&ds), kept);
         dataset_close(&ds);
@@ -637,7 +722,9 @@ static void test_largest_token(void **state) { // wherever it lies, of lengths a
     assert_int_equal(largest_token(tokens, 0), -1);
     for (int64_t count = 1; count <= MOST; count += count < 5 ? 1 : 53) {
         for (int64_t at = 0; at < count; at++) {
-            for (int64_t i = 0; i < MOST; i++) { tokens[i] = i < count ? (uint16_t)(i % 7) : 65535; }
+            for (int64_t i = 0; i < MOST; i++) {
+                tokens[i] = i < count ? (uint16_t)(i % 7) : 65535;
+            }
             tokens[at] = (uint16_t)(at % 2 ? 65535 : 40000);
             assert_int_equal(largest_token(tokens, count), tokens[at]);
         }
@@ -658,7 +745,7 @@ static void test_find_token(void **state) { // every place, inside and outside o
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Labelled shards: three images of three pixels, whose labels are 500, 501 and 500
 
 static const uint16_t images[] = {7, 1, 2, 3, 500, 7, 4, 5, 6, 501, 7, 1, 1, 1, 500};
@@ -685,14 +772,16 @@ static void test_labelled(void **state) { // one window each, whatever was asked
             dataset_close(&ds);
         }
     }
-    write_shard("a.bin", images, 8), write_shard("b.bin", images + 8, 7); // the same tokens without the mark
+    // the same tokens without the mark
+    write_shard("a.bin", images, 8);
+    write_shard("b.bin", images + 8, 7);
     Dataset ds = open_all(4, WINDOWS_CONTINUOUS, false, 0);
     assert_int_equal(ds.labels, 0);
     assert_int_equal(ds.options.windows, WINDOWS_CONTINUOUS);
     dataset_close(&ds);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Choices
 
 typedef struct {
@@ -700,9 +789,12 @@ typedef struct {
     int64_t count;
     int32_t header[4];
 } ChoiceImage;
-static void put_word(ChoiceImage *image, int64_t word) { image->words[image->count++] = (uint16_t)word; }
+static void put_word(ChoiceImage *image, int64_t word) {
+    image->words[image->count++] = (uint16_t)word;
+}
 // Appends an example whose tokens count up from `token`.
-static void put_example(ChoiceImage *image, int label, int context, const int completions[4], int token) {
+static void put_example(ChoiceImage *image, int label, int context, const int completions[4],
+                        int token) {
     int64_t begin = image->count;
     const int64_t head[6] = {65535, 0, image->header[2]++, label, 4, context};
     for (int i = 0; i < 6; i++) { put_word(image, head[i]); }
@@ -730,19 +822,25 @@ static void write_choices(const char *name, const ChoiceImage *image) {
 }
 static Dataset open_choices_of(int64_t T) {
     DatasetOptions o = options_of(T, WINDOWS_CONTINUOUS, false, 0);
-    o.flag = "--hellaswag", o.eot = -1; // not known: padding is a token all the same
+    o.flag = "--hellaswag";
+    o.eot = -1; // not known: padding is a token all the same
     return choices_open(path_of("c.bin"), o);
 }
 static void test_choices_by_hand(void **state) {
     (void)state;
     ChoiceImage image = choice_image();
     write_choices("c.bin", &image);
-    const int32_t inputs[8][6] = {{100, 101, 102, 103, 104, 0}, {100, 101, 102, 105, 0, 0}, {100, 101, 102, 106, 107, 108}, {100, 101, 102, 110, 111, 112},
-                                  {200, 201, 0, 0, 0, 0},       {200, 202, 203, 0, 0, 0},   {200, 204, 0, 0, 0, 0},         {200, 205, 0, 0, 0, 0}};
-    const int32_t targets[8][6] = {{-1, -1, 103, 104, -1, -1}, {-1, -1, 105, -1, -1, -1},  {-1, -1, 106, 107, 108, 109}, {-1, -1, 110, 111, 112, -1},
-                                   {201, -1, -1, -1, -1, -1},  {202, 203, -1, -1, -1, -1}, {204, -1, -1, -1, -1, -1},    {205, -1, -1, -1, -1, -1}};
+    const int32_t inputs[8][6] = {{100, 101, 102, 103, 104, 0},   {100, 101, 102, 105, 0, 0},
+                                  {100, 101, 102, 106, 107, 108}, {100, 101, 102, 110, 111, 112},
+                                  {200, 201, 0, 0, 0, 0},         {200, 202, 203, 0, 0, 0},
+                                  {200, 204, 0, 0, 0, 0},         {200, 205, 0, 0, 0, 0}};
+    const int32_t targets[8][6] = {{-1, -1, 103, 104, -1, -1},   {-1, -1, 105, -1, -1, -1},
+                                   {-1, -1, 106, 107, 108, 109}, {-1, -1, 110, 111, 112, -1},
+                                   {201, -1, -1, -1, -1, -1},    {202, 203, -1, -1, -1, -1},
+                                   {204, -1, -1, -1, -1, -1},    {205, -1, -1, -1, -1, -1}};
     const int real[8] = {2, 1, 4, 3, 1, 2, 1, 1};
-    for (int64_t T = 6; T <= 1000; T += 994) { // the longest row has 6 targets: longer ones are not computed
+    // the longest row has 6 targets: longer ones are not computed
+    for (int64_t T = 6; T <= 1000; T += 994) {
         Dataset ds = open_choices_of(T);
         assert_int_equal(ds.options.T, 6);
         assert_int_equal(dataset_whole_windows(&ds), 8);
@@ -757,12 +855,15 @@ static void test_choices_by_hand(void **state) {
         dataset_close(&ds);
     }
 }
-static void test_choices_of_all_lengths(void **state) { // against a loop over the words that were written
+// against a loop over the words that were written
+static void test_choices_of_all_lengths(void **state) {
     (void)state;
     ChoiceImage image = {{0}, 0, {20240522, 1, 0, 0}};
     int lengths[60][5];
     for (int e = 0; e < 60; e++) {
-        for (int i = 0; i < 5; i++) { lengths[e][i] = 1 + (int)(random_u64(5, (uint64_t)e, (uint64_t)i) % 9); }
+        for (int i = 0; i < 5; i++) {
+            lengths[e][i] = 1 + (int)(random_u64(5, (uint64_t)e, (uint64_t)i) % 9);
+        }
         put_example(&image, e % 4, lengths[e][0], lengths[e] + 1, 10 * e);
     }
     write_choices("c.bin", &image);
@@ -787,13 +888,17 @@ static void test_choices_of_all_lengths(void **state) { // against a loop over t
 }
 static void test_choosing(void **state) { // the lowest mean, the first of equal ones
     (void)state;
-    ChoiceImage image = choice_image(); // completions of 2, 1, 4, 3 tokens (third right); of 1, 2, 1, 1 (first right)
+    // completions of 2, 1, 4, 3 tokens (third right); of 1, 2, 1, 1 (first right)
+    ChoiceImage image = choice_image();
     write_choices("c.bin", &image);
     Dataset ds = open_choices_of(6);
     const struct {
         double losses[8];
         int correct;
-    } cases[] = {{{2, 1, 3.9, 3, 1, 2, 1, 1}, 2}, {{2, 1, 4, 3, 1, 2.1, 1.1, 1}, 1}, {{2, 1, 3.9, 2, 1, 1.9, 1, 1}, 0}, {{9, 9, 9, 9, 1, 1, 1, 1}, 1}};
+    } cases[] = {{{2, 1, 3.9, 3, 1, 2, 1, 1}, 2},
+                 {{2, 1, 4, 3, 1, 2.1, 1.1, 1}, 1},
+                 {{2, 1, 3.9, 2, 1, 1.9, 1, 1}, 0},
+                 {{9, 9, 9, 9, 1, 1, 1, 1}, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Choice choice = {0, false};
         int correct = 0;
@@ -803,19 +908,22 @@ static void test_choosing(void **state) { // the lowest mean, the first of equal
     dataset_close(&ds);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tokenizers
 
-// Five tokens: "hi", newline, "\x1b[2J" (clears a terminal), 255 letters x, and one whose text is "<eot>".
+// Five tokens: "hi", newline, "\x1b[2J" (clears a terminal), 255 letters x, and one whose text is
+// "<eot>".
 static size_t tokenizer_image(unsigned char *data, int32_t version, int32_t vocab, int32_t eot) {
     memset(data, 0, 1024);
     int32_t header[4] = {20240328, version, vocab, eot};
     memcpy(data, header, sizeof header);
     static const char text[] = "\2hi\1\n\4\x1b[2J";
     size_t at = 1024;
-    memcpy(data + at, text, sizeof text - 1), at += sizeof text - 1;
+    memcpy(data + at, text, sizeof text - 1);
+    at += sizeof text - 1;
     data[at++] = 255;
-    memset(data + at, 'x', 255), at += 255;
+    memset(data + at, 'x', 255);
+    at += 255;
     memcpy(data + at, "\5<eot>", 6);
     return at + 6;
 }
@@ -855,7 +963,10 @@ static void test_tokenizer_1(void **state) { // version 1: no id, 50256 is end-o
     unsigned char *data = calloc(BYTES, 1);
     int32_t header[4] = {20240328, 1, V, 3};
     memcpy(data, header, sizeof header);
-    for (int i = 0; i < V; i++) { data[1024 + 2 * i] = 1, data[1024 + 2 * i + 1] = (unsigned char)(i * 7); }
+    for (int i = 0; i < V; i++) {
+        data[1024 + 2 * i] = 1;
+        data[1024 + 2 * i + 1] = (unsigned char)(i * 7);
+    }
     write_file("t.bin", data, BYTES);
     Tokenizer t = tokenizer_open(path_of("t.bin"), V);
     assert_int_equal(t.eot, 50256);
@@ -885,7 +996,8 @@ static void test_no_tokenizer(void **state) {
     assert_int_equal(t.eot, 50256);
     tokenizer_close(&t);
 }
-static void test_tokenizer_hash(void **state) { // the numbers that the authors of FNV-1a published; the rest by scripts/prepare_data.py
+// the numbers that the authors of FNV-1a published; the rest by scripts/prepare_data.py
+static void test_tokenizer_hash(void **state) {
     (void)state;
     const uint64_t begin = UINT64_C(0xcbf29ce484222325);
     assert_true(fnv1a(begin, "", 0) == begin);
@@ -894,7 +1006,10 @@ static void test_tokenizer_hash(void **state) { // the numbers that the authors 
     unsigned char data[2048] = {0};
     const int32_t header[4] = {20240328, 2, 256, 0};
     memcpy(data, header, sizeof header);
-    for (int i = 0; i < 256; i++) { data[1024 + 2 * i] = 1, data[1025 + 2 * i] = (unsigned char)i; }
+    for (int i = 0; i < 256; i++) {
+        data[1024 + 2 * i] = 1;
+        data[1025 + 2 * i] = (unsigned char)i;
+    }
     write_file("t.bin", data, 1024 + 512);
     Tokenizer t = tokenizer_open(path_of("t.bin"), 256);
     assert_int_equal(t.id.vocab, 256);
@@ -908,8 +1023,11 @@ static void test_tokenizer_hash(void **state) { // the numbers that the authors 
     Tokenizer text = tokenizer_open(path_of("t.bin"), 5);
     write_file("t.bin", data, tokenizer_image(data, 2, 5, 3));
     Tokenizer end = tokenizer_open(path_of("t.bin"), 5);
-    assert_true(same.id.hash != text.id.hash && same.id.hash != end.id.hash); // each of its bytes counts, and what ends a text
-    tokenizer_close(&same), tokenizer_close(&text), tokenizer_close(&end);
+    // each of its bytes counts, and what ends a text
+    assert_true(same.id.hash != text.id.hash && same.id.hash != end.id.hash);
+    tokenizer_close(&same);
+    tokenizer_close(&text);
+    tokenizer_close(&end);
     t = tokenizer_open(NULL, 256);
     assert_int_equal(t.id.vocab, 0); // of no file nothing is known
     tokenizer_close(&t);
@@ -918,7 +1036,8 @@ static void test_tokenizer_find(void **state) {
     (void)state;
     char found[512];
     assert_int_equal(mkdir(path_of("a_train_b"), 0700), 0);
-    const char *const names[] = {"x_tokenizer.bin", "x_train_tokenizer.bin", "a_tokenizer.bin", "a_train_b/x_tokenizer.bin"};
+    const char *const names[] = {"x_tokenizer.bin", "x_train_tokenizer.bin", "a_tokenizer.bin",
+                                 "a_train_b/x_tokenizer.bin"};
     for (int i = 0; i < 4; i++) { write_file(names[i], "", 0); }
     static const struct {
         const char *shards, *file; // NULL: none
@@ -958,7 +1077,7 @@ static void test_print(void **state) {
     tokenizer_close(&t);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Bad files: exit code 2 and a message that names the file
 
 static void open_shards(const char *path) {
@@ -988,7 +1107,8 @@ static void open_tokenizer(const char *path) {
     tokenizer_close(&t);
 }
 
-// Runs attempt(path) in a child; returns its exit code, or 1000 + signal. Its stderr goes to message(4096).
+// Runs attempt(path) in a child; returns its exit code, or 1000 + signal. Its stderr goes to
+// message(4096).
 static int run_child(void (*attempt)(const char *), const char *path, char *message) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -1003,7 +1123,9 @@ static int run_child(void (*attempt)(const char *), const char *path, char *mess
     }
     close(ends[1]);
     size_t held = 0;
-    for (ssize_t got; (got = read(ends[0], message + held, 4095 - held)) > 0;) { held += (size_t)got; }
+    for (ssize_t got; (got = read(ends[0], message + held, 4095 - held)) > 0;) {
+        held += (size_t)got;
+    }
     message[held] = 0;
     close(ends[0]);
     int status;
@@ -1015,7 +1137,8 @@ static void assert_refused(void (*attempt)(const char *), const char *name, cons
     snprintf(path, sizeof path, "%s", path_of(name));
     int code = run_child(attempt, path, message);
     if (code != EXIT_INPUT || !strstr(message, path) || !strstr(message, words)) {
-        fail_msg("%s: expected exit code 2 and a message with \"%s\", found %d: %s", path, words, code, message);
+        fail_msg("%s: expected exit code 2 and a message with \"%s\", found %d: %s", path, words,
+                 code, message);
     }
 }
 static void assert_accepted(void (*attempt)(const char *), const char *name) {
@@ -1066,7 +1189,8 @@ static void test_bad_shards(void **state) {
 }
 static void test_bad_options(void **state) {
     (void)state;
-    const uint16_t tokens[5] = {1, 2, 3, 4, 5}, ends[5] = {7, 7, 7, 7, 7}, document[5] = {7, 2, 3, 4, 5};
+    const uint16_t tokens[5] = {1, 2, 3, 4, 5}, ends[5] = {7, 7, 7, 7, 7},
+                   document[5] = {7, 2, 3, 4, 5};
     write_shard("five", tokens, 5);
     assert_accepted(open_shuffled, "five"); // T = 4: one whole window
     write_shard("four", tokens, 4);
@@ -1085,7 +1209,8 @@ static void test_bad_options(void **state) {
 // A shard of six tokens, the largest 6, with words 5 to 8.
 static void write_declared(const char *name, int32_t mark, int32_t vocab, uint64_t hash) {
     unsigned char data[1024 + 12] = {0};
-    const int32_t header[9] = {20240520, 1, 6, 0, 0, mark, vocab, (int32_t)(uint32_t)hash, (int32_t)(hash >> 32)};
+    const int32_t header[9] = {
+        20240520, 1, 6, 0, 0, mark, vocab, (int32_t)(uint32_t)hash, (int32_t)(hash >> 32)};
     const uint16_t tokens[6] = {1, 2, 3, 4, 5, 6};
     memcpy(data, header, sizeof header);
     memcpy(data + 1024, tokens, sizeof tokens);
@@ -1108,7 +1233,8 @@ static void test_tokenizers_of_shards(void **state) {
         assert_accepted(open_shards, "other");
     }
     write_declared("small", 20240328, 6, one);
-    assert_refused(open_shards, "small", "expected tokens below 6, the vocabulary of its tokenizer, found 6");
+    assert_refused(open_shards, "small",
+                   "expected tokens below 6, the vocabulary of its tokenizer, found 6");
     write_declared("t1", 0, 0, 0); // an older one
     write_declared("t2", 20240328, 7, one);
     assert_accepted(open_shards, "t?");
@@ -1117,7 +1243,8 @@ static void test_tokenizers_of_shards(void **state) {
         write_declared("t3", 20240328, i == 2 ? 8 : 7, others[i]);
         char message[4096];
         assert_int_equal(run_child(open_shards, path_of("t?"), message), EXIT_INPUT);
-        assert_non_null(strstr(message, "t3: expected tokens of one tokenizer (7 tokens, hash fedcba9876543210), found another one ("));
+        assert_non_null(strstr(message, "t3: expected tokens of one tokenizer (7 tokens, hash "
+                                        "fedcba9876543210), found another one ("));
     }
 }
 static void test_bad_labels(void **state) {
@@ -1131,16 +1258,21 @@ static void test_bad_labels(void **state) {
         assert_refused(open_shards, "bad", "expected labels below the vocabulary of 1000");
     }
     write_labelled("other", 1, 500, images, 15);
-    assert_refused(open_shards, "other", "expected a label (500 to 500) at the end of the document at token 5, found 501");
+    assert_refused(
+        open_shards, "other",
+        "expected a label (500 to 500) at the end of the document at token 5, found 501");
     write_labelled("before", 2, 501, images, 15);
-    assert_refused(open_shards, "before", "expected a label (501 to 502) at the end of the document at token 0, found 500");
+    assert_refused(
+        open_shards, "before",
+        "expected a label (501 to 502) at the end of the document at token 0, found 500");
     write_labelled("cut", 2, 500, images, 14);
     assert_refused(open_shards, "cut", "document at token 10, found 1");
     write_labelled("headless", 2, 500, images + 1, 4);
     assert_refused(open_shards, "headless", "begin with token 7, found none");
     const uint16_t large[] = {7, 1, 500, 7, 1, 2, 3, 4, 501};
     write_labelled("large", 2, 500, large, 9);
-    assert_refused(open_shards, "large", "expected --seq-len 5 at least, for the document at token 3, found 4");
+    assert_refused(open_shards, "large",
+                   "expected --seq-len 5 at least, for the document at token 3, found 4");
     write_labelled("mixed-0", 2, 500, images, 15);
     write_shard("mixed-1", images, 15);
     char message[4096];
@@ -1157,7 +1289,8 @@ static void assert_choices_refused(const ChoiceImage *image, const char *words) 
 }
 static void test_bad_choices(void **state) {
     (void)state;
-    ChoiceImage good = choice_image(); // words 0 ..: 65535 46 0 2 4 | 3 100 101 102 | 2 103 104 | 1 105 | 4 ... | 3 ... | 65535 ...
+    // words 0 ..: 65535 46 0 2 4 | 3 100 101 102 | 2 103 104 | 1 105 | 4 ... | 3 ... | 65535 ...
+    ChoiceImage good = choice_image();
     write_choices("good", &good);
     assert_accepted(open_choices, "good");
     assert_refused(open_choices, "none", "cannot open");
@@ -1165,36 +1298,38 @@ static void test_bad_choices(void **state) {
         int word; // of the header, or -1 - word of the examples
         int32_t value;
         const char *words;
-    } cases[] = {{0, 20240520, "found magic 20240520"},
-                 {1, 2, "version 1 of multiple choices, found 2"},
-                 {2, 0, "expected 1 to 65536 examples, found 0"},
-                 {2, -1, "expected 1 to 65536 examples, found -1"},
-                 {2, INT32_MAX, "expected 1 to 65536 examples"},
-                 {2, 1, "expected a longest example of 46 bytes and the end at byte 1070"},
-                 {2, 3, "example 2: expected the mark of an example at byte 1102, found the end"},
-                 {2, 65536, "example 2: expected the mark of an example at byte 1102, found the end"},
-                 {3, 44, "expected a longest example of 44 bytes"},
-                 {3, INT32_MAX, "expected a longest example of 2147483647 bytes"},
-                 {-1, 65534, "example 0: expected the mark of an example (65535 to 65535) at byte 1024, found 65534"},
-                 {-2, 0, "example 0: expected the bytes of an example (2 to 78) at byte 1026, found 0"},
-                 {-2, 2, "example 0: expected the number of the example at byte 1028, found the end"},
-                 {-2, 44, "example 0: expected the length of a completion (1 to 2) at byte 1062, found 3"},
-                 {-2, 47, "example 0: expected its 47 bytes to hold 4 completions"},
-                 {-2, 48, "example 0: expected its 48 bytes to hold 4 completions"},
-                 {-2, 65535, "example 0: expected the bytes of an example (2 to 78)"},
-                 {-3, 1, "example 0: expected the number of the example (0 to 0)"},
-                 {-4, 4, "example 0: expected a label (0 to 3) at byte 1030, found 4"},
-                 {-5, 3, "expected the number of completions (4 to 4)"},
-                 {-5, 65535, "expected the number of completions (4 to 4)"},
-                 {-6, 0, "expected the length of a context (1 to 17) at byte 1034, found 0"},
-                 {-6, 18, "expected the length of a context (1 to 17)"},
-                 {-6, 65535, "expected the length of a context (1 to 17)"},
-                 {-7, 1000, "example 0: expected a token (0 to 999) at byte 1036, found 1000"},
-                 {-10, 0, "expected the length of a completion (1 to 13) at byte 1042, found 0"},
-                 {-10, 14, "expected the length of a completion (1 to 13)"},
-                 {-11, 65535, "example 0: expected a token (0 to 999)"},
-                 {-24, 0, "example 1: expected the mark of an example"},
-                 {-26, 0, "example 1: expected the number of the example (1 to 1)"}};
+    } cases[] = {
+        {0, 20240520, "found magic 20240520"},
+        {1, 2, "version 1 of multiple choices, found 2"},
+        {2, 0, "expected 1 to 65536 examples, found 0"},
+        {2, -1, "expected 1 to 65536 examples, found -1"},
+        {2, INT32_MAX, "expected 1 to 65536 examples"},
+        {2, 1, "expected a longest example of 46 bytes and the end at byte 1070"},
+        {2, 3, "example 2: expected the mark of an example at byte 1102, found the end"},
+        {2, 65536, "example 2: expected the mark of an example at byte 1102, found the end"},
+        {3, 44, "expected a longest example of 44 bytes"},
+        {3, INT32_MAX, "expected a longest example of 2147483647 bytes"},
+        {-1, 65534,
+         "example 0: expected the mark of an example (65535 to 65535) at byte 1024, found 65534"},
+        {-2, 0, "example 0: expected the bytes of an example (2 to 78) at byte 1026, found 0"},
+        {-2, 2, "example 0: expected the number of the example at byte 1028, found the end"},
+        {-2, 44, "example 0: expected the length of a completion (1 to 2) at byte 1062, found 3"},
+        {-2, 47, "example 0: expected its 47 bytes to hold 4 completions"},
+        {-2, 48, "example 0: expected its 48 bytes to hold 4 completions"},
+        {-2, 65535, "example 0: expected the bytes of an example (2 to 78)"},
+        {-3, 1, "example 0: expected the number of the example (0 to 0)"},
+        {-4, 4, "example 0: expected a label (0 to 3) at byte 1030, found 4"},
+        {-5, 3, "expected the number of completions (4 to 4)"},
+        {-5, 65535, "expected the number of completions (4 to 4)"},
+        {-6, 0, "expected the length of a context (1 to 17) at byte 1034, found 0"},
+        {-6, 18, "expected the length of a context (1 to 17)"},
+        {-6, 65535, "expected the length of a context (1 to 17)"},
+        {-7, 1000, "example 0: expected a token (0 to 999) at byte 1036, found 1000"},
+        {-10, 0, "expected the length of a completion (1 to 13) at byte 1042, found 0"},
+        {-10, 14, "expected the length of a completion (1 to 13)"},
+        {-11, 65535, "example 0: expected a token (0 to 999)"},
+        {-24, 0, "example 1: expected the mark of an example"},
+        {-26, 0, "example 1: expected the number of the example (1 to 1)"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ChoiceImage image = good;
         if (cases[i].word >= 0) { image.header[cases[i].word] = cases[i].value; }
@@ -1202,7 +1337,10 @@ static void test_bad_choices(void **state) {
         assert_choices_refused(&image, cases[i].words);
     }
     ChoiceImage image = good;
-    for (image.count = 0; image.count < good.count; image.count++) { assert_choices_refused(&image, "example "); } // every shorter file
+    // every shorter file
+    for (image.count = 0; image.count < good.count; image.count++) {
+        assert_choices_refused(&image, "example ");
+    }
     put_word(&image, 0);
     put_word(&image, 0);
     assert_choices_refused(&image, "and the end at byte 1102, found 46 and 1106");
@@ -1219,7 +1357,8 @@ static void test_fuzz_choices(void **state) { // damaged words: refused or read,
         ChoiceImage image = choice_image();
         for (uint64_t k = 0; k < 1 + i % 3; k++) {
             uint64_t r = random_u64(78, i, k);
-            image.words[r % (uint64_t)image.count] = (uint16_t)(r >> (r >> 63 ? 32 : 45)); // any, or a small number
+            // any, or a small number
+            image.words[r % (uint64_t)image.count] = (uint16_t)(r >> (r >> 63 ? 32 : 45));
         }
         write_choices("f", &image);
         int code = run_child(open_choices, path_of("f"), message);
@@ -1235,7 +1374,8 @@ static void test_bad_tokenizers(void **state) {
     assert_refused(open_tokenizer, "none", "cannot open");
     for (size_t cut = 0; cut < bytes; cut += cut < 1020 ? 255 : 1) { // every shorter file
         write_file("cut", data, cut);
-        assert_refused(open_tokenizer, "cut", cut < 1024 ? "a header of 1024 bytes" : "found the end of the file");
+        assert_refused(open_tokenizer, "cut",
+                       cut < 1024 ? "a header of 1024 bytes" : "found the end of the file");
     }
     write_file("long", data, bytes + 1);
     assert_refused(open_tokenizer, "long", "expected the end of the file after 5 tokens");
@@ -1275,7 +1415,10 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
         bool tokens = i % 3 == 0;
         size_t bytes = tokens ? sizeof shard : tokenizer_image(data, 2, 5, 4);
         unsigned char *file = tokens ? shard : data;
-        if (tokens) { memset(shard, 0, sizeof shard), memcpy(shard, header, sizeof header); }
+        if (tokens) {
+            memset(shard, 0, sizeof shard);
+            memcpy(shard, header, sizeof header);
+        }
         for (uint64_t k = 0; k < 1 + i % 4; k++) {
             uint64_t r = random_u64(77, i, k), at = r % (tokens ? 36 : 40);
             file[tokens || at < 16 ? at : 1024 + at - 16] = (unsigned char)(r >> 32);

@@ -1,5 +1,6 @@
-// test_emu.cu: the emulation finds what is wrong. Each right program below gives its result under every seed; the same program
-// without its barrier, event or wait gives another result under some; and what touches memory it must not is ended.
+// test_emu.cu: the emulation finds what is wrong. Each right program below gives its result under
+// every seed; the same program without its barrier, event or wait gives another result under some;
+// and what touches memory it must not is ended.
 #include "support/base.h"
 #include "test/emu.h"
 #include <setjmp.h> // cmocka wants these three first
@@ -24,7 +25,7 @@ static cudaStream_t stream() {
     return s;
 }
 
-// --- kernels ----------------------------------------------------------------------------------------------------------
+// --- kernels -------------------------------------------------------------------------------------
 // Each block turns its part around, through shared memory of either kind.
 template <bool BARRIER> __global__ void reverse_kernel(int *x) {
     __shared__ int part[THREADS];
@@ -55,18 +56,20 @@ __global__ void double_kernel(int *x, int n) {
 }
 __global__ void warp_kernel(int *sums, unsigned *ballots, int *counter) {
     const int lane = (int)threadIdx.x % 32;
-    int sum = (int)(blockIdx.x * blockDim.x + threadIdx.x), from_above = __shfl_down_sync(~0u, lane, 1), first;
+    int sum = (int)(blockIdx.x * blockDim.x + threadIdx.x),
+        from_above = __shfl_down_sync(~0u, lane, 1), first;
     for (int d = 16; d > 0; d >>= 1) { sum += __shfl_xor_sync(~0u, sum, d); }
     first = __shfl_sync(~0u, lane == 3 ? 77 : 0, 3);
     const unsigned ballot = __ballot_sync(~0u, lane % 3 == 0);
     atomicAdd(counter, 1);
     if (lane == 0) {
         const int warp = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32;
-        sums[warp] = sum, ballots[warp] = first == 77 && from_above == 1 ? ballot : 0;
+        sums[warp] = sum;
+        ballots[warp] = first == 77 && from_above == 1 ? ballot : 0;
     }
 }
 
-// --- barriers, shuffles -------------------------------------------------------------------------------------------------
+// --- barriers, shuffles --------------------------------------------------------------------------
 template <bool BARRIER> static int wrong_reversals() {
     int *x = shared_ints(N), wrong = 0;
     cudaStream_t s = stream();
@@ -76,10 +79,13 @@ template <bool BARRIER> static int wrong_reversals() {
         LAUNCH(reverse_kernel<BARRIER>, N / THREADS, THREADS, THREADS * sizeof(int), s, x);
         cudaStreamSynchronize(s);
         bool same = true;
-        for (int i = 0; i < N; i++) { same &= x[i] == i / THREADS * THREADS + THREADS - 1 - (i % THREADS ^ 32); }
+        for (int i = 0; i < N; i++) {
+            same &= x[i] == i / THREADS * THREADS + THREADS - 1 - (i % THREADS ^ 32);
+        }
         wrong += !same;
     }
-    cudaStreamDestroy(s), cudaFree(x);
+    cudaStreamDestroy(s);
+    cudaFree(x);
     return wrong;
 }
 static void test_barriers(void **) {
@@ -96,10 +102,14 @@ static void test_warps(void **) {
         assert_int_equal((unsigned)ballots[w], 0x49249249u);
     }
     assert_int_equal(counter[0], N);
-    cudaStreamDestroy(s), cudaFree(sums), cudaFree(ballots), cudaFree(counter);
+    cudaStreamDestroy(s);
+    cudaFree(sums);
+    cudaFree(ballots);
+    cudaFree(counter);
 }
 
-// Each half of a warp by itself, in turns of its own, then both together: right, if each call names who is there.
+// Each half of a warp by itself, in turns of its own, then both together: right, if each call names
+// who is there.
 __global__ void halves_kernel(int *x) {
     const int lane = (int)threadIdx.x % 32;
     int sum = lane;
@@ -143,15 +153,17 @@ template <int FAULT> __global__ void block_fault_kernel(int *x) {
     x[threadIdx.x] = 1;
 }
 
-// --- tensor cores: c(16, 8) = a(16, 16) b, b(8, 16) row by row or b(16, 8) column by column, through asynchronous copies ------
+// --- tensor cores: c(16, 8) = a(16, 16) b; b(8, 16) row by row or b(16, 8) column by column ------
 enum { TERMS = 16, PITCH = 24 };
-template <bool TRANSPOSED, bool WAIT, bool BARRIER> __global__ void product_kernel(float *c, const Bf16 *a, const Bf16 *b) {
+template <bool TRANSPOSED, bool WAIT, bool BARRIER>
+__global__ void product_kernel(float *c, const Bf16 *a, const Bf16 *b) {
     DYNAMIC_SHARED(Bf16, shared);
     Bf16 *sa = shared, *sb = sa + 16 * PITCH;
     const int thread = (int)threadIdx.x, lane = thread % 32, row = lane % 16, half = lane / 16 * 8;
     if (thread < 32) { // the first warp brings, the second multiplies
         copy_async_16(sa + row * PITCH + half, a + row * TERMS + half, true);
-        copy_async_16(sb + row * PITCH + half, TRANSPOSED || row < 8 ? b + row * TERMS + half : b, TRANSPOSED || row < 8);
+        copy_async_16(sb + row * PITCH + half, TRANSPOSED || row < 8 ? b + row * TERMS + half : b,
+                      TRANSPOSED || row < 8);
         copy_async_4(shared + 32 * PITCH + 2 * lane, a, false);
         if (WAIT) { copy_async_wait(); }
     }
@@ -166,13 +178,20 @@ template <bool TRANSPOSED, bool WAIT, bool BARRIER> __global__ void product_kern
         load_matrices(right, sb + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
     }
     mma_bf16(sum, left, right[0], right[1]);
-    for (int e = 0; e < 4; e++) { c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = sum[e] + __bfloat162float(shared[32 * PITCH + 2 * lane]); }
+    for (int e = 0; e < 4; e++) {
+        c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] =
+            sum[e] + __bfloat162float(shared[32 * PITCH + 2 * lane]);
+    }
 }
 template <bool TRANSPOSED, bool WAIT, bool BARRIER> static int wrong_tensor_products() {
     float *c = (float *)shared_ints(16 * 8);
     Bf16 *a = (Bf16 *)shared_ints(16 * TERMS), *b = (Bf16 *)shared_ints(16 * TERMS);
     int wrong = 0;
-    for (int i = 0; i < 16 * TERMS; i++) { a[i] = __float2bfloat16((float)(i % 7 - 3)), b[i] = __float2bfloat16((float)(i % 11 - 5)); } // exact in any order
+    // exact in any order
+    for (int i = 0; i < 16 * TERMS; i++) {
+        a[i] = __float2bfloat16((float)(i % 7 - 3));
+        b[i] = __float2bfloat16((float)(i % 11 - 5));
+    }
     cudaStream_t s = stream();
     for (int seed = 0; seed < SEEDS; seed++) {
         emu_seed((uint64_t)seed);
@@ -182,24 +201,30 @@ template <bool TRANSPOSED, bool WAIT, bool BARRIER> static int wrong_tensor_prod
         for (int i = 0; i < 16 * 8; i++) {
             float sum = 1.0f;
             for (int k = 0; k < TERMS; k++) {
-                sum += __bfloat162float(a[i / 8 * TERMS + k]) * __bfloat162float(TRANSPOSED ? b[k * TERMS + i % 8] : b[i % 8 * TERMS + k]);
+                sum += __bfloat162float(a[i / 8 * TERMS + k]) *
+                       __bfloat162float(TRANSPOSED ? b[k * TERMS + i % 8] : b[i % 8 * TERMS + k]);
             }
             same &= c[i] == sum;
         }
         wrong += !same;
     }
-    cudaStreamDestroy(s), cudaFree(a), cudaFree(b), cudaFree(c);
+    cudaStreamDestroy(s);
+    cudaFree(a);
+    cudaFree(b);
+    cudaFree(c);
     return wrong;
 }
 static void test_tensor_cores(void **) {
-    const int right = wrong_tensor_products<false, true, true>() + wrong_tensor_products<true, true, true>();
-    const int unawaited = wrong_tensor_products<false, false, true>(), unordered = wrong_tensor_products<false, true, false>();
+    const int right =
+        wrong_tensor_products<false, true, true>() + wrong_tensor_products<true, true, true>();
+    const int unawaited = wrong_tensor_products<false, false, true>(),
+              unordered = wrong_tensor_products<false, true, false>();
     assert_int_equal(right, 0);
     assert_true(unawaited > 0 && unawaited < SEEDS);
     assert_true(unordered > 0 && unordered < SEEDS);
 }
 
-// --- streams ------------------------------------------------------------------------------------------------------------
+// --- streams -------------------------------------------------------------------------------------
 // (x + 1) * 2 on two streams; without the event the seed decides which comes first.
 static int wrong_orders(bool event, bool wait) {
     int *x = shared_ints(N), wrong = 0;
@@ -217,7 +242,10 @@ static int wrong_orders(bool event, bool wait) {
         wrong += x[0] != 2 || x[N - 1] != 2;
         cudaDeviceSynchronize();
     }
-    cudaEventDestroy(added), cudaStreamDestroy(first), cudaStreamDestroy(second), cudaFree(x);
+    cudaEventDestroy(added);
+    cudaStreamDestroy(first);
+    cudaStreamDestroy(second);
+    cudaFree(x);
     return wrong;
 }
 static void test_streams(void **) {
@@ -226,7 +254,8 @@ static void test_streams(void **) {
     assert_true(wrong > 0 && wrong < SEEDS);            // a missing event
     assert_int_equal(wrong_orders(true, false), SEEDS); // a missing wait: nothing ran yet
 }
-static void test_queries(void **) { // work goes on between looks, and an event waits for no more than what was before it
+// work goes on between looks, and an event waits for no more than what was before it
+static void test_queries(void **) {
     int *x = shared_ints(N), looks = 0;
     cudaStream_t s = stream();
     cudaEvent_t halfway;
@@ -246,10 +275,12 @@ static void test_queries(void **) { // work goes on between looks, and an event 
     for (looks = 0; cudaEventQuery(halfway) == cudaErrorNotReady; looks++) {}
     assert_true(looks > 0 && x[0] == 41); // the device goes on by itself
     cudaGetLastError();
-    cudaEventDestroy(halfway), cudaStreamDestroy(s), cudaFree(x);
+    cudaEventDestroy(halfway);
+    cudaStreamDestroy(s);
+    cudaFree(x);
 }
 
-// --- memory -------------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 static void do_host_read(const void *) {
     void *p = NULL;
     cudaMalloc(&p, 100);
@@ -283,17 +314,21 @@ static void do_deadlock(const void *) {
     cudaEvent_t e;
     cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
     e->recorded = 1; // as if a later record were meant
-    cudaStreamWaitEvent(s, e), cudaStreamWaitEvent(other, e);
+    cudaStreamWaitEvent(s, e);
+    cudaStreamWaitEvent(other, e);
     cudaStreamSynchronize(s);
 }
 static void do_forget_not_ready(const void *) {
     cudaStream_t s = stream();
     int *x = shared_ints(32);
-    LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32), LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
+    LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
+    LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
     cudaStreamQuery(s);
     LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
 }
-static void do_too_much_shared(const void *) { LAUNCH(reverse_kernel<true>, 1, THREADS, 49 << 10, stream(), shared_ints(THREADS)); }
+static void do_too_much_shared(const void *) {
+    LAUNCH(reverse_kernel<true>, 1, THREADS, 49 << 10, stream(), shared_ints(THREADS));
+}
 static void do_wrong_kind(const void *) {
     void *p = NULL;
     int x = 0;
@@ -317,7 +352,8 @@ static void test_memory(void **) {
     void *p = NULL;
     assert_int_equal(cudaMalloc(&p, (size_t)1 << 60), cudaErrorMemoryAllocation);
 }
-static void test_masks(void **) { // who is named comes to the same call, and only who is named is asked
+// who is named comes to the same call, and only who is named is asked
+static void test_masks(void **) {
     int *x = shared_ints(64);
     cudaStream_t s = stream();
     for (int seed = 0; seed < 8; seed++) {
@@ -326,11 +362,13 @@ static void test_masks(void **) { // who is named comes to the same call, and on
         cudaStreamSynchronize(s);
         for (int i = 0; i < 64; i++) {
             const int lane = i % 32, other = 31 - lane;
-            const int mine = lane < 16 ? 120 : lane + (lane ^ 1), theirs = other < 16 ? 120 : other + (other ^ 1);
+            const int mine = lane < 16 ? 120 : lane + (lane ^ 1),
+                      theirs = other < 16 ? 120 : other + (other ^ 1);
             assert_int_equal(x[i], mine + 1000 * theirs);
         }
     }
-    cudaStreamDestroy(s), cudaFree(x);
+    cudaStreamDestroy(s);
+    cudaFree(x);
     check_ends(do_warp_fault<TWO_CALLS>, "lanes that a mask names do not come");
     check_ends(do_warp_fault<LANE_LEFT>, "has left");
     check_ends(do_warp_fault<OUTSIDE_MASK>, "which the mask 0000ffff does not name");
@@ -353,26 +391,33 @@ static void test_copies(void **) { // the source of a copy from the host may be 
     LAUNCH(add_kernel, 1, 32, 0, s, (int *)p, 10, 3);
     cudaMemcpyAsync(y, p, sizeof y, cudaMemcpyDeviceToHost, s);
     assert_true(y[0] == 11 && y[1] == 12 && y[2] == 13);
-    cudaStreamDestroy(s), cudaFree(p);
+    cudaStreamDestroy(s);
+    cudaFree(p);
 }
 
-static void test_page_locked(void **) { // copies run late: what is written meanwhile is copied, what is read too early is old
+// copies run late: what is written meanwhile is copied, what is read too early is old
+static void test_page_locked(void **) {
     void *p = NULL, *q = NULL;
     cudaStream_t s = stream();
-    cudaMalloc(&p, sizeof(int)), cudaMallocHost(&q, 2 * sizeof(int));
+    cudaMalloc(&p, sizeof(int));
+    cudaMallocHost(&q, 2 * sizeof(int));
     int *x = (int *)q;
-    x[0] = 1, x[1] = -1;
+    x[0] = 1;
+    x[1] = -1;
     cudaMemcpyAsync(p, x, sizeof(int), cudaMemcpyHostToDevice, s);
     x[0] = 2;
     cudaMemcpyAsync(x + 1, p, sizeof(int), cudaMemcpyDeviceToHost, s);
     assert_int_equal(x[1], -1);
     cudaStreamSynchronize(s);
     assert_int_equal(x[1], 2);
-    cudaStreamDestroy(s), cudaFree(p), cudaFreeHost(q);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+    cudaFreeHost(q);
 }
 
-// --- graphs ---------------------------------------------------------------------------------------------------------------
-static void test_graphs(void **) { // captured work does not run; a graph's runs as often as it is started, with what it was given then
+// --- graphs --------------------------------------------------------------------------------------
+// captured work does not run; a graph's runs as often as it is started, with what it was given then
+static void test_graphs(void **) {
     int *x = shared_ints(N), value = 3;
     cudaStream_t s = stream();
     cudaGraph_t graph;
@@ -383,12 +428,15 @@ static void test_graphs(void **) { // captured work does not run; a graph's runs
     cudaStreamEndCapture(s, &graph);
     cudaStreamSynchronize(s);
     assert_int_equal(x[0], 0);
-    cudaGraphInstantiate(&exec, graph, 0), cudaGraphDestroy(graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
     value = 5;
     for (int i = 0; i < 2; i++) { cudaGraphLaunch(exec, s); }
     cudaStreamSynchronize(s);
     assert_int_equal(x[N - 1], 18); // (0 + 3) * 2 = 6, (6 + 3) * 2
-    cudaGraphExecDestroy(exec), cudaStreamDestroy(s), cudaFree(x);
+    cudaGraphExecDestroy(exec);
+    cudaStreamDestroy(s);
+    cudaFree(x);
 }
 static cudaStream_t captured() {
     cudaStream_t s = stream();
@@ -409,7 +457,7 @@ static void test_refused_in_captures(void **) {
     check_ends(do_lone_pop, "without a push");
 }
 
-// --- what is counted --------------------------------------------------------------------------------------------------------
+// --- what is counted -----------------------------------------------------------------------------
 static void test_counts(void **) { // in ranges only
     int *x = shared_ints(N);
     cudaStream_t s = stream();
@@ -427,17 +475,22 @@ static void test_counts(void **) { // in ranges only
     assert_int_equal(emu_counts.ranges - before.ranges, 1);
     size_t there = 0, total = 0, after = 0;
     void *p = NULL;
-    cudaMemGetInfo(&there, &total), cudaMalloc(&p, 100000), cudaMemGetInfo(&after, &total);
+    cudaMemGetInfo(&there, &total);
+    cudaMalloc(&p, 100000);
+    cudaMemGetInfo(&after, &total);
     assert_true(there - after >= 100000 && there - after < 110000);
-    cudaFree(p), cudaMemGetInfo(&after, &total);
+    cudaFree(p);
+    cudaMemGetInfo(&after, &total);
     assert_true(after == there);
-    cudaStreamDestroy(s), cudaFree(x);
+    cudaStreamDestroy(s);
+    cudaFree(x);
 }
 
-// --- cuBLASLt: column-major, against three loops --------------------------------------------------------------------------
+// --- cuBLASLt: column-major, against three loops -------------------------------------------------
 static void check_product(bool a_transposed, bool b_transposed, bool bias, float beta) {
     enum { M = 3, K = 4, COLS = 2, LDA = 5, LDB = 6, LDD = 7 };
-    float *a = (float *)shared_ints(LDA * 5), *b = (float *)shared_ints(LDB * 5), *d = (float *)shared_ints(LDD * COLS), *bias_at = (float *)shared_ints(M),
+    float *a = (float *)shared_ints(LDA * 5), *b = (float *)shared_ints(LDB * 5),
+          *d = (float *)shared_ints(LDD * COLS), *bias_at = (float *)shared_ints(M),
           expected[M][COLS];
     for (int i = 0; i < LDA * 5; i++) { a[i] = (float)(i % 7 - 3); }
     for (int i = 0; i < LDB * 5; i++) { b[i] = (float)(i % 5 - 2); }
@@ -446,14 +499,18 @@ static void check_product(bool a_transposed, bool b_transposed, bool bias, float
     for (int i = 0; i < M; i++) {
         for (int j = 0; j < COLS; j++) {
             expected[i][j] = beta * d[i + LDD * j] + (bias ? bias_at[i] : 0.0f);
-            for (int k = 0; k < K; k++) { expected[i][j] += a[a_transposed ? k + LDA * i : i + LDA * k] * b[b_transposed ? j + LDB * k : k + LDB * j]; }
+            for (int k = 0; k < K; k++) {
+                expected[i][j] += a[a_transposed ? k + LDA * i : i + LDA * k] *
+                                  b[b_transposed ? j + LDB * k : k + LDB * j];
+            }
         }
     }
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t al, bl, dl;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
-    const cublasOperation_t ops[2] = {a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N};
+    const cublasOperation_t ops[2] = {a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                      b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N};
     const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const uint32_t alignment = 4;
     const float one = 1.0f;
@@ -462,31 +519,53 @@ static void check_product(bool a_transposed, bool b_transposed, bool bias, float
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[0], sizeof ops[0]);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[1], sizeof ops[1]);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof bias_at);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at,
+                                   sizeof bias_at);
     cublasLtMatrixLayoutCreate(&al, CUDA_R_32F, a_transposed ? K : M, a_transposed ? M : K, LDA);
-    cublasLtMatrixLayoutCreate(&bl, CUDA_R_32F, b_transposed ? COLS : K, b_transposed ? K : COLS, LDB);
+    cublasLtMatrixLayoutCreate(&bl, CUDA_R_32F, b_transposed ? COLS : K, b_transposed ? K : COLS,
+                               LDB);
     cublasLtMatrixLayoutCreate(&dl, CUDA_R_32F, M, COLS, LDD);
     cublasLtMatmulPreferenceCreate(&preference);
     for (int i = 0; i < 4; i++) {
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i, &alignment, sizeof alignment);
+        cublasLtMatmulPreferenceSetAttribute(preference,
+                                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i,
+                                             &alignment, sizeof alignment);
     }
-    assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_SUCCESS);
-    assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, dl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_INVALID_VALUE);
+    assert_int_equal(
+        cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &found, &count),
+        CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(
+        cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, dl, dl, dl, preference, 1, &found, &count),
+        CUBLAS_STATUS_INVALID_VALUE);
     const cublasLtEpilogue_t gelu = CUBLASLT_EPILOGUE_GELU_AUX;
-    for (int64_t ld = 2; ld <= 8; ld++) { // rows of what GELU was taken of: at least M long, and a multiple of 8
+    // rows of what GELU was taken of: at least M long, and a multiple of 8
+    for (int64_t ld = 2; ld <= 8; ld++) {
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &gelu, sizeof gelu);
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld);
         cublasLtMatmulHeuristicResult_t ignored;
-        assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &ignored, &count),
+        assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1,
+                                                        &ignored, &count),
                          ld == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
     }
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cudaStream_t s = stream();
-    assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl, &found.algo, NULL, 0, s), CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl,
+                                    &found.algo, NULL, 0, s),
+                     CUBLAS_STATUS_SUCCESS);
     cudaStreamSynchronize(s);
-    for (int i = 0; i < LDD * COLS; i++) { assert_true(d[i] == (i % LDD < M ? expected[i % LDD][i / LDD] : (float)i)); }
-    cublasLtMatmulDescDestroy(desc), cublasLtMatrixLayoutDestroy(al), cublasLtMatrixLayoutDestroy(bl), cublasLtMatrixLayoutDestroy(dl);
-    cublasLtMatmulPreferenceDestroy(preference), cudaStreamDestroy(s), cudaFree(a), cudaFree(b), cudaFree(d), cudaFree(bias_at);
+    for (int i = 0; i < LDD * COLS; i++) {
+        assert_true(d[i] == (i % LDD < M ? expected[i % LDD][i / LDD] : (float)i));
+    }
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtMatrixLayoutDestroy(al);
+    cublasLtMatrixLayoutDestroy(bl);
+    cublasLtMatrixLayoutDestroy(dl);
+    cublasLtMatmulPreferenceDestroy(preference);
+    cudaStreamDestroy(s);
+    cudaFree(a);
+    cudaFree(b);
+    cudaFree(d);
+    cudaFree(bias_at);
 }
 static void test_products(void **) {
     for (int i = 0; i < 16; i++) { check_product(i & 1, i & 2, i & 4, i & 8 ? 2.0f : 0.0f); }
@@ -494,11 +573,20 @@ static void test_products(void **) {
 
 int main() {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),          cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),         cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),         cmocka_unit_test(test_refused_in_captures),
-        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products),       cmocka_unit_test(test_tensor_cores),
-        cmocka_unit_test(test_masks),       cmocka_unit_test(test_block_barriers),
+        cmocka_unit_test(test_barriers),
+        cmocka_unit_test(test_warps),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_queries),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_page_locked),
+        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_refused_in_captures),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_block_barriers),
     };
     return cmocka_run_group_tests_name("emu", tests, NULL, NULL);
 }

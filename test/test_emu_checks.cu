@@ -1,6 +1,6 @@
-// test_emu_checks.cu: what the checks of each access find (emu_checks.cc). Each kernel below is there
-// twice: as it should be, which runs to its end, and with one fault, which ends the program with a
-// message that names the kernel, the block, the thread and the line.
+// test_emu_checks.cu: what the checks of each access find (emu_checks.cc). Each kernel below is
+// there twice: as it should be, which runs to its end, and with one fault, which ends the program
+// with a message that names the kernel, the block, the thread and the line.
 #include "support/base.h"
 #include "test/emu.h"
 #include <setjmp.h> // cmocka wants these three first
@@ -28,14 +28,15 @@ static float *zeros(size_t n) {
     cudaDeviceSynchronize();
     return (float *)(void *)p;
 }
-template <class... P, class... A> static void launch_of(void (*kernel)(P...), int blocks, int shared, A... arguments) {
+template <class... P, class... A>
+static void launch_of(void (*kernel)(P...), int blocks, int shared, A... arguments) {
     cudaStream_t s = stream();
     LAUNCH(kernel, (unsigned)blocks, THREADS, (size_t)shared, s, arguments...);
     cudaStreamSynchronize(s);
     cudaStreamDestroy(s);
 }
 
-// --- races -----------------------------------------------------------------------------------------
+// --- races ---------------------------------------------------------------------------------------
 // Each thread takes what another one has put there.
 template <bool BARRIER> __global__ void shared_race_kernel(float *x) {
     __shared__ float part[THREADS];
@@ -68,12 +69,20 @@ template <bool WAIT> __global__ void copy_kernel(float *x) {
     x[threadIdx.x] = 2.0f * part[threadIdx.x];
     if (!WAIT) { copy_async_wait(); }
 }
-template <bool RIGHT> static void do_shared_race(const void *) { launch_of(shared_race_kernel<RIGHT>, 3, 0, zeros(THREADS * 3)); }
-template <bool RIGHT> static void do_warp_race(const void *) { launch_of(warp_race_kernel<RIGHT>, 1, 4 * THREADS, zeros(THREADS)); }
-template <bool RIGHT> static void do_block_race(const void *) { launch_of(block_race_kernel<RIGHT>, 5, 0, zeros(5), zeros(5)); }
-template <bool RIGHT> static void do_copy(const void *) { launch_of(copy_kernel<RIGHT>, 1, 4 * THREADS, zeros(THREADS)); }
+template <bool RIGHT> static void do_shared_race(const void *) {
+    launch_of(shared_race_kernel<RIGHT>, 3, 0, zeros(THREADS * 3));
+}
+template <bool RIGHT> static void do_warp_race(const void *) {
+    launch_of(warp_race_kernel<RIGHT>, 1, 4 * THREADS, zeros(THREADS));
+}
+template <bool RIGHT> static void do_block_race(const void *) {
+    launch_of(block_race_kernel<RIGHT>, 5, 0, zeros(5), zeros(5));
+}
+template <bool RIGHT> static void do_copy(const void *) {
+    launch_of(copy_kernel<RIGHT>, 1, 4 * THREADS, zeros(THREADS));
+}
 
-// --- bounds ----------------------------------------------------------------------------------------
+// --- bounds --------------------------------------------------------------------------------------
 template <int SHIFT> __global__ void shift_kernel(float *to, const float *from, int n) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) { to[i + SHIFT] = from[i]; }
@@ -94,11 +103,14 @@ static Tensors tensors() {
     cudaDeviceSynchronize();
     return {places[0], places[1], places[2]};
 }
-template <int SHIFT> static void do_shift(const void *) { // within a tensor, or one element behind it
+// within a tensor, or one element behind it
+template <int SHIFT> static void do_shift(const void *) {
     const Tensors t = tensors();
-    launch_of(shift_kernel<SHIFT>, PART / 4 / THREADS, 0, t.a, (const float *)t.b, PART / 4 - (SHIFT == 0));
+    launch_of(shift_kernel<SHIFT>, PART / 4 / THREADS, 0, t.a, (const float *)t.b,
+              PART / 4 - (SHIFT == 0));
 }
-__global__ void jump_kernel(float *to, long elements) { to[elements] = 1.0f; } // a neighbour that it was not given
+// a neighbour that it was not given
+__global__ void jump_kernel(float *to, long elements) { to[elements] = 1.0f; }
 static void do_jump(const void *) {
     const Tensors t = tensors();
     launch_of(jump_kernel, 1, 0, t.a, (long)(t.c - t.a));
@@ -114,14 +126,18 @@ template <int FLOATS> __global__ void dynamic_bound_kernel(float *x) {
     part[threadIdx.x] = x[threadIdx.x];
 }
 __global__ void host_kernel(float *x, const float *y) { x[threadIdx.x] = y[threadIdx.x]; }
-template <int ROWS> static void do_static_bound(const void *) { launch_of(static_bound_kernel<ROWS>, 1, 0, zeros(THREADS)); }
-template <int FLOATS> static void do_dynamic_bound(const void *) { launch_of(dynamic_bound_kernel<FLOATS>, 1, FLOATS * 4, zeros(THREADS)); }
+template <int ROWS> static void do_static_bound(const void *) {
+    launch_of(static_bound_kernel<ROWS>, 1, 0, zeros(THREADS));
+}
+template <int FLOATS> static void do_dynamic_bound(const void *) {
+    launch_of(dynamic_bound_kernel<FLOATS>, 1, FLOATS * 4, zeros(THREADS));
+}
 static void do_host(const void *) {
     static float of_host[THREADS];
     launch_of(host_kernel, 1, 0, zeros(THREADS), (const float *)of_host);
 }
 
-// --- alignment -------------------------------------------------------------------------------------
+// --- alignment -----------------------------------------------------------------------------------
 struct alignas(16) Four {
     float x[4];
 };
@@ -144,22 +160,28 @@ template <int SHIFT> __global__ void rows_kernel(float *x) { // of 8 bf16
     load_matrices(m, rows + 16 * threadIdx.x + SHIFT);
     x[threadIdx.x] = (float)m[0];
 }
-template <int SHIFT> static void do_rows(const void *) { launch_of(rows_kernel<SHIFT>, 1, 32 * THREADS, zeros(THREADS)); }
+template <int SHIFT> static void do_rows(const void *) {
+    launch_of(rows_kernel<SHIFT>, 1, 32 * THREADS, zeros(THREADS));
+}
 template <int SHIFT> __global__ void copy_place_kernel(float *x) {
     DYNAMIC_SHARED(float, part);
     copy_async_16(part + 4 * threadIdx.x, x + SHIFT, true);
     copy_async_wait();
 }
-template <int SHIFT> static void do_copy_place(const void *) { launch_of(copy_place_kernel<SHIFT>, 1, 16 * THREADS, zeros(THREADS)); }
+template <int SHIFT> static void do_copy_place(const void *) {
+    launch_of(copy_place_kernel<SHIFT>, 1, 16 * THREADS, zeros(THREADS));
+}
 
-// --- what nobody has written -----------------------------------------------------------------------
+// --- what nobody has written ---------------------------------------------------------------------
 template <bool ALL> __global__ void unwritten_kernel(float *x) {
     __shared__ float part[THREADS];
     if (ALL || threadIdx.x < 100) { part[threadIdx.x] = 1.0f; }
     __syncthreads();
     x[threadIdx.x] = part[THREADS - 1 - threadIdx.x];
 }
-template <bool ALL> static void do_unwritten_shared(const void *) { launch_of(unwritten_kernel<ALL>, 1, 0, zeros(THREADS)); }
+template <bool ALL> static void do_unwritten_shared(const void *) {
+    launch_of(unwritten_kernel<ALL>, 1, 0, zeros(THREADS));
+}
 template <bool SET> static void do_unwritten_device(const void *) {
     float *x = SET ? zeros(THREADS) : (float *)(void *)device(THREADS * 4);
     launch_of(host_kernel, 1, 0, zeros(THREADS), (const float *)x);
@@ -171,7 +193,7 @@ template <bool SAME> static void do_scratch(const void *) { // from one operatio
     launch_of(host_kernel, 1, 0, x, (const float *)scratch);
 }
 
-// --- barriers in functions that are called twice ------------------------------------------------------
+// --- barriers in functions that are called twice -------------------------------------------------
 __attribute__((noinline)) __device__ void meet(float *x) {
     *x += 1.0f;
     __syncthreads();
@@ -183,10 +205,13 @@ template <bool APART> __global__ void meet_kernel(float *x) {
         meet(x + threadIdx.x);
     }
 }
-template <bool APART> static void do_meet(const void *) { launch_of(meet_kernel<APART>, 1, 0, zeros(THREADS)); }
+template <bool APART> static void do_meet(const void *) {
+    launch_of(meet_kernel<APART>, 1, 0, zeros(THREADS));
+}
 
-// --- a library --------------------------------------------------------------------------------------
-template <int ROWS> static void do_product(const void *) { // a (ROWS x 16) times b (16 x 16) into tensors of 16 x 16
+// --- a library -----------------------------------------------------------------------------------
+// a (ROWS x 16) times b (16 x 16) into tensors of 16 x 16
+template <int ROWS> static void do_product(const void *) {
     const Tensors t = tensors();
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
@@ -203,37 +228,66 @@ template <int ROWS> static void do_product(const void *) { // a (ROWS x 16) time
     memset(found.algo.alignment, 0, sizeof found.algo.alignment);
     for (uint32_t &alignment : found.algo.alignment) { alignment = 1; }
     cudaStream_t s = stream();
-    assert_int_equal(cublasLtMatmul(NULL, desc, &one, t.a, a, t.b, b, &zero, t.c, d, t.c, d, &found.algo, NULL, 0, s), CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(cublasLtMatmul(NULL, desc, &one, t.a, a, t.b, b, &zero, t.c, d, t.c, d,
+                                    &found.algo, NULL, 0, s),
+                     CUBLAS_STATUS_SUCCESS);
     cudaStreamSynchronize(s);
 }
 
 typedef struct {
-    void (*right)(const void *), (*wrong)(const void *);
+    void (*right)(const void *);
+    (*wrong)(const void *);
     const char *said[3]; // with the fault
 } Plant;
 static const Plant plants[] = {
     {do_shared_race<true>,
      do_shared_race<false>,
-     {"shared_race_kernel<false>, block (", "race: writes 4 bytes|race: reads 4 bytes", "shared_race_kernel<false>::part"}},
-    {do_warp_race<true>, do_warp_race<false>, {"warp_race_kernel<false>", "race: reads 4 bytes", "of the dynamic shared memory"}},
-    {do_block_race<true>, do_block_race<false>, {"block_race_kernel<false>", "race: ", "of block ("}},
-    {do_copy<true>, do_copy<false>, {"copy_kernel<false>", "asynchronous copy", "was not waited for"}},
+     {"shared_race_kernel<false>, block (", "race: writes 4 bytes|race: reads 4 bytes",
+      "shared_race_kernel<false>::part"}},
+    {do_warp_race<true>,
+     do_warp_race<false>,
+     {"warp_race_kernel<false>", "race: reads 4 bytes", "of the dynamic shared memory"}},
+    {do_block_race<true>,
+     do_block_race<false>,
+     {"block_race_kernel<false>", "race: ", "of block ("}},
+    {do_copy<true>,
+     do_copy<false>,
+     {"copy_kernel<false>", "asynchronous copy", "was not waited for"}},
     {do_shift<0>,
      do_shift<1>,
-     {"shift_kernel<1>, block (1,0,0), thread (127,0,0)", "writes 4 bytes that end 4 bytes behind a tensor of 1024", "test_emu_checks.cu:"}},
-    {do_shift<0>, do_jump, {"jump_kernel", "device memory that no argument points into|behind a tensor", ""}},
-    {do_static_bound<1>, do_static_bound<2>, {"static_bound_kernel<2>", "writes 4 bytes at byte 512", "behind its end"}},
-    {do_dynamic_bound<THREADS>, do_dynamic_bound<THREADS - 1>, {"dynamic_bound_kernel<127>", "at byte 508 of the dynamic shared memory", "asked for 508"}},
+     {"shift_kernel<1>, block (1,0,0), thread (127,0,0)",
+      "writes 4 bytes that end 4 bytes behind a tensor of 1024", "test_emu_checks.cu:"}},
+    {do_shift<0>,
+     do_jump,
+     {"jump_kernel", "device memory that no argument points into|behind a tensor", ""}},
+    {do_static_bound<1>,
+     do_static_bound<2>,
+     {"static_bound_kernel<2>", "writes 4 bytes at byte 512", "behind its end"}},
+    {do_dynamic_bound<THREADS>,
+     do_dynamic_bound<THREADS - 1>,
+     {"dynamic_bound_kernel<127>", "at byte 508 of the dynamic shared memory", "asked for 508"}},
     {do_vector<Four, 0>, do_host, {"host_kernel", "reads 4 bytes of the host's memory", ""}},
-    {do_vector<Four, 4>, do_vector<Four, 2>, {"vector_kernel<Four>", "reads 16 bytes at an address", "multiple of 16"}},
-    {do_vector<Two, 2>, do_vector<Two, 1>, {"vector_kernel<Two>", "reads 8 bytes at an address", "multiple of 8"}},
+    {do_vector<Four, 4>,
+     do_vector<Four, 2>,
+     {"vector_kernel<Four>", "reads 16 bytes at an address", "multiple of 16"}},
+    {do_vector<Two, 2>,
+     do_vector<Two, 1>,
+     {"vector_kernel<Two>", "reads 8 bytes at an address", "multiple of 8"}},
     {do_rows<8>, do_rows<4>, {"ldmatrix", "aligned to 16 bytes", "test_emu_checks.cu:"}},
     {do_copy_place<4>, do_copy_place<2>, {"cp.async", "not aligned", "test_emu_checks.cu:"}},
-    {do_unwritten_shared<true>, do_unwritten_shared<false>, {"unwritten_kernel<false>", "which this block has not written", "part"}},
-    {do_unwritten_device<true>, do_unwritten_device<false>, {"host_kernel", "nobody has written", ""}},
+    {do_unwritten_shared<true>,
+     do_unwritten_shared<false>,
+     {"unwritten_kernel<false>", "which this block has not written", "part"}},
+    {do_unwritten_device<true>,
+     do_unwritten_device<false>,
+     {"host_kernel", "nobody has written", ""}},
     {do_scratch<true>, do_scratch<false>, {"host_kernel", "nobody has written", ""}},
-    {do_meet<false>, do_meet<true>, {"meet_kernel<true>", "not all threads of the block are there", ""}},
-    {do_product<16>, do_product<17>, {"cublasLtMatmul: matrix A", "behind a tensor of 1024 bytes", ""}},
+    {do_meet<false>,
+     do_meet<true>,
+     {"meet_kernel<true>", "not all threads of the block are there", ""}},
+    {do_product<16>,
+     do_product<17>,
+     {"cublasLtMatmul: matrix A", "behind a tensor of 1024 bytes", ""}},
 };
 static bool says(const char *said, const char *one_of) { // parts of which one is there, apart by |
     char parts[200];
@@ -251,7 +305,9 @@ static void test_plants(void **) {
             const int right = run_child(p.right, NULL, said, sizeof said);
             if (right != EXIT_DONE) { fail_msg("without its fault: %s", said); }
             const int wrong = run_child(p.wrong, NULL, said, sizeof said);
-            if (wrong < 1000) { fail_msg("nothing was found where this was planted: %s", p.said[0]); }
+            if (wrong < 1000) {
+                fail_msg("nothing was found where this was planted: %s", p.said[0]);
+            }
             for (const char *part : p.said) {
                 if (!says(said, part)) { fail_msg("'%s' is not in: %s", part, said); }
             }
@@ -269,8 +325,9 @@ static void test_atomics(void **) { // of many blocks at one place are no race
     cudaFree(x);
 }
 
-// --- counts ------------------------------------------------------------------------------------------
-// 128 threads read floats STRIDE apart, put them into shared memory that far apart, and write them side by side.
+// --- counts --------------------------------------------------------------------------------------
+// 128 threads read floats STRIDE apart, put them into shared memory that far apart, and write them
+// side by side.
 template <int STRIDE> __global__ void stride_kernel(float *to, const float *from) {
     DYNAMIC_SHARED(float, part);
     part[STRIDE * threadIdx.x] = from[STRIDE * threadIdx.x];
@@ -278,7 +335,8 @@ template <int STRIDE> __global__ void stride_kernel(float *to, const float *from
 }
 template <int STRIDE> static void do_stride(const void *file) {
     setenv("EMU_SECTORS", (const char *)file, 1);
-    launch_of(stride_kernel<STRIDE>, 1, 4 * STRIDE * THREADS, zeros(THREADS), (const float *)zeros(STRIDE * THREADS));
+    launch_of(stride_kernel<STRIDE>, 1, 4 * STRIDE * THREADS, zeros(THREADS),
+              (const float *)zeros(STRIDE * THREADS));
     exit(0); // what was counted is written now
 }
 static void check_counts(void (*body)(const void *), const char *expected) {
@@ -293,13 +351,19 @@ static void check_counts(void (*body)(const void *), const char *expected) {
 }
 static void test_counts(void **) {
     // 4 warps read 32 floats each: 4 sectors of 32 bytes; 2 write; no two lanes meet in a bank
-    check_counts(do_stride<1>, "{\"kernel\":\"stride_kernel<1>\",\"launches\":1,\"threads\":128,\"read_requests\":4,\"read_bytes\":512,"
-                               "\"read_sectors\":16,\"read_distinct_sectors\":16,\"write_requests\":2,\"write_bytes\":256,\"write_sectors\":8,"
-                               "\"write_distinct_sectors\":8,\"shared_requests\":6,\"shared_bytes\":768,\"wavefronts\":6,\"bank_conflicts\":0}\n");
+    check_counts(do_stride<1>, "{\"kernel\":\"stride_kernel<1>\",\"launches\":1,\"threads\":128,"
+                               "\"read_requests\":4,\"read_bytes\":512,"
+                               "\"read_sectors\":16,\"read_distinct_sectors\":16,\"write_"
+                               "requests\":2,\"write_bytes\":256,\"write_sectors\":8,"
+                               "\"write_distinct_sectors\":8,\"shared_requests\":6,\"shared_"
+                               "bytes\":768,\"wavefronts\":6,\"bank_conflicts\":0}\n");
     // 32 bytes apart: a sector for each lane, 8 lanes in each of 4 banks
-    check_counts(do_stride<8>, "{\"kernel\":\"stride_kernel<8>\",\"launches\":1,\"threads\":128,\"read_requests\":4,\"read_bytes\":512,"
-                               "\"read_sectors\":128,\"read_distinct_sectors\":128,\"write_requests\":2,\"write_bytes\":256,\"write_sectors\":8,"
-                               "\"write_distinct_sectors\":8,\"shared_requests\":6,\"shared_bytes\":768,\"wavefronts\":48,\"bank_conflicts\":42}\n");
+    check_counts(do_stride<8>, "{\"kernel\":\"stride_kernel<8>\",\"launches\":1,\"threads\":128,"
+                               "\"read_requests\":4,\"read_bytes\":512,"
+                               "\"read_sectors\":128,\"read_distinct_sectors\":128,\"write_"
+                               "requests\":2,\"write_bytes\":256,\"write_sectors\":8,"
+                               "\"write_distinct_sectors\":8,\"shared_requests\":6,\"shared_"
+                               "bytes\":768,\"wavefronts\":48,\"bank_conflicts\":42}\n");
 }
 
 int main() {

@@ -1,7 +1,9 @@
-// test_gpt.c: proves the model. Logits, loss, all 16 gradients and 10 steps of three optimizers agree with PyTorch's numbers
-// (test/golden, made by make_golden.py), whatever the micro-batch, with recomputation and, more loosely, in bf16. The tensor
-// table covers every parameter once, files lie as llm.c's, initial values are what the banner says, and every descriptor is
-// the model that its name promises. What must end the program runs in a child, whose exit code and message are checked.
+// test_gpt.c: proves the model. Logits, loss, all 16 gradients and 10 steps of three optimizers
+// agree with PyTorch's numbers (test/golden, made by make_golden.py), whatever the micro-batch,
+// with recomputation and, more loosely, in bf16. The tensor table covers every parameter once,
+// files lie as llm.c's, initial values are what the banner says, and every descriptor is the model
+// that its name promises. What must end the program runs in a child, whose exit code and message
+// are checked.
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "engine/executor.h"
@@ -16,10 +18,21 @@
 #include "child.h"    // tests of die()
 #include "policies.h" // ZERO_STAGE
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The golden files
 
-enum { B = 3, T = 20, V = 101, VP = 128, C = 48, LAYERS = 3, MAX_T = 24, UPDATES = 10, RUNS = 3, STORED = 92208 };
+enum {
+    B = 3,
+    T = 20,
+    V = 101,
+    VP = 128,
+    C = 48,
+    LAYERS = 3,
+    MAX_T = 24,
+    UPDATES = 10,
+    RUNS = 3,
+    STORED = 92208
+};
 static const char *const model_path = "test/golden/gpt_tiny_model.bin";
 static struct {
     int32_t x[B][T], y[B][T];
@@ -27,7 +40,9 @@ static struct {
     double losses[4][UPDATES], norms[4][UPDATES]; // runs 0..2 on (x, y), run 3 on the shard
 } golden;
 
-static void read_all(FILE *f, void *to, size_t bytes) { assert_int_equal(fread(to, 1, bytes, f), bytes); }
+static void read_all(FILE *f, void *to, size_t bytes) {
+    assert_int_equal(fread(to, 1, bytes, f), bytes);
+}
 static int read_golden(void **state) {
     (void)state;
     int32_t header[256];
@@ -35,11 +50,15 @@ static int read_golden(void **state) {
     assert_non_null(f);
     read_all(f, header, sizeof header);
     assert_true(header[0] == 20240327 && header[1] == 2 && header[2] == B && header[3] == T);
-    read_all(f, golden.x, sizeof golden.x), read_all(f, golden.y, sizeof golden.y);
-    read_all(f, golden.logits, sizeof golden.logits), read_all(f, &golden.loss, sizeof golden.loss);
+    read_all(f, golden.x, sizeof golden.x);
+    read_all(f, golden.y, sizeof golden.y);
+    read_all(f, golden.logits, sizeof golden.logits);
+    read_all(f, &golden.loss, sizeof golden.loss);
     read_all(f, golden.gradients, sizeof golden.gradients);
-    read_all(f, golden.losses, RUNS * UPDATES * sizeof(double)), read_all(f, golden.norms, RUNS * UPDATES * sizeof(double));
-    read_all(f, golden.losses[3], UPDATES * sizeof(double)), read_all(f, golden.norms[3], UPDATES * sizeof(double));
+    read_all(f, golden.losses, RUNS * UPDATES * sizeof(double));
+    read_all(f, golden.norms, RUNS * UPDATES * sizeof(double));
+    read_all(f, golden.losses[3], UPDATES * sizeof(double));
+    read_all(f, golden.norms[3], UPDATES * sizeof(double));
     assert_int_equal(fgetc(f), EOF);
     fclose(f);
     return 0;
@@ -67,7 +86,7 @@ static Dataset batch_dataset(void) {
     return d;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A rig: everything that trains the golden model on one rank
 
 static Comm comm;
@@ -94,7 +113,8 @@ static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
     Placement placement = pipeline_placement("1", m->units, 1);
-    p.map = unit_map(m, &plain, &placement, false), p.ranks = 1;
+    p.map = unit_map(m, &plain, &placement, false);
+    p.ranks = 1;
     placement_free(&placement);
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
@@ -115,21 +135,34 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
-    r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
+    r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32,
+                          !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);
-    works.dtype = setting.dtype, works.rows = setting.rows, works.T = T, works.recompute = setting.recompute, works.logits = LOGITS_PLENTY;
-    works.clip.clips = CLIPS_NOTHING, works.clip.stages = 1, works.clip.function = CLIP_ABADI, works.end = r->model.units, works.limits = r->program.limits[0];
+    works.dtype = setting.dtype;
+    works.rows = setting.rows;
+    works.T = T;
+    works.recompute = setting.recompute;
+    works.logits = LOGITS_PLENTY;
+    works.clip.clips = CLIPS_NOTHING;
+    works.clip.stages = 1;
+    works.clip.function = CLIP_ABADI;
+    works.end = r->model.units;
+    works.limits = r->program.limits[0];
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
-    executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B, r->program.micro_batches);
+    executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B,
+                      r->program.micro_batches);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
 }
 static void rig_free(Rig *r) {
     ops_free(r->stream.workspace);
-    executor_free(&r->executor), store_free(&r->store), placement_free(&r->placement), program_free(&r->program);
+    executor_free(&r->executor);
+    store_free(&r->store);
+    placement_free(&r->placement);
+    program_free(&r->program);
     free(r);
 }
 static double rig_loss(const Rig *r) {
@@ -139,7 +172,8 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, NULL, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL, 0};
+    Pass pass = {data, k * B, NULL, NULL, B, r->sample_losses, (float)(1.0 / (B * T)),
+                 true, NULL,  0};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
@@ -157,14 +191,16 @@ static float *rig_file_gradients(const Rig *r) {
         TensorPart parts[TENSORS];
         int n = gpt_storage_parts(&r->model, storage, parts);
         for (int i = 0; i < n; i++) {
-            const float *from = (const float *)(void *)buffer_full(&r->store.grads, storage) + parts[i].offset;
-            memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from, (size_t)parts[i].elements * sizeof(float));
+            const float *from =
+                (const float *)(void *)buffer_full(&r->store.grads, storage) + parts[i].offset;
+            memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from,
+                   (size_t)parts[i].elements * sizeof(float));
         }
     }
     return all;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Against PyTorch
 
 static double largest(const float *x, int64_t n) {
@@ -172,23 +208,30 @@ static double largest(const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) { most = fmax(most, fabs((double)x[i])); }
     return most;
 }
-static void check_close(const char *what, const float *found, const float *expected, int64_t n, double tolerance) {
+static void check_close(const char *what, const float *found, const float *expected, int64_t n,
+                        double tolerance) {
     double scale = largest(expected, n);
     for (int64_t i = 0; i < n; i++) {
         double error = fabs((double)found[i] - (double)expected[i]);
         if (!(error <= tolerance * scale)) {
-            fail_msg("%s[%d]: expected %g, found %g, largest %g", what, (int)i, (double)expected[i], (double)found[i], scale);
+            fail_msg("%s[%d]: expected %g, found %g, largest %g", what, (int)i, (double)expected[i],
+                     (double)found[i], scale);
         }
     }
 }
-static void check_number(const char *what, int step, double found, double expected, double tolerance) {
-    if (!(fabs(found - expected) <= tolerance * fabs(expected))) { fail_msg("%s of step %d: expected %.9g, found %.9g", what, step, expected, found); }
+static void check_number(const char *what, int step, double found, double expected,
+                         double tolerance) {
+    if (!(fabs(found - expected) <= tolerance * fabs(expected))) {
+        fail_msg("%s of step %d: expected %.9g, found %.9g", what, step, expected, found);
+    }
 }
 
-// fp32: an fp32 sum of some hundred terms is good to about 1e-6; a dozen of them in a row leave 1e-5; 1e-4 has room. The loss is
-// a mean of 60 numbers and better. bf16: a parameter or boundary is rounded by up to 2^-9 = 0.2 %. 60 rows average the loss; a
-// gradient's element has several such roundings on its path, and is compared with the largest of its tensor: 2 %.
-static const double LOSS_FP32 = 1e-5, GRADIENT_FP32 = 1e-4, NORM_FP32 = 1e-5, LOSS_BF16 = 1e-3, GRADIENT_BF16 = 2e-2;
+// fp32: an fp32 sum of some hundred terms is good to about 1e-6; a dozen of them in a row leave
+// 1e-5; 1e-4 has room. The loss is a mean of 60 numbers and better. bf16: a parameter or boundary
+// is rounded by up to 2^-9 = 0.2 %. 60 rows average the loss; a gradient's element has several such
+// roundings on its path, and is compared with the largest of its tensor: 2 %.
+static const double LOSS_FP32 = 1e-5, GRADIENT_FP32 = 1e-4, NORM_FP32 = 1e-5, LOSS_BF16 = 1e-3,
+                    GRADIENT_BF16 = 2e-2;
 
 static void test_logits(void **state) {
     (void)state;
@@ -205,8 +248,9 @@ static void test_logits(void **state) {
 }
 
 static const Setting settings[] = {
-    {3, false, false, DTYPE_FP32}, {3, true, false, DTYPE_FP32},  {2, false, false, DTYPE_FP32}, {1, false, false, DTYPE_FP32}, {2, true, true, DTYPE_FP32},
-    {1, true, false, DTYPE_FP32},  {3, false, false, DTYPE_BF16}, {2, true, false, DTYPE_BF16},  {1, false, true, DTYPE_BF16},
+    {3, false, false, DTYPE_FP32}, {3, true, false, DTYPE_FP32}, {2, false, false, DTYPE_FP32},
+    {1, false, false, DTYPE_FP32}, {2, true, true, DTYPE_FP32},  {1, true, false, DTYPE_FP32},
+    {3, false, false, DTYPE_BF16}, {2, true, false, DTYPE_BF16}, {1, false, true, DTYPE_BF16},
 };
 enum { SETTINGS = (int)(sizeof settings / sizeof settings[0]) };
 
@@ -220,8 +264,10 @@ static void check_gradients(const Rig *r) {
     float *found = rig_file_gradients(r);
     double tolerance = r->setting.dtype == DTYPE_BF16 ? GRADIENT_BF16 : GRADIENT_FP32;
     for (int t = 0; t < TENSORS; t++) {
-        int64_t from = model_file_offset(&r->model, (TensorId)t, 0), to = t + 1 < TENSORS ? model_file_offset(&r->model, (TensorId)(t + 1), 0) : STORED;
-        check_close(tensor_specs[t].name, found + from, golden.gradients + from, to - from, tolerance);
+        int64_t from = model_file_offset(&r->model, (TensorId)t, 0),
+                to = t + 1 < TENSORS ? model_file_offset(&r->model, (TensorId)(t + 1), 0) : STORED;
+        check_close(tensor_specs[t].name, found + from, golden.gradients + from, to - from,
+                    tolerance);
     }
     check_unused_rows(found);
     free(found);
@@ -256,7 +302,8 @@ static void test_recompute_changes_no_bit(void **state) {
             rig_free(r);
         }
         assert_memory_equal(gradients[0], gradients[1], STORED * sizeof(float));
-        free(gradients[0]), free(gradients[1]);
+        free(gradients[0]);
+        free(gradients[1]);
     }
 }
 // A validation pass has the losses of a training pass and leaves the gradients alone.
@@ -268,25 +315,30 @@ static void test_evaluation(void **state) {
         Pass pass = {&r->batch, 0, NULL, NULL, B, r->sample_losses, 0, false, NULL, 0};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
-        check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
+        check_number("loss", i, rig_loss(r), (double)golden.loss,
+                     settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
         assert_true(largest((const float *)(void *)buffer_full(&r->store.grads, 0), STORED) == 0);
         pass.samples = 1; // the last batch of a validation may be short: rows beyond are left out
-        r->sample_losses[1] = r->sample_losses[2] = -7, at = 0;
+        r->sample_losses[1] = r->sample_losses[2] = -7;
+        at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
-        assert_true(r->sample_losses[0] > 0 && r->sample_losses[1] == -7 && r->sample_losses[2] == -7);
+        assert_true(r->sample_losses[0] > 0 && r->sample_losses[1] == -7 &&
+                    r->sample_losses[2] == -7);
         program_free(&evaluation);
         rig_free(r);
     }
 }
 
 static OptimizerStep optimizer_of(int run, double norm) {
-    OptimizerStep adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0, 1, 0, round_to_nearest()}, sgd = {0.05f, 0, 0, 0, 0.1f, 0.9f, 1, 0, round_to_nearest()};
+    OptimizerStep adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0, 1, 0, round_to_nearest()},
+                  sgd = {0.05f, 0, 0, 0, 0.1f, 0.9f, 1, 0, round_to_nearest()};
     OptimizerStep o = run == 2 ? sgd : adamw;
     bool clip = run == 1 || run == 3;
     o.grad_scale = clip ? (float)fmin(1, 1 / norm) : 1.0f;
     return o;
 }
-// Each step's rounding feeds the next: Adam divides by sqrt(v), so elements whose gradient is near zero move by lr either way.
+// Each step's rounding feeds the next: Adam divides by sqrt(v), so elements whose gradient is near
+// zero move by lr either way.
 static void check_run(int run, Setting setting, double loss_tolerance, double norm_tolerance) {
     setting.sgd = run == 2;
     Rig *r = rig_make(setting);
@@ -299,7 +351,10 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
         check_number("norm", k, norm, golden.norms[run][k], norm_tolerance);
         rig_update(r, at, optimizer_of(run, norm));
     }
-    for (int64_t i = V * C; i < VP * C; i++) { assert_true(store_state(&r->store, STATE_MASTER, 0)[i] == 0); } // the padding stays out of it
+    // the padding stays out of it
+    for (int64_t i = V * C; i < VP * C; i++) {
+        assert_true(store_state(&r->store, STATE_MASTER, 0)[i] == 0);
+    }
     for (int s = 0; s < r->model.storages; s++) { assert_int_equal(r->store.updates[s], UPDATES); }
     dataset_close(&shard);
     rig_free(r);
@@ -322,7 +377,7 @@ static void test_ten_steps_in_bf16(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The tensor table
 
 static GptModel model_from(const char *text, int64_t seq_len) {
@@ -332,7 +387,8 @@ static GptModel model_from(const char *text, int64_t seq_len) {
 }
 static void test_parameter_counts(void **state) {
     (void)state;
-    GptModel gpt2 = model_from("gpt2:124M", 64), tiny = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
+    GptModel gpt2 = model_from("gpt2:124M", 64),
+             tiny = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
     assert_int_equal(gpt2.parameters, 124475904); // llm.c's number, 50304 rows of wte
     assert_int_equal(tiny.parameters, STORED);
     assert_true(gpt2.units == 14 && gpt2.storages == 15);
@@ -340,16 +396,21 @@ static void test_parameter_counts(void **state) {
 // llm.c's order on disk; offsets worked out by hand for L = 3, C = 48: C^2 = 2304.
 static void test_file_offsets(void **state) {
     (void)state;
-    static const int64_t expected[TENSORS] = {0, 6144, 7296, 7440, 7584, 28320, 28752, 35664, 35808, 35952, 36096, 63744, 64320, 91968, 92112, 92160};
+    static const int64_t expected[TENSORS] = {0,     6144,  7296,  7440,  7584,  28320,
+                                              28752, 35664, 35808, 35952, 36096, 63744,
+                                              64320, 91968, 92112, 92160};
     GptModel m = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
-    for (int t = 0; t < TENSORS; t++) { assert_int_equal(model_file_offset(&m, (TensorId)t, 0), expected[t]); }
+    for (int t = 0; t < TENSORS; t++) {
+        assert_int_equal(model_file_offset(&m, (TensorId)t, 0), expected[t]);
+    }
     assert_int_equal(model_file_offset(&m, QKVW, 2), 7584 + 2 * 3 * 2304);
     assert_int_equal(model_file_offset(&m, FCPROJB, 1), 91968 + 48);
 }
 // Every element of every storage belongs to one part, and every element of the file to one part.
 static void test_parts_cover_everything_once(void **state) {
     (void)state;
-    static const char *const models[] = {"layers=3,heads=3,channels=48,vocab=101", "layers=1,heads=1,channels=1,vocab=1",
+    static const char *const models[] = {"layers=3,heads=3,channels=48,vocab=101",
+                                         "layers=1,heads=1,channels=1,vocab=1",
                                          "layers=5,heads=7,channels=21,vocab=300"};
     for (int i = 0; i < 3; i++) {
         GptModel m = model_from(models[i], 9);
@@ -362,7 +423,9 @@ static void test_parts_cover_everything_once(void **state) {
             for (int p = 0; p < n; p++) {
                 assert_int_equal(parts[p].offset, at); // no hole, no overlap
                 at += parts[p].elements;
-                for (int64_t e = 0; e < parts[p].elements; e++) { file[model_file_offset(&m, parts[p].tensor, parts[p].layer) + e]++; }
+                for (int64_t e = 0; e < parts[p].elements; e++) {
+                    file[model_file_offset(&m, parts[p].tensor, parts[p].layer) + e]++;
+                }
             }
             assert_int_equal(at, gpt_storage_elements(&m, storage));
             stored += at;
@@ -375,26 +438,33 @@ static void test_parts_cover_everything_once(void **state) {
 // Decay is for 2-D tensors: those with more than one row.
 static void test_decay_is_for_matrices(void **state) {
     (void)state;
-    for (int t = 0; t < TENSORS; t++) { assert_int_equal(tensor_specs[t].decay, tensor_specs[t].rows_of != OF_ONE); }
-    for (int t = 0; t < TENSORS; t++) { assert_int_equal(tensor_specs[t].decay, tensor_specs[t].init >= INIT_NORMAL); }
+    for (int t = 0; t < TENSORS; t++) {
+        assert_int_equal(tensor_specs[t].decay, tensor_specs[t].rows_of != OF_ONE);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        assert_int_equal(tensor_specs[t].decay, tensor_specs[t].init >= INIT_NORMAL);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Initial values
 
 static float *initial_values(const GptModel *m, uint64_t seed, int threads) { // in file order
-    float *all = calloc((size_t)m->parameters, sizeof(float)), *one = malloc((size_t)m->parameters * sizeof(float));
+    float *all = calloc((size_t)m->parameters, sizeof(float)),
+          *one = malloc((size_t)m->parameters * sizeof(float));
     omp_set_num_threads(threads);
     for (int storage = 0; storage < m->storages; storage++) {
         TensorPart parts[TENSORS];
         int n = gpt_storage_parts(m, storage, parts);
         memset(one, 0, (size_t)m->parameters * sizeof(float));
-        for (int64_t at = 0, end, n_all = gpt_storage_elements(m, storage); at < n_all; at = end) { // in pieces, others for each number of threads
+        // in pieces, others for each number of threads
+        for (int64_t at = 0, end, n_all = gpt_storage_elements(m, storage); at < n_all; at = end) {
             end = min_i64(at + 5000 * threads - 1, n_all);
             gpt_initialise(m, storage, seed, at, end, one + at);
         }
         for (int i = 0; i < n; i++) {
-            memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer), one + parts[i].offset, (size_t)parts[i].elements * sizeof(float));
+            memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer),
+                   one + parts[i].offset, (size_t)parts[i].elements * sizeof(float));
         }
     }
     free(one);
@@ -403,13 +473,20 @@ static float *initial_values(const GptModel *m, uint64_t seed, int threads) { //
 // Five standard errors: a right program fails once in two million times, and the seeds are fixed.
 static void check_moments(const char *name, const float *x, int64_t n, double deviation) {
     double sum = 0, squares = 0, inside = 0;
-    for (int64_t i = 0; i < n; i++) { sum += (double)x[i], squares += (double)x[i] * (double)x[i], inside += fabs((double)x[i]) < deviation; }
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i];
+        squares += (double)x[i] * (double)x[i];
+        inside += fabs((double)x[i]) < deviation;
+    }
     double mean = sum / (double)n, found = sqrt(squares / (double)n), error = 5 / sqrt((double)n);
     if (fabs(mean) > error * deviation) { fail_msg("%s: mean %g", name, mean); }
-    if (fabs(found / deviation - 1) > error / sqrt(2.0)) { fail_msg("%s: deviation %g, expected %g", name, found, deviation); }
+    if (fabs(found / deviation - 1) > error / sqrt(2.0)) {
+        fail_msg("%s: deviation %g, expected %g", name, found, deviation);
+    }
+    // normal, not just any
     if (fabs(inside / (double)n - 0.682689) > error * 0.47) {
         fail_msg("%s: %g of the values within one deviation", name, inside / (double)n);
-    } // normal, not just any
+    }
 }
 static void test_initial_distribution(void **state) {
     (void)state;
@@ -419,15 +496,24 @@ static void test_initial_distribution(void **state) {
         for (int t = 0; t < TENSORS; t++) {
             TensorInit init = tensor_specs[t].init;
             const float *values = x + model_file_offset(&m, (TensorId)t, 0);
-            int64_t n = m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 2 : 1), used = t == WTE ? 500 * 64 : n;
-            for (int64_t i = 0; i < n && init < INIT_NORMAL; i++) { assert_true(values[i] == (init == INIT_ONE ? 1.0f : 0.0f)); }
-            if (init >= INIT_NORMAL) { check_moments(tensor_specs[t].name, values, used, init == INIT_RESIDUAL ? 0.01 : 0.02); } // 0.02 / sqrt(2 L)
-            for (int64_t i = used; i < n; i++) { assert_true(values[i] == 0); }                                                  // padding rows
+            int64_t n = m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 2 : 1),
+                    used = t == WTE ? 500 * 64 : n;
+            for (int64_t i = 0; i < n && init < INIT_NORMAL; i++) {
+                assert_true(values[i] == (init == INIT_ONE ? 1.0f : 0.0f));
+            }
+            // 0.02 / sqrt(2 L)
+            if (init >= INIT_NORMAL) {
+                check_moments(tensor_specs[t].name, values, used,
+                              init == INIT_RESIDUAL ? 0.01 : 0.02);
+            }
+            // padding rows
+            for (int64_t i = used; i < n; i++) { assert_true(values[i] == 0); }
         }
         free(x);
     }
 }
-// A function of (seed, tensor, element over all layers) alone. With 5 channels pairs of normals straddle layers.
+// A function of (seed, tensor, element over all layers) alone. With 5 channels pairs of normals
+// straddle layers.
 static void test_initial_values_by_element(void **state) {
     (void)state;
     GptModel m = model_from("layers=3,heads=1,channels=5,vocab=7", 3);
@@ -435,7 +521,9 @@ static void test_initial_values_by_element(void **state) {
     for (int t = 0; t < TENSORS; t++) {
         if (tensor_specs[t].init < INIT_NORMAL) { continue; }
         double scale = tensor_specs[t].init == INIT_RESIDUAL ? 0.02 / sqrt(6.0) : 0.02;
-        int64_t n = t == WTE ? 7 * 5 : m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 3 : 1);
+        int64_t n = t == WTE
+                        ? 7 * 5
+                        : m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 3 : 1);
         for (int64_t i = 0; i < n; i++) {
             double z[2];
             random_normal_pair(99, (uint64_t)t, (uint64_t)(i / 2), z);
@@ -447,17 +535,20 @@ static void test_initial_values_by_element(void **state) {
 static void test_initial_values_depend_on_the_seed_only(void **state) {
     (void)state;
     GptModel m = model_from("layers=3,heads=1,channels=5,vocab=70", 3);
-    float *one = initial_values(&m, 7, 1), *three = initial_values(&m, 7, 3), *other = initial_values(&m, 8, 1);
+    float *one = initial_values(&m, 7, 1), *three = initial_values(&m, 7, 3),
+          *other = initial_values(&m, 8, 1);
     assert_memory_equal(one, three, (size_t)m.parameters * sizeof(float));
     for (int t = 0; t < TENSORS; t++) {
         int64_t at = model_file_offset(&m, (TensorId)t, 0), same = 0;
         for (int64_t i = 0; i < 5; i++) { same += one[at + i] == other[at + i]; }
         assert_int_equal(same, tensor_specs[t].init < INIT_NORMAL ? 5 : 0);
     }
-    free(one), free(three), free(other);
+    free(one);
+    free(three);
+    free(other);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Descriptors
 
 // "gpt3:6.7B" -> 6.7e9; 0 where the name has no size.
@@ -475,12 +566,18 @@ static void test_every_descriptor(void **state) {
         GptModel m = model_from(d->name, 64);
         const GptConfig *c = &m.config;
         gpt_config_check(c, d->name); // ends the program if it is impossible
-        assert_true(c->layers == d->layers && c->channels == d->channels && c->heads == d->heads && c->max_seq_len == d->max_seq_len);
+        assert_true(c->layers == d->layers && c->channels == d->channels && c->heads == d->heads &&
+                    c->max_seq_len == d->max_seq_len);
         assert_true(c->vocab == 50257 && c->padded_vocab == 50304 && c->channels % c->heads == 0);
-        double named = size_in_name(d->name), unpadded = (double)(m.parameters - (c->padded_vocab - c->vocab) * c->channels);
+        double named = size_in_name(d->name),
+               unpadded = (double)(m.parameters - (c->padded_vocab - c->vocab) * c->channels);
         // names are rounded to two or three digits; gpt2:350M is 355 M, gpt3:350M 356 M
-        if (named > 0 && fabs(unpadded / named - 1) > 0.02) { fail_msg("%s has %g parameters", d->name, unpadded); }
-        assert_int_equal(c->max_seq_len, !strncmp(d->name, "gpt3:", 5) || !strncmp(d->name, "gpt:", 4) ? 2048 : 1024);
+        if (named > 0 && fabs(unpadded / named - 1) > 0.02) {
+            fail_msg("%s has %g parameters", d->name, unpadded);
+        }
+        assert_int_equal(c->max_seq_len,
+                         !strncmp(d->name, "gpt3:", 5) || !strncmp(d->name, "gpt:", 4) ? 2048
+                                                                                       : 1024);
         if (d->name[0] == 'd') { assert_int_equal(atoi(d->name + 1), c->layers); }
         for (int j = 0; j < i; j++) { assert_string_not_equal(d->name, gpt_descriptors[j].name); }
     }
@@ -488,10 +585,14 @@ static void test_every_descriptor(void **state) {
 static void test_other_spellings(void **state) {
     (void)state;
     GptConfig a, b;
-    assert_true(gpt_config_from_descriptor(&a, "d12", 64) && gpt_config_from_descriptor(&b, "gpt2:d12", 64));
+    assert_true(gpt_config_from_descriptor(&a, "d12", 64) &&
+                gpt_config_from_descriptor(&b, "gpt2:d12", 64));
     assert_memory_equal(&a, &b, sizeof a);
-    static const char *const files[] = {"", "d13", "gpt2", "gpt2:124", "gpt2:124M ", "model.bin", "gpt3:d12", "D12"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) { assert_false(gpt_config_from_descriptor(&a, files[i], 64)); }
+    static const char *const files[] = {"",           "d13",       "gpt2",     "gpt2:124",
+                                        "gpt2:124M ", "model.bin", "gpt3:d12", "D12"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        assert_false(gpt_config_from_descriptor(&a, files[i], 64));
+    }
 }
 static void test_pairs(void **state) {
     (void)state;
@@ -565,7 +666,9 @@ static void test_bad_pairs_are_refused(void **state) {
         char message[4096];
         int code = run_child(read_descriptor, cases[i][0], message, sizeof message);
         if (code != EXIT_INPUT || !strstr(message, cases[i][1])) {
-            print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1], message), wrong++;
+            print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1],
+                        message);
+            wrong++;
         }
     }
     assert_int_equal(wrong, 0);

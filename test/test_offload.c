@@ -1,5 +1,5 @@
-// test_offload.c: what offload.h puts on the host and on disk, against the plain way: a plan of everything at each turn. Random models, layouts, policies,
-// budgets, and placements to begin with.
+// test_offload.c: what offload.h puts on the host and on disk, against the plain way: a plan of
+// everything at each turn. Random models, layouts, policies, budgets, and placements to begin with.
 #include "ops_cpu.h"
 #include "pipeline.h"
 #include "offload.h"
@@ -13,24 +13,30 @@ static uint64_t seed, drawn;
 static int draw(int below) { return (int)(random_u64(seed, 1, drawn++) % (uint64_t)below); }
 static bool toss(void) { return draw(2); }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plain way
 
 static int64_t lent_less(const Store *s, const Offload *o, StateKind kind) {
     StateBuffer without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
-    const int64_t bytes = (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
-    buffer_free(&without), buffer_free(&with);
+    const int64_t bytes =
+        (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
+    buffer_free(&without);
+    buffer_free(&with);
     return bytes;
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     const Store *s = f->store;
-    int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o), stashed = 0;
+    int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o),
+            stashed = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+            bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0;
+        }
     }
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(s->model, u, used), stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
+        gpt_unit_storages(s->model, u, used);
+        stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
     }
     bytes += lent_less(s, o, STATE_PARAMETERS) + lent_less(s, o, STATE_GRADIENT);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
@@ -38,43 +44,53 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
     const Store *s = f->store;
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
-    for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
+    for (int i = 0; i < s->model->storages; i++) {
+        bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
+    }
     return bytes;
 }
 typedef int64_t (*Frees)(const OffloadScope *f, const Offload *o);
 // offload_fill. gone: [storages] what has left, of o.
-static int64_t plain_fill(const OffloadTier *tier, unsigned char *gone, const Offload *o, const OffloadScope *f, Frees frees, double excess) {
+static int64_t plain_fill(const OffloadTier *tier, unsigned char *gone, const Offload *o,
+                          const OffloadScope *f, Frees frees, double excess) {
     const size_t n = (size_t)f->store->model->storages;
     unsigned char *best = malloc(2 * n), *fixed = best + n;
-    memcpy(best, gone, n), memcpy(fixed, gone, n);
+    memcpy(best, gone, n);
+    memcpy(fixed, gone, n);
     int64_t most = frees(f, o);
     for (int k = 0; k < tier->count && (double)frees(f, o) < excess; k++) {
         gone[tier->turns[k].storage] |= tier->turns[k].kinds;
-        if (frees(f, o) > most) { most = frees(f, o), memcpy(best, gone, n); }
+        if (frees(f, o) > most) {
+            most = frees(f, o);
+            memcpy(best, gone, n);
+        }
     }
     memcpy(gone, best, n);
     for (int k = tier->count - 1; k >= 0 && (double)most >= excess; k--) {
         unsigned char *bits = &gone[tier->turns[k].storage];
         const unsigned char before = *bits;
         *bits &= (unsigned char)~(tier->turns[k].kinds & ~fixed[tier->turns[k].storage]);
-        const bool apart = o->cpu_update && (*bits & ((1 << HOST_KINDS) - 1)) && !(*bits & OPTIMIZER_STATES);
+        const bool apart =
+            o->cpu_update && (*bits & ((1 << HOST_KINDS) - 1)) && !(*bits & OPTIMIZER_STATES);
         if (apart || (double)frees(f, o) < excess) { *bits = before; }
     }
     free(best);
     return most;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Random cases
 
 static GptModel draw_model(void) {
     const int layers = 1 + draw(9), heads = 1 + draw(2);
-    const GptConfig config = {layers, heads, heads * (4 + 4 * draw(8)), 50 + draw(300), 0, 8 << draw(4)};
+    const GptConfig config = {layers,         heads, heads * (4 + 4 * draw(8)),
+                              50 + draw(300), 0,     8 << draw(4)};
     GptConfig padded = config;
     padded.padded_vocab = round_up(config.vocab, 1 + draw(128));
     if (toss()) { return gpt_model(padded); }
     const int run = 1 + draw(layers);
-    return gpt_model_shared(padded, toss() ? gpt_share(layers, run, 0) : gpt_share(layers, layers, run));
+    return gpt_model_shared(padded,
+                            toss() ? gpt_share(layers, run, 0) : gpt_share(layers, layers, run));
 }
 // Stages of random lengths, with random numbers of ranks.
 static Placement draw_placement(const GptModel *m, int *ranks) {
@@ -82,8 +98,11 @@ static Placement draw_placement(const GptModel *m, int *ranks) {
     char text[200] = "";
     *ranks = 0;
     for (int s = 0, unit = 0; s < stages; s++) {
-        const int left = m->units - unit - (stages - 1 - s), units = s == stages - 1 ? left : 1 + draw(left), replicas = 1 + draw(5);
-        sprintf(text + strlen(text), "%s%d:%d", s ? "," : "", units, replicas), unit += units, *ranks += replicas;
+        const int left = m->units - unit - (stages - 1 - s),
+                  units = s == stages - 1 ? left : 1 + draw(left), replicas = 1 + draw(5);
+        sprintf(text + strlen(text), "%s%d:%d", s ? "," : "", units, replicas);
+        unit += units;
+        *ranks += replicas;
     }
     if (stages == 1) { sprintf(text, "1"); }
     return pipeline_placement(text, m->units, *ranks);
@@ -91,21 +110,30 @@ static Placement draw_placement(const GptModel *m, int *ranks) {
 static ZeroPolicy draw_policy(void) {
     ZeroPolicy z;
     memset(&z, 0, sizeof z);
-    z.stage = draw(4), z.partition = 1, z.accumulates = toss(), z.quantized_weights = z.stage == 3 && !draw(4);
-    z.weights.bits = z.gradients.bits = 8, z.weights.block = z.gradients.block = 64 << draw(3);
+    z.stage = draw(4);
+    z.partition = 1;
+    z.accumulates = toss();
+    z.quantized_weights = z.stage == 3 && !draw(4);
+    z.weights.bits = z.gradients.bits = 8;
+    z.weights.block = z.gradients.block = 64 << draw(3);
     return z;
 }
 static Offload draw_offload(const GptModel *m) {
     Offload o;
     memset(&o, 0, sizeof o);
-    o.host = calloc(2 * (size_t)m->storages, 1), o.disk = o.host + m->storages, o.storages = m->storages;
-    o.cpu_update = toss(), o.gradients = toss();
+    o.host = calloc(2 * (size_t)m->storages, 1);
+    o.disk = o.host + m->storages;
+    o.storages = m->storages;
+    o.cpu_update = toss();
+    o.gradients = toss();
     return o;
 }
 // Something has left already: what other ranks ask for, or --offload.
 static void draw_turns(const OffloadTier *tier, unsigned char *gone) {
     const int of = 1 + draw(12);
-    for (int k = 0; toss() && k < tier->count; k++) { gone[tier->turns[k].storage] |= draw(of) ? 0 : tier->turns[k].kinds; }
+    for (int k = 0; toss() && k < tier->count; k++) {
+        gone[tier->turns[k].storage] |= draw(of) ? 0 : tier->turns[k].kinds;
+    }
 }
 // Fills a tier both ways, from the same placement.
 static void fill_both_ways(Offload *o, const OffloadScope *f, bool stored) {
@@ -113,13 +141,15 @@ static void fill_both_ways(Offload *o, const OffloadScope *f, bool stored) {
     const Frees frees = stored ? host_frees : device_frees;
     unsigned char *gone = stored ? o->disk : o->host, *first = malloc(2 * n), *plain = first + n;
     OffloadTier turns = offload_tier(o, f, stored);
-    draw_turns(&turns, gone), memcpy(first, gone, n);
+    draw_turns(&turns, gone);
+    memcpy(first, gone, n);
     for (int k = 0; k < turns.count; k++) { gone[turns.turns[k].storage] |= turns.turns[k].kinds; }
     const double excess = ((double)frees(f, o) + 1000) * (draw(12) - 1) / 9;
     memcpy(gone, first, n);
     const int64_t most = plain_fill(&turns, gone, o, f, frees, excess);
     offload_tier_free(&turns);
-    memcpy(plain, gone, n), memcpy(gone, first, n);
+    memcpy(plain, gone, n);
+    memcpy(gone, first, n);
     assert_int_equal(offload_fill(offload_tier(o, f, stored), excess), most);
     assert_memory_equal(gone, plain, n);
     free(first);
@@ -133,12 +163,24 @@ static void test_fill(void **state) {
         Placement placement = draw_placement(&m, &ranks);
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
-        Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16, DTYPE_FP32, toss());
+        Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16,
+                                 DTYPE_FP32, toss());
         Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
-        const OffloadScope f = {&store, toss(), toss(), 100 + draw(100000), 1 + draw(3), stage->first_unit, stage->first_unit + stage->units};
-        fill_both_ways(&o, &f, false), fill_both_ways(&o, &f, true);
-        store_free(&store), placement_free(&placement), group_free(&seen), group_free(&cluster), free(o.host);
+        const OffloadScope f = {&store,
+                                toss(),
+                                toss(),
+                                100 + draw(100000),
+                                1 + draw(3),
+                                stage->first_unit,
+                                stage->first_unit + stage->units};
+        fill_both_ways(&o, &f, false);
+        fill_both_ways(&o, &f, true);
+        store_free(&store);
+        placement_free(&placement);
+        group_free(&seen);
+        group_free(&cluster);
+        free(o.host);
     }
 }
 

@@ -1,14 +1,16 @@
 // test_ops.c: every tensor operation against slow, obvious double arithmetic.
 //
-// One table of cases (below) drives everything. An operation is described once: its inputs, a reference forward in double, and how to
-// run it forward and backward. For each case the driver then checks
-//   - the forward result against the reference;
-//   - each gradient against central differences, in double, of sum(dout * reference forward);
-//   - that accumulate = false overwrites (buffers start as NaN) and accumulate = true adds;
-//   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does;
-//   - where results belong to samples: that a sample alone gives the same bits, and that a NaN in one sample does nothing to the others.
-// On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
-// Add an operation: write its two functions, add a row to `operations`, add cases.
+// One table of cases (below) drives everything. An operation is described once: its inputs, a
+// reference forward in double, and how to run it forward and backward. For each case the driver
+// then checks
+//   - the forward result against the reference; - each gradient against central differences, in
+//   double, of sum(dout * reference forward); - that accumulate = false overwrites (buffers start
+//   as NaN) and accumulate = true adds; - that a second run gives the same bits; and, where ops.h
+//   promises it, that any thread count does; - where results belong to samples: that a sample alone
+//   gives the same bits, and that a NaN in one sample does nothing to the others.
+// On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are
+// numbers that both have. Add an operation: write its two functions, add a row to `operations`, add
+// cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
 #define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
@@ -46,6 +48,9 @@ typedef struct {
 
 static const Case cases[] = {
     // rows, T, C, V (Vp = V + 3, maxT = T + 2); variant 1: wte and wpe apart
+    // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with
+    // 203
+    // on tensor cores: several tiles, samples of more than one panel
     {EMBEDDING, 2, 5, 8, 7, 0, 1},
     {EMBEDDING, 3, 1, 19, 2, 0, 2},
     {EMBEDDING, 1, 40, 33, 5, 0, 3},
@@ -98,7 +103,8 @@ static const Case cases[] = {
     {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER, 0, 4, 8, 12, 0, 2},
-    // the same, keeping dlogits; variant 3: some rows masked, and dx, dwte and dlogits by calls of their own
+    // the same, keeping dlogits; variant 3: some rows masked, and dx, dwte and dlogits by calls of
+    // their own
     {CLASSIFIER_KEPT, 1, 1, 1, 1, 0, 1},
     {CLASSIFIER_KEPT, 2, 9, 37, 61, 1, 2},
     {CLASSIFIER_KEPT, 2, 9, 37, 61, 3, 2},
@@ -118,7 +124,8 @@ static const Case cases[] = {
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
-    // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are less work from tiles of the gradient
+    // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are
+    // less work from tiles of the gradient
     {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
     {MATMUL_NORMS, 3, 1, 40, 29, 0, 2},
     {MATMUL_NORMS, 2, 7, 129, 300, 0, 3},
@@ -129,7 +136,7 @@ static const Case cases[] = {
     {MATMUL_NORMS, 1, 601, 620, 640, 0, 3},
     {MATMUL_NORMS, 3, 50, 5, 7, 0, 2},
     {MATMUL_NORMS, 2, 300, 270, 33, 0, 2},
-    {MATMUL_NORMS, 3, 70, 40, 24, 0, 2}, // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with 203
+    {MATMUL_NORMS, 3, 70, 40, 24, 0, 2},
     {MATMUL_NORMS, 2, 130, 72, 136, 0, 2},
     {MATMUL_NORMS, 2, 203, 136, 264, 0, 2},
     {MATMUL_NORMS, 1, 410, 600, 290, 0, 2},
@@ -198,7 +205,7 @@ static const Case cases[] = {
     {MATMUL_SAMPLES, 5, 7, 37, 3, 1, 3},
     {MATMUL_SAMPLES, 4, 65, 20, 300, 0, 2},
     {MATMUL_SAMPLES, 4, 65, 300, 20, 1, 2},
-    {MATMUL_SAMPLES, 3, 70, 136, 264, 1, 2}, // on tensor cores: several tiles, samples of more than one panel
+    {MATMUL_SAMPLES, 3, 70, 136, 264, 1, 2},
     {MATMUL_SAMPLES, 6, 128, 24, 40, 0, 2},
     {MATMUL_SAMPLES, 0, 7, 20, 20, 0, 2},
     {MATMUL_SAMPLES, 0, 7, 20, 20, 1, 2},
@@ -224,13 +231,19 @@ static const Case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-// --- helpers ---------------------------------------------------------------------------------------------------------
-static double uniform(uint64_t stream, int64_t i) { return 2.0 * random_uniform(7, stream, (uint64_t)i) - 1.0; } // in [-1, 1)
-#ifndef OPS_SHARED                                                                                               // memory that the host reaches too
+// --- helpers -------------------------------------------------------------------------------------
+// in [-1, 1)
+static double uniform(uint64_t stream, int64_t i) {
+    return 2.0 * random_uniform(7, stream, (uint64_t)i) - 1.0;
+}
+// memory that the host reaches too
+#ifndef OPS_SHARED
 #define OPS_SHARED ops_alloc
 #endif
 static float *floats(int64_t n) { return (float *)OPS_SHARED((size_t)(n ? n : 1) * sizeof(float)); }
-static double *doubles(int64_t n) { return (double *)checked_calloc((size_t)n, sizeof(double), "doubles"); }
+static double *doubles(int64_t n) {
+    return (double *)checked_calloc((size_t)n, sizeof(double), "doubles");
+}
 static int64_t positions(const Case *c) { return c->rows * c->T; }
 
 static int polls;
@@ -238,10 +251,17 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : max_i64(1, c->C), classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
+    OpsShape shape = {c->rows,
+                      c->T,
+                      c->C,
+                      c->op == ATTENTION ? c->other : max_i64(1, c->C),
+                      classifier ? c->other : 1,
+                      c->other + 3,
+                      LOGITS_PLENTY};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
-    s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
+    s.workspace_bytes = ops_workspace_bytes(shape, threads);
+    s.workspace = ops_alloc(s.workspace_bytes);
     void *nan = checked_malloc(s.workspace_bytes, "workspace");
     memset(nan, 0xff, s.workspace_bytes); // nothing may be assumed of it
     ops_from_host(&s, s.workspace, nan, s.workspace_bytes);
@@ -252,8 +272,9 @@ static void free_stream(Stream *s) {
     ops_free(s->workspace);
     ops_close(s);
 }
-// The driver's numbers are floats; operations want Reals. In fp32 they are the same. In bf16 a tensor of floats gets a copy in bf16 when an
-// operation first asks for it (later ones get the same), and reals_done() brings all copies back.
+// The driver's numbers are floats; operations want Reals. In fp32 they are the same. In bf16 a
+// tensor of floats gets a copy in bf16 when an operation first asks for it (later ones get the
+// same), and reals_done() brings all copies back.
 static struct {
     float *floats;
     Real *reals;
@@ -268,13 +289,18 @@ static Real *out_real(Stream *s, float *p, int64_t n) {
     Real *reals = (Real *)ops_alloc((size_t)n * ops_real_bytes());
     ops_convert_float(s, reals, p, precision, n, round_to_nearest());
     assert_true(copied < (int)(sizeof copies / sizeof copies[0]));
-    copies[copied].floats = p, copies[copied].reals = reals, copies[copied++].n = n;
+    copies[copied].floats = p;
+    copies[copied].reals = reals;
+    copies[copied++].n = n;
     return reals;
 }
-static const Real *in_real(Stream *s, const float *p, int64_t n) { return out_real(s, (float *)(uintptr_t)p, n); }
+static const Real *in_real(Stream *s, const float *p, int64_t n) {
+    return out_real(s, (float *)(uintptr_t)p, n);
+}
 static void reals_done(Stream *s) {
     for (; copied; copied--) {
-        ops_pack(s, copies[copied - 1].floats, copies[copied - 1].reals, DTYPE_FP32, copies[copied - 1].n);
+        ops_pack(s, copies[copied - 1].floats, copies[copied - 1].reals, DTYPE_FP32,
+                 copies[copied - 1].n);
         ops_wait(s);
         ops_free(copies[copied - 1].reals);
     }
@@ -288,65 +314,96 @@ static int32_t *tokens_of(const Case *c, bool mask) {
     }
     return tokens;
 }
-static double gelu_double(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double gelu_double(double x) {
+    return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
-// --- the operations: sizes, reference, run ----------------------------------------------------------------------------
-static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = (c->other + 3) * c->C, in[1] = (c->T + 2) * c->C, *out = positions(c) * c->C; }
+// --- the operations: sizes, reference, run -------------------------------------------------------
+static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = (c->other + 3) * c->C;
+    in[1] = (c->T + 2) * c->C;
+    *out = positions(c) * c->C;
+}
 static void embedding_reference(const Case *c, double **in, double *out) {
     int32_t *tokens = tokens_of(c, false);
     for (int64_t n = 0; n < positions(c); n++) {
-        for (int64_t i = 0; i < c->C; i++) { out[n * c->C + i] = in[0][tokens[n] * c->C + i] + in[1][n % c->T * c->C + i]; }
+        for (int64_t i = 0; i < c->C; i++) {
+            out[n * c->C + i] = in[0][tokens[n] * c->C + i] + in[1][n % c->T * c->C + i];
+        }
     }
     ops_free(tokens);
 }
-static void embedding_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void embedding_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
     int32_t *tokens = tokens_of(c, false);
     const int64_t n = positions(c) * c->C;
-    ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C), in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
+    ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C),
+                          in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
     float *again = floats((c->other + 3) * c->C);
     for (int apart = 0; apart <= c->variant; apart++) {
-        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL, in_real(s, dout, n), tokens, NULL, c->rows, c->T, c->C,
-                               c->other + 3, c->T + 2, accumulate, accumulate);
+        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL,
+                               in_real(s, dout, n), tokens, NULL, c->rows, c->T, c->C, c->other + 3,
+                               c->T + 2, accumulate, accumulate);
     }
     ops_wait(s);
-    ops_free(tokens), ops_free(again);
+    ops_free(tokens);
+    ops_free(again);
 }
 
 // out: sum | normalised | mean | rstd (the last two take no gradient)
 static void layernorm_sizes(const Case *c, int64_t *in, int64_t *out) {
     int64_t N = positions(c), C = c->C;
-    in[0] = N * C, in[1] = c->variant ? N * C : 0, in[2] = C, in[3] = C, *out = 2 * N * C + 2 * N;
+    in[0] = N * C;
+    in[1] = c->variant ? N * C : 0;
+    in[2] = C;
+    in[3] = C;
+    *out = 2 * N * C + 2 * N;
 }
 static void layernorm_reference(const Case *c, double **in, double *out) {
     int64_t N = positions(c), C = c->C;
     for (int64_t n = 0; n < N; n++) {
         double mean = 0.0, variance = 0.0, *sum = out + n * C;
-        for (int64_t i = 0; i < C; i++) { mean += (sum[i] = in[0][n * C + i] + (c->variant ? in[1][n * C + i] : 0.0)) / (double)C; }
-        for (int64_t i = 0; i < C; i++) { variance += (sum[i] - mean) * (sum[i] - mean) / (double)C; }
+        for (int64_t i = 0; i < C; i++) {
+            mean += (sum[i] = in[0][n * C + i] + (c->variant ? in[1][n * C + i] : 0.0)) / (double)C;
+        }
+        for (int64_t i = 0; i < C; i++) {
+            variance += (sum[i] - mean) * (sum[i] - mean) / (double)C;
+        }
         double rstd = 1.0 / sqrt(variance + 1e-5);
-        for (int64_t i = 0; i < C; i++) { out[(N + n) * C + i] = (sum[i] - mean) * rstd * in[2][i] + in[3][i]; }
-        out[2 * N * C + n] = mean, out[2 * N * C + N + n] = rstd;
+        for (int64_t i = 0; i < C; i++) {
+            out[(N + n) * C + i] = (sum[i] - mean) * rstd * in[2][i] + in[3][i];
+        }
+        out[2 * N * C + n] = mean;
+        out[2 * N * C + N + n] = rstd;
     }
 }
-static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
     int64_t N = positions(c), C = c->C, n = N * C;
     float *mean = out + 2 * n, *rstd = mean + N;
-    if (c->variant != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); } // sum is a, or is not written at all
-    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));                       // the residual path
+    // sum is a, or is not written at all
+    if (c->variant != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
+    // the residual path
+    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
     Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
     const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n);
-    ops_layernorm_forward(s, out_real(s, out + n, n), mean, rstd, c->variant ? sum : NULL, c->variant == 2 ? sum : in_real(s, in[0], n),
-                          c->variant ? in_real(s, in[1], n) : NULL, weight, in_real(s, in[3], C), N, C);
+    ops_layernorm_forward(s, out_real(s, out + n, n), mean, rstd, c->variant ? sum : NULL,
+                          c->variant == 2 ? sum : in_real(s, in[0], n),
+                          c->variant ? in_real(s, in[1], n) : NULL, weight, in_real(s, in[3], C), N,
+                          C);
     ops_layernorm_backward_input(s, din, dy, sum, weight, mean, rstd, N, C);
     ops_layernorm_backward_weight(s, grad[2], grad[3], dy, sum, mean, rstd, N, C, accumulate);
     reals_done(s);
     if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
 }
 
-// in: x (or, for variant 2, what GELU is taken of to get x), weight, bias; out: product | GELU of it (no gradient asked)
+// in: x (or, for variant 2, what GELU is taken of to get x), weight, bias; out: product | GELU of
+// it (no gradient asked)
 static void matmul_sizes(const Case *c, int64_t *in, int64_t *out) {
     int64_t N = positions(c);
-    in[0] = N * c->C, in[1] = c->other * c->C, in[2] = c->variant == 1 ? 0 : c->other;
+    in[0] = N * c->C;
+    in[1] = c->other * c->C;
+    in[2] = c->variant == 1 ? 0 : c->other;
     *out = N * c->other * (c->variant == 2 ? 2 : 1);
 }
 static void matmul_reference(const Case *c, double **in, double *out) {
@@ -354,43 +411,65 @@ static void matmul_reference(const Case *c, double **in, double *out) {
     for (int64_t n = 0; n < N; n++) {
         for (int64_t o = 0; o < OC; o++) {
             double sum = c->variant == 1 ? 0.0 : in[2][o];
-            for (int64_t i = 0; i < C; i++) { sum += (c->variant == 2 ? in[3][n * C + i] : in[0][n * C + i]) * in[1][o * C + i]; }
+            for (int64_t i = 0; i < C; i++) {
+                sum += (c->variant == 2 ? in[3][n * C + i] : in[0][n * C + i]) * in[1][o * C + i];
+            }
             out[n * OC + o] = sum;
             if (c->variant == 2) { out[(N + n) * OC + o] = gelu_double(sum); }
         }
     }
 }
-static void matmul_reference_gelu(const Case *c, double **in, double *out) { // GELU once per element, not once per product
+// GELU once per element, not once per product
+static void matmul_reference_gelu(const Case *c, double **in, double *out) {
     double *with_x[INPUTS] = {in[0], in[1], in[2], doubles(positions(c) * c->C)};
-    for (int64_t i = 0; i < positions(c) * c->C && c->variant == 2; i++) { with_x[3][i] = gelu_double(in[0][i]); }
+    for (int64_t i = 0; i < positions(c) * c->C && c->variant == 2; i++) {
+        with_x[3][i] = gelu_double(in[0][i]);
+    }
     matmul_reference(c, with_x, out);
     free(with_x[3]);
 }
-static void matmul_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void matmul_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                       float **grad, bool accumulate) {
     int64_t N = positions(c), C = c->C, OC = c->other;
     float *x = floats(N * C);
-    for (int64_t i = 0; i < N * C; i++) { x[i] = c->variant == 2 ? (float)gelu_double(in[0][i]) : in[0][i]; }
-    const Real *input = in_real(s, x, N * C), *weight = in_real(s, in[1], OC * C), *dy = in_real(s, dout, N * OC);
-    ops_matmul_forward(s, out_real(s, out, N * OC), c->variant == 2 ? out_real(s, out + N * OC, N * OC) : NULL, input, weight,
+    for (int64_t i = 0; i < N * C; i++) {
+        x[i] = c->variant == 2 ? (float)gelu_double(in[0][i]) : in[0][i];
+    }
+    const Real *input = in_real(s, x, N * C), *weight = in_real(s, in[1], OC * C),
+               *dy = in_real(s, dout, N * OC);
+    ops_matmul_forward(s, out_real(s, out, N * OC),
+                       c->variant == 2 ? out_real(s, out + N * OC, N * OC) : NULL, input, weight,
                        c->variant == 1 ? NULL : in_real(s, in[2], OC), N, C, OC);
-    ops_matmul_backward_input(s, out_real(s, grad[0], N * C), dy, weight, c->variant == 2 ? in_real(s, in[0], N * C) : NULL, N, C, OC);
-    ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], dy, input, N, C, OC, accumulate);
+    ops_matmul_backward_input(s, out_real(s, grad[0], N * C), dy, weight,
+                              c->variant == 2 ? in_real(s, in[0], N * C) : NULL, N, C, OC);
+    ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], dy, input, N, C, OC,
+                               accumulate);
     reals_done(s);
     ops_free(x);
 }
 
-static void residual_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = *out = c->rows; }
+static void residual_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = *out = c->rows;
+}
 static void residual_reference(const Case *c, double **in, double *out) {
     for (int64_t i = 0; i < c->rows; i++) { out[i] = in[0][i] + in[1][i]; }
 }
-static void residual_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void residual_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                         float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     if (c->variant) { ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float)); } // in place
-    ops_residual(s, out_real(s, out, c->rows), in_real(s, c->variant ? out : in[0], c->rows), in_real(s, in[1], c->rows), c->rows);
+    ops_residual(s, out_real(s, out, c->rows), in_real(s, c->variant ? out : in[0], c->rows),
+                 in_real(s, in[1], c->rows), c->rows);
 }
 
-// in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running maximum must work
-static void attention_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * 3 * c->C, *out = positions(c) * (c->C + c->other); }
+// in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running
+// maximum must work
+static void attention_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * 3 * c->C;
+    *out = positions(c) * (c->C + c->other);
+}
 static void attention_reference(const Case *c, double **in, double *out) {
     int64_t T = c->T, C = c->C, D = c->C / c->other;
     double *p = doubles(T), *lse = out + positions(c) * C;
@@ -401,14 +480,18 @@ static void attention_reference(const Case *c, double **in, double *out) {
                 double top = -INFINITY, sum = 0.0;
                 for (int64_t u = 0; u <= t; u++) {
                     p[u] = 0.0;
-                    for (int64_t d = 0; d < D; d++) { p[u] += q[d] * in[0][(b * T + u) * 3 * C + C + h * D + d] / sqrt((double)D); }
+                    for (int64_t d = 0; d < D; d++) {
+                        p[u] += q[d] * in[0][(b * T + u) * 3 * C + C + h * D + d] / sqrt((double)D);
+                    }
                     top = fmax(top, p[u]);
                 }
                 for (int64_t u = 0; u <= t; u++) { sum += (p[u] = exp(p[u] - top)); }
                 lse[(b * c->other + h) * T + t] = top + log(sum);
                 for (int64_t d = 0; d < D; d++) {
                     double o = 0.0;
-                    for (int64_t u = 0; u <= t; u++) { o += p[u] / sum * in[0][(b * T + u) * 3 * C + 2 * C + h * D + d]; }
+                    for (int64_t u = 0; u <= t; u++) {
+                        o += p[u] / sum * in[0][(b * T + u) * 3 * C + 2 * C + h * D + d];
+                    }
                     out[(b * T + t) * C + h * D + d] = o;
                 }
             }
@@ -416,19 +499,25 @@ static void attention_reference(const Case *c, double **in, double *out) {
     }
     free(p);
 }
-static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
     (void)accumulate;
     const int64_t n = positions(c) * c->C;
     float *lse = out + n;
     Real *attended = out_real(s, out, n);
     const Real *qkv = in_real(s, in[0], 3 * n);
     ops_attention_forward(s, attended, lse, qkv, c->rows, c->T, c->C, c->other);
-    ops_attention_backward(s, out_real(s, grad[0], 3 * n), in_real(s, dout, n), qkv, attended, lse, c->rows, c->T, c->C, c->other);
+    ops_attention_backward(s, out_real(s, grad[0], 3 * n), in_real(s, dout, n), qkv, attended, lse,
+                           c->rows, c->T, c->C, c->other);
 }
 
 // in: x, wte; out: losses. dout is the scale of every row.
 enum { SCALE_EIGHTHS = 3 };
-static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->C, in[1] = (c->other + 3) * c->C, *out = positions(c); }
+static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C;
+    in[1] = (c->other + 3) * c->C;
+    *out = positions(c);
+}
 static void classifier_reference(const Case *c, double **in, double *out) {
     int32_t *targets = tokens_of(c, true);
     double *logits = doubles(c->other);
@@ -438,25 +527,32 @@ static void classifier_reference(const Case *c, double **in, double *out) {
         if (targets[n] < 0) { continue; }
         for (int64_t v = 0; v < c->other; v++) {
             logits[v] = 0.0;
-            for (int64_t i = 0; i < c->C; i++) { logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i]; }
+            for (int64_t i = 0; i < c->C; i++) {
+                logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i];
+            }
             top = fmax(top, logits[v]);
         }
         for (int64_t v = 0; v < c->other; v++) { sum += exp(logits[v] - top); }
         out[n] = top + log(sum) - logits[targets[n]];
     }
-    ops_free(targets), free(logits);
+    ops_free(targets);
+    free(logits);
 }
-static void classifier_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void classifier_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                           float **grad, bool accumulate) {
     (void)dout;
     int32_t *targets = tokens_of(c, true);
     int64_t N = positions(c), Vp = c->other + 3;
     float *alone = floats(N);
     const Real *x = in_real(s, in[0], N * c->C), *wte = in_real(s, in[1], Vp * c->C);
-    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
-    ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, N, c->C, c->other, Vp, 0.0f, false);
+    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, N,
+                   c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, N, c->C, c->other, Vp, 0.0f,
+                   false);
     ops_wait(s);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
-    ops_free(alone), ops_free(targets);
+    ops_free(alone);
+    ops_free(targets);
 }
 
 // out: losses | dlogits (no gradient asked)
@@ -472,32 +568,44 @@ static void kept_reference(const Case *c, double **in, double *out) {
     for (int64_t n = 0; n < N; n++) {
         double *logits = out + N + n * Vp, target = 0.0;
         for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) {
-            for (int64_t i = 0; i < c->C; i++) { logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i]; }
+            for (int64_t i = 0; i < c->C; i++) {
+                logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i];
+            }
             target = v == targets[n] ? logits[v] : target;
         }
-        for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) { // log p = logit - (the target's + the loss)
-            logits[v] = SCALE_EIGHTHS / 8.0 * (exp(logits[v] - target - out[n]) - (v == targets[n]));
+        // log p = logit - (the target's + the loss)
+        for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) {
+            logits[v] =
+                SCALE_EIGHTHS / 8.0 * (exp(logits[v] - target - out[n]) - (v == targets[n]));
         }
     }
     ops_free(targets);
 }
-// The samples' own dwte, made by one call, are those of calls for each alone: to rounding, as rows may be cut elsewhere.
-static void check_own_dwte(const Case *c, Stream *s, const Real *x, const Real *wte, const int32_t *targets, int64_t Vp) {
+// The samples' own dwte, made by one call, are those of calls for each alone: to rounding, as rows
+// may be cut elsewhere.
+static void check_own_dwte(const Case *c, Stream *s, const Real *x, const Real *wte,
+                           const int32_t *targets, int64_t Vp) {
     const int64_t C = c->C, n = Vp * C;
     float *losses = floats(positions(c)), *own = floats(c->rows * n), *alone = floats(n);
-    ops_classifier(s, losses, NULL, own, NULL, x, wte, targets, positions(c), c->T, C, c->other, Vp, 1.0f, false);
+    ops_classifier(s, losses, NULL, own, NULL, x, wte, targets, positions(c), c->T, C, c->other, Vp,
+                   1.0f, false);
     for (int64_t b = 0; b < c->rows; b++) {
-        ops_classifier(s, losses, NULL, alone, NULL, real_at_const(x, b * c->T * C), wte, targets + b * c->T, c->T, c->T, C, c->other, Vp, 1.0f, false);
+        ops_classifier(s, losses, NULL, alone, NULL, real_at_const(x, b * c->T * C), wte,
+                       targets + b * c->T, c->T, c->T, C, c->other, Vp, 1.0f, false);
         ops_wait(s);
         for (int64_t i = 0; i < n; i++) {
             if (!(fabsf(alone[i] - own[b * n + i]) <= 1e-5f * (1.0f + fabsf(alone[i])))) {
-                fail_msg("sample %d element %d: %g, alone %g", (int)b, (int)i, own[b * n + i], alone[i]);
+                fail_msg("sample %d element %d: %g, alone %g", (int)b, (int)i, own[b * n + i],
+                         alone[i]);
             }
         }
     }
-    ops_free(losses), ops_free(own), ops_free(alone);
+    ops_free(losses);
+    ops_free(own);
+    ops_free(alone);
 }
-static void kept_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void kept_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                     float **grad, bool accumulate) {
     (void)dout;
     int32_t *targets = tokens_of(c, true);
     const int64_t N = positions(c), C = c->C, V = c->other, Vp = V + 3;
@@ -506,26 +614,38 @@ static void kept_run(const Case *c, Stream *s, float **in, float *out, const flo
     const float scale = SCALE_EIGHTHS / 8.0f;
     if (c->variant == 3) {
         ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
-        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
-        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, N, C, V, Vp, scale,
+                       accumulate);
+        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, N, C, V, Vp, scale,
+                       accumulate);
     } else {
-        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, N, C, V, Vp, scale,
+                       accumulate);
     }
     ops_wait(s);
     if (N) { check_own_dwte(c, s, x, wte, targets, Vp); }
     ops_free(targets);
 }
 
-static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {false, 0, 0}},
-                           stochastic = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
-static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? stochastic : optimizer_step; }
+static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f,        0.1f,
+                                             0.8f,  0.5f, 3,     {false, 0, 0}},
+                           stochastic = {
+                               0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
+static OptimizerStep step_of(const Case *c) {
+    return c->variant == 2 ? stochastic : optimizer_step;
+}
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
     for (int64_t i = 0; i < c->rows && c->variant; i++) {
-        assert_int_equal(param[i], c->variant == 2 ? round_by_chance(master[i], stochastic.rounding, i) : float_to_bf16(master[i]));
+        assert_int_equal(param[i], c->variant == 2
+                                       ? round_by_chance(master[i], stochastic.rounding, i)
+                                       : float_to_bf16(master[i]));
     }
 }
 // in: parameter, m, v (taken positive), gradient; out: parameter | m | v
-static void adamw_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = in[3] = c->rows, *out = 3 * c->rows; }
+static void adamw_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = in[2] = in[3] = c->rows;
+    *out = 3 * c->rows;
+}
 static void adamw_reference(const Case *c, double **in, double *out) {
     OptimizerStep o = optimizer_step;
     for (int64_t i = 0; i < c->rows; i++) {
@@ -533,40 +653,61 @@ static void adamw_reference(const Case *c, double **in, double *out) {
         double m = b1 * in[1][i] + (1.0 - b1) * g, v = b2 * fabs(in[2][i]) + (1.0 - b2) * g * g;
         double update = m / (1.0 - pow(b1, 3.0)) / (sqrt(v / (1.0 - pow(b2, 3.0))) + (double)o.eps);
         out[i] = in[0][i] - (double)o.lr * (update + (double)o.weight_decay * in[0][i]);
-        out[c->rows + i] = m, out[2 * c->rows + i] = v;
+        out[c->rows + i] = m;
+        out[2 * c->rows + i] = v;
     }
 }
-static void adamw_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void adamw_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                      float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
-    for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i], out[2 * n + i] = fabsf(in[2][i]); }
-    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, step_of(c));
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = in[0][i];
+        out[n + i] = in[1][i];
+        out[2 * n + i] = fabsf(in[2][i]);
+    }
+    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32,
+              out + n, out + 2 * n, in[3], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
 }
 // in: parameter, b, gradient; out: parameter | b
-static void sgd_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = c->rows, *out = 2 * c->rows; }
+static void sgd_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = in[2] = c->rows;
+    *out = 2 * c->rows;
+}
 static void sgd_reference(const Case *c, double **in, double *out) {
     OptimizerStep o = optimizer_step;
     for (int64_t i = 0; i < c->rows; i++) {
-        double b = (double)o.momentum * in[1][i] + in[2][i] * (double)o.grad_scale + (double)o.weight_decay * in[0][i];
-        out[i] = in[0][i] - (double)o.lr * b, out[c->rows + i] = b;
+        double b = (double)o.momentum * in[1][i] + in[2][i] * (double)o.grad_scale +
+                   (double)o.weight_decay * in[0][i];
+        out[i] = in[0][i] - (double)o.lr * b;
+        out[c->rows + i] = b;
     }
 }
-static void sgd_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void sgd_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                    float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
-    for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i]; }
-    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, step_of(c));
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = in[0][i];
+        out[n + i] = in[1][i];
+    }
+    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n,
+            in[2], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
 }
 
-// --- privacy: the results of a sample lie together, its norm first, in two floats ----------------------------------------
+// --- privacy: the results of a sample lie together, its norm first, in two floats ----------------
 enum { NORM_FLOATS = 2 };
 static const double norm_before = 0.25; // is added to
 static double *norms_before(const Case *c) {
@@ -575,18 +716,27 @@ static double *norms_before(const Case *c) {
     return norms;
 }
 // `share` brings a norm to the size of the sums beside it.
-static void put_norms(const Case *c, Stream *s, float *out, double *norms, int64_t sums, double share) {
+static void put_norms(const Case *c, Stream *s, float *out, double *norms, int64_t sums,
+                      double share) {
     ops_wait(s);
     for (int64_t b = 0; b < c->rows; b++) {
         float *result = out + b * (NORM_FLOATS + sums);
-        result[0] = (float)(norms[b] * share), result[1] = (float)(norms[b] * share - (double)result[0]);
+        result[0] = (float)(norms[b] * share);
+        result[1] = (float)(norms[b] * share - (double)result[0]);
     }
     ops_free(norms);
 }
-static void put_sums(const Case *c, float *out, int64_t at, int64_t sums, const float *from, int64_t n) {
-    for (int64_t b = 0; b < c->rows; b++) { memcpy(out + b * (NORM_FLOATS + sums) + NORM_FLOATS + at, from + b * n, (size_t)n * sizeof(float)); }
+static void put_sums(const Case *c, float *out, int64_t at, int64_t sums, const float *from,
+                     int64_t n) {
+    for (int64_t b = 0; b < c->rows; b++) {
+        memcpy(out + b * (NORM_FLOATS + sums) + NORM_FLOATS + at, from + b * n,
+               (size_t)n * sizeof(float));
+    }
 }
-static void reference_norm(double *result, double squares, double share) { result[0] = (norm_before + squares) * share, result[1] = 0.0; }
+static void reference_norm(double *result, double squares, double share) {
+    result[0] = (norm_before + squares) * share;
+    result[1] = 0.0;
+}
 static double squares_of(const double *x, int64_t n) {
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) { sum += x[i] * x[i]; }
@@ -595,7 +745,9 @@ static double squares_of(const double *x, int64_t n) {
 
 // in: dout, in
 static void matmul_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * c->other, in[1] = positions(c) * c->C, *out = NORM_FLOATS * c->rows;
+    in[0] = positions(c) * c->other;
+    in[1] = positions(c) * c->C;
+    *out = NORM_FLOATS * c->rows;
 }
 static void matmul_norms_reference(const Case *c, double **in, double *out) {
     const int64_t T = c->T, C = c->C, OC = c->other;
@@ -604,39 +756,54 @@ static void matmul_norms_reference(const Case *c, double **in, double *out) {
         memset(gradient, 0, (size_t)(OC * C) * sizeof(double));
         for (int64_t n = b * T; n < (b + 1) * T; n++) {
             for (int64_t o = 0; o < OC; o++) {
-                for (int64_t i = 0; i < C; i++) { gradient[o * C + i] += in[0][n * OC + o] * in[1][n * C + i]; }
+                for (int64_t i = 0; i < C; i++) {
+                    gradient[o * C + i] += in[0][n * OC + o] * in[1][n * C + i];
+                }
             }
         }
         reference_norm(out + NORM_FLOATS * b, squares_of(gradient, OC * C), 1.0);
     }
     free(gradient);
 }
-static void matmul_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void matmul_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                             float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t N = positions(c);
     double *norms = norms_before(c);
-    ops_matmul_sample_norms(s, norms, in_real(s, in[0], N * c->other), in_real(s, in[1], N * c->C), c->rows, c->T, c->C, c->other);
+    ops_matmul_sample_norms(s, norms, in_real(s, in[0], N * c->other), in_real(s, in[1], N * c->C),
+                            c->rows, c->T, c->C, c->other);
     put_norms(c, s, out, norms, 0, 1.0);
 }
 
 // in: dout; out, of each sample: norm | sums
-static void bias_samples_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->other, *out = c->rows * (NORM_FLOATS + c->other); }
+static void bias_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->other;
+    *out = c->rows * (NORM_FLOATS + c->other);
+}
 static void bias_samples_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) {
         double *result = out + b * (NORM_FLOATS + c->other), *sums = result + NORM_FLOATS;
         memset(sums, 0, (size_t)c->other * sizeof(double));
         for (int64_t t = 0; t < c->T; t++) {
-            for (int64_t o = 0; o < c->other; o++) { sums[o] += in[0][(b * c->T + t) * c->other + o]; }
+            for (int64_t o = 0; o < c->other; o++) {
+                sums[o] += in[0][(b * c->T + t) * c->other + o];
+            }
         }
         reference_norm(result, squares_of(sums, c->other), 1.0 / (double)c->other);
     }
 }
-static void bias_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void bias_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                             float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     double *norms = norms_before(c);
     float *sums = floats(c->rows * c->other);
     memset(sums, 0xff, (size_t)(c->rows * c->other) * sizeof(float));
-    ops_bias_samples(s, sums, norms, in_real(s, in[0], positions(c) * c->other), c->rows, c->T, c->other);
+    ops_bias_samples(s, sums, norms, in_real(s, in[0], positions(c) * c->other), c->rows, c->T,
+                     c->other);
     put_norms(c, s, out, norms, c->other, 1.0 / (double)c->other);
     put_sums(c, out, 0, c->other, sums, c->other);
     ops_free(sums);
@@ -644,7 +811,9 @@ static void bias_samples_run(const Case *c, Stream *s, float **in, float *out, c
 
 // in: dout, in, mean, rstd; out, of each sample: norm | dweight | dbias
 static void layernorm_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = in[1] = positions(c) * c->C, in[2] = in[3] = positions(c), *out = c->rows * (NORM_FLOATS + 2 * c->C);
+    in[0] = in[1] = positions(c) * c->C;
+    in[2] = in[3] = positions(c);
+    *out = c->rows * (NORM_FLOATS + 2 * c->C);
 }
 static void layernorm_samples_reference(const Case *c, double **in, double *out) {
     const int64_t C = c->C;
@@ -660,52 +829,75 @@ static void layernorm_samples_reference(const Case *c, double **in, double *out)
         reference_norm(result, squares_of(sums, 2 * C), 0.5 / (double)C);
     }
 }
-static void layernorm_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void layernorm_samples_run(const Case *c, Stream *s, float **in, float *out,
+                                  const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t n = positions(c) * c->C;
     double *norms = norms_before(c);
     float *dweights = floats(c->rows * c->C), *dbiases = floats(c->rows * c->C);
-    memset(dweights, 0xff, (size_t)(c->rows * c->C) * sizeof(float)), memset(dbiases, 0xff, (size_t)(c->rows * c->C) * sizeof(float));
-    ops_layernorm_samples(s, dweights, dbiases, norms, in_real(s, in[0], n), in_real(s, in[1], n), in[2], in[3], c->rows, c->T, c->C);
+    memset(dweights, 0xff, (size_t)(c->rows * c->C) * sizeof(float));
+    memset(dbiases, 0xff, (size_t)(c->rows * c->C) * sizeof(float));
+    ops_layernorm_samples(s, dweights, dbiases, norms, in_real(s, in[0], n), in_real(s, in[1], n),
+                          in[2], in[3], c->rows, c->T, c->C);
     put_norms(c, s, out, norms, 2 * c->C, 0.5 / (double)c->C);
-    put_sums(c, out, 0, 2 * c->C, dweights, c->C), put_sums(c, out, c->C, 2 * c->C, dbiases, c->C);
-    ops_free(dweights), ops_free(dbiases);
+    put_sums(c, out, 0, 2 * c->C, dweights, c->C);
+    put_sums(c, out, c->C, 2 * c->C, dbiases, c->C);
+    ops_free(dweights);
+    ops_free(dbiases);
 }
 
 // in: dout, numbers that tokens are made of
 static int32_t token_of(const Case *c, double number) {
-    return c->variant ? (int32_t)(c->other - 1) : (int32_t)((number / 1.5 + 1.0) / 2.0 * 0.999 * (double)c->other);
+    return c->variant ? (int32_t)(c->other - 1)
+                      : (int32_t)((number / 1.5 + 1.0) / 2.0 * 0.999 * (double)c->other);
 }
 static int32_t *tokens_from(const Case *c, const float *numbers) {
     int32_t *tokens = (int32_t *)(void *)floats(positions(c));
     for (int64_t n = 0; n < positions(c); n++) { tokens[n] = token_of(c, (double)numbers[n]); }
     return tokens;
 }
-static void embedding_norms_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->C, in[1] = positions(c), *out = NORM_FLOATS * c->rows; }
-static void embedding_norms_reference(const Case *c, double **in, double *out) { // squares of the positions, and products of rows of the same token
+static void embedding_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C;
+    in[1] = positions(c);
+    *out = NORM_FLOATS * c->rows;
+}
+// squares of the positions, and products of rows of the same token
+static void embedding_norms_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) {
         const double *dout = in[0] + b * c->T * c->C, *numbers = in[1] + b * c->T;
         double squares = squares_of(dout, c->T * c->C);
         for (int64_t t = 0; t < c->T; t++) {
             for (int64_t u = 0; u < c->T; u++) {
-                for (int64_t i = 0; i < c->C && token_of(c, numbers[t]) == token_of(c, numbers[u]); i++) { squares += dout[t * c->C + i] * dout[u * c->C + i]; }
+                for (int64_t i = 0; i < c->C && token_of(c, numbers[t]) == token_of(c, numbers[u]);
+                     i++) {
+                    squares += dout[t * c->C + i] * dout[u * c->C + i];
+                }
             }
         }
         reference_norm(out + NORM_FLOATS * b, squares, 1.0);
     }
 }
-static void embedding_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void embedding_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                                float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     double *norms = norms_before(c);
     int32_t *tokens = tokens_from(c, in[1]);
-    ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens, c->rows, c->T, c->C);
+    ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens, c->rows,
+                               c->T, c->C);
     put_norms(c, s, out, norms, 0, 1.0);
     ops_free(tokens);
 }
 
 // in: dout, numbers that tokens are made of, dlogits, x
 static void tied_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = in[3] = positions(c) * c->C, in[1] = positions(c), in[2] = positions(c) * (c->other + 3), *out = NORM_FLOATS * c->rows;
+    in[0] = in[3] = positions(c) * c->C;
+    in[1] = positions(c);
+    in[2] = positions(c) * (c->other + 3);
+    *out = NORM_FLOATS * c->rows;
 }
 static void tied_norms_reference(const Case *c, double **in, double *out) { // both gradients, whole
     const int64_t T = c->T, C = c->C, Vp = c->other + 3;
@@ -714,49 +906,66 @@ static void tied_norms_reference(const Case *c, double **in, double *out) { // b
         for (int64_t n = b * T; n < (b + 1) * T; n++) {
             for (int64_t i = 0; i < C; i++) {
                 embedding[token_of(c, in[1][n]) * C + i] += in[0][n * C + i];
-                for (int64_t v = 0; v < Vp; v++) { classifier[v * C + i] += in[2][n * Vp + v] * in[3][n * C + i]; }
+                for (int64_t v = 0; v < Vp; v++) {
+                    classifier[v * C + i] += in[2][n * Vp + v] * in[3][n * C + i];
+                }
             }
         }
         for (int64_t i = 0; i < Vp * C; i++) { product += embedding[i] * classifier[i]; }
         reference_norm(out + NORM_FLOATS * b, 2.0 * product, 1.0);
-        free(embedding), free(classifier);
+        free(embedding);
+        free(classifier);
     }
 }
-static void tied_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void tied_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                           float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t n = positions(c) * c->C, Vp = c->other + 3;
     double *norms = norms_before(c);
     int32_t *tokens = tokens_from(c, in[1]);
-    ops_tied_sample_norms(s, norms, in_real(s, in[0], n), tokens, in_real(s, in[2], positions(c) * Vp), in_real(s, in[3], n), c->rows, c->T, c->C, Vp);
+    ops_tied_sample_norms(s, norms, in_real(s, in[0], n), tokens,
+                          in_real(s, in[2], positions(c) * Vp), in_real(s, in[3], n), c->rows, c->T,
+                          c->C, Vp);
     put_norms(c, s, out, norms, 0, 1.0);
     ops_free(tokens);
 }
 
 // in: numbers that tokens are made of, dlogits, x
 static void tied_rows_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c), in[1] = positions(c) * (c->other + 3), in[2] = *out = positions(c) * c->C;
+    in[0] = positions(c);
+    in[1] = positions(c) * (c->other + 3);
+    in[2] = *out = positions(c) * c->C;
 }
 static void tied_rows_reference(const Case *c, double **in, double *out) {
     for (int64_t n = 0; n < positions(c); n++) {
         for (int64_t i = 0; i < c->C; i++) {
             out[n * c->C + i] = 0.0;
             for (int64_t s = n / c->T * c->T; s < (n / c->T + 1) * c->T; s++) {
-                out[n * c->C + i] += in[1][s * (c->other + 3) + token_of(c, in[0][n])] * in[2][s * c->C + i];
+                out[n * c->C + i] +=
+                    in[1][s * (c->other + 3) + token_of(c, in[0][n])] * in[2][s * c->C + i];
             }
         }
     }
 }
-static void tied_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void tied_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t Vp = c->other + 3;
     int32_t *tokens = tokens_from(c, in[0]);
-    ops_tied_rows(s, out, tokens, in_real(s, in[1], positions(c) * Vp), in_real(s, in[2], positions(c) * c->C), c->rows, c->T, c->C, Vp);
+    ops_tied_rows(s, out, tokens, in_real(s, in[1], positions(c) * Vp),
+                  in_real(s, in[2], positions(c) * c->C), c->rows, c->T, c->C, Vp);
     ops_wait(s);
     ops_free(tokens);
 }
 // in: numbers that tokens are made of, tables
 static void token_rows_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c), in[1] = c->rows * (c->other + 3) * c->C, *out = positions(c) * c->C;
+    in[0] = positions(c);
+    in[1] = c->rows * (c->other + 3) * c->C;
+    *out = positions(c) * c->C;
 }
 static void token_rows_reference(const Case *c, double **in, double *out) {
     for (int64_t i = 0; i < positions(c) * c->C; i++) {
@@ -764,50 +973,73 @@ static void token_rows_reference(const Case *c, double **in, double *out) {
         out[i] = in[1][(n / c->T * (c->other + 3) + token_of(c, in[0][n])) * c->C + i % c->C];
     }
 }
-static void token_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void token_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                           float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     int32_t *tokens = tokens_from(c, in[0]);
     ops_token_rows(s, out, tokens, in[1], c->rows, c->T, c->C, c->other + 3);
     ops_wait(s);
     ops_free(tokens);
 }
-// in: dout, tied, a number of each sample, 3 and 5 times which two others tell. Variant 1: tied = -dout, and they tell what makes the norm 0 but for what
-// rounding may hide: 2^-20 of |E|^2 + |H|^2 + 2 |E| |H|, of which each is Q
+// in: dout, tied, a number of each sample, 3 and 5 times which two others tell. Variant 1: tied =
+// -dout, and they tell what makes the norm 0 but for what rounding may hide: 2^-20 of |E|^2 + |H|^2
+// + 2 |E| |H|, of which each is Q
 static void crossing_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = in[1] = positions(c) * c->C, in[2] = c->rows, *out = NORM_FLOATS * c->rows;
+    in[0] = in[1] = positions(c) * c->C;
+    in[2] = c->rows;
+    *out = NORM_FLOATS * c->rows;
 }
 static void crossing_norms_reference(const Case *c, double **in, double *out) {
     const int64_t n = c->T * c->C;
     for (int64_t b = 0; b < c->rows; b++) {
         double product = 0.0;
         for (int64_t i = b * n; i < (b + 1) * n; i++) { product += in[0][i] * in[1][i]; }
-        reference_norm(out + NORM_FLOATS * b, 8.0 * (2.0 + in[2][b]) * (double)n + 2.0 * product, 1.0);
+        reference_norm(out + NORM_FLOATS * b, 8.0 * (2.0 + in[2][b]) * (double)n + 2.0 * product,
+                       1.0);
         if (c->variant) { out[NORM_FLOATS * b] = 0x1p-20 * 4.0 * squares_of(in[0] + b * n, n); }
     }
 }
-static void crossing_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void crossing_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                               float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t n = c->T * c->C, stride = c->rows + 1;
     double *norms = norms_before(c), *others = (double *)(void *)floats(4 * stride);
     float *tied = floats(c->rows * n);
     for (int64_t i = 0; i < c->rows * n; i++) { tied[i] = c->variant ? -in[0][i] : in[1][i]; }
     for (int64_t b = 0; b < c->rows; b++) {
         double squares = 0.0;
-        for (int64_t i = b * n; i < (b + 1) * n; i++) { squares += (double)in[0][i] * (double)in[0][i]; }
-        others[b] = c->variant ? 2.0 * squares - norm_before : 3.0 * (2.0 + (double)in[2][b]) * (double)n;
+        for (int64_t i = b * n; i < (b + 1) * n; i++) {
+            squares += (double)in[0][i] * (double)in[0][i];
+        }
+        others[b] =
+            c->variant ? 2.0 * squares - norm_before : 3.0 * (2.0 + (double)in[2][b]) * (double)n;
         others[stride + b] = c->variant ? 0.0 : 5.0 * (2.0 + (double)in[2][b]) * (double)n;
     }
-    ops_crossing_norms(s, norms, others, 2, stride, in_real(s, in[0], c->rows * n), tied, c->rows, c->T, c->C);
+    ops_crossing_norms(s, norms, others, 2, stride, in_real(s, in[0], c->rows * n), tied, c->rows,
+                       c->T, c->C);
     put_norms(c, s, out, norms, 0, 1.0);
-    ops_free(others), ops_free(tied);
+    ops_free(others);
+    ops_free(tied);
 }
 
-static void sample_norms_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = c->rows * c->C, *out = NORM_FLOATS * c->rows; }
-static void sample_norms_reference(const Case *c, double **in, double *out) {
-    for (int64_t b = 0; b < c->rows; b++) { reference_norm(out + NORM_FLOATS * b, squares_of(in[0] + b * c->C, c->C), 1.0); }
+static void sample_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = c->rows * c->C;
+    *out = NORM_FLOATS * c->rows;
 }
-static void sample_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void sample_norms_reference(const Case *c, double **in, double *out) {
+    for (int64_t b = 0; b < c->rows; b++) {
+        reference_norm(out + NORM_FLOATS * b, squares_of(in[0] + b * c->C, c->C), 1.0);
+    }
+}
+static void sample_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                             float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     double *norms = norms_before(c);
     ops_sample_norms(s, norms, in[0], c->rows, c->C);
     put_norms(c, s, out, norms, 0, 1.0);
@@ -815,21 +1047,31 @@ static void sample_norms_run(const Case *c, Stream *s, float **in, float *out, c
 
 // in: norms (taken positive), weights (too)
 static const float clip_at = 0.5f;
-static void factors_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = *out = c->rows; }
+static void factors_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = *out = c->rows;
+}
 static void factors_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) {
         const double weight = fabs(in[1][b]), norm = weight * sqrt(fabs(in[0][b]));
-        out[b] = weight * (c->variant == CLIP_ABADI ? fmin(1.0, (double)clip_at / (norm + 1e-6)) : (double)clip_at / (norm + 0.01));
+        out[b] = weight * (c->variant == CLIP_ABADI ? fmin(1.0, (double)clip_at / (norm + 1e-6))
+                                                    : (double)clip_at / (norm + 0.01));
     }
 }
-static void factors_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void factors_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                        float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     double *norms = norms_before(c);
     float *weights = floats(c->rows);
-    for (int64_t b = 0; b < c->rows; b++) { norms[b] = fabs((double)in[0][b]), weights[b] = fabsf(in[1][b]); }
+    for (int64_t b = 0; b < c->rows; b++) {
+        norms[b] = fabs((double)in[0][b]);
+        weights[b] = fabsf(in[1][b]);
+    }
     ops_clip_factors(s, out, norms, weights, c->rows, clip_at, (ClipFunction)c->variant);
     ops_wait(s);
-    ops_free(norms), ops_free(weights);
+    ops_free(norms);
+    ops_free(weights);
 }
 
 // A factor of 0 for some samples; these hold a NaN then.
@@ -842,12 +1084,18 @@ static float *factors_from(const Case *c, const float *numbers) {
 static float *spoilt_copy(const Case *c, const float *from, int64_t n, const float *factors) {
     float *copy = floats(c->rows * n);
     memcpy(copy, from, (size_t)(c->rows * n) * sizeof(float));
-    for (int64_t b = 0; b < c->rows; b++) { copy[b * n + n / 2] = factors[b] == 0.0f ? NAN : copy[b * n + n / 2]; }
+    for (int64_t b = 0; b < c->rows; b++) {
+        copy[b * n + n / 2] = factors[b] == 0.0f ? NAN : copy[b * n + n / 2];
+    }
     return copy;
 }
-// in: dout, in, numbers that factors are made of, what is there. A GPU in bf16 must not round between factor and product: the tolerance is that of fp32
+// in: dout, in, numbers that factors are made of, what is there. A GPU in bf16 must not round
+// between factor and product: the tolerance is that of fp32
 static void matmul_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * c->other, in[1] = positions(c) * c->C, in[2] = c->rows, in[3] = *out = c->other * c->C;
+    in[0] = positions(c) * c->other;
+    in[1] = positions(c) * c->C;
+    in[2] = c->rows;
+    in[3] = *out = c->other * c->C;
 }
 static void matmul_samples_reference(const Case *c, double **in, double *out) {
     const int64_t C = c->C, OC = c->other;
@@ -855,24 +1103,37 @@ static void matmul_samples_reference(const Case *c, double **in, double *out) {
     for (int64_t n = 0; n < positions(c); n++) {
         const double factor = (double)factor_of(in[2][n / c->T]);
         for (int64_t o = 0; o < OC; o++) {
-            for (int64_t i = 0; i < C; i++) { out[o * C + i] += factor * in[0][n * OC + o] * in[1][n * C + i]; }
+            for (int64_t i = 0; i < C; i++) {
+                out[o * C + i] += factor * in[0][n * OC + o] * in[1][n * C + i];
+            }
         }
     }
 }
-static void matmul_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void matmul_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                               float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t N = positions(c), C = c->C, OC = c->other;
-    float *factors = factors_from(c, in[2]), *a = spoilt_copy(c, in[0], c->T * OC, factors), *b = spoilt_copy(c, in[1], c->T * C, factors);
+    float *factors = factors_from(c, in[2]), *a = spoilt_copy(c, in[0], c->T * OC, factors),
+          *b = spoilt_copy(c, in[1], c->T * C, factors);
     ops_copy(s, out, in[3], (size_t)(OC * C) * sizeof(float));
-    ops_matmul_backward_weight_samples(s, out, out_real(s, a, N * OC), out_real(s, b, N * C), factors, c->rows, c->T, C, OC, c->variant);
+    ops_matmul_backward_weight_samples(s, out, out_real(s, a, N * OC), out_real(s, b, N * C),
+                                       factors, c->rows, c->T, C, OC, c->variant);
     ops_wait(s);
     reals_done(s);
-    ops_free(factors), ops_free(a), ops_free(b);
+    ops_free(factors);
+    ops_free(a);
+    ops_free(b);
 }
 
-// in: dout, tokens' numbers, numbers that factors are made of; out: dwte | dwpe. variant 1: dwpe alone
+// in: dout, tokens' numbers, numbers that factors are made of; out: dwte | dwpe. variant 1: dwpe
+// alone
 static void embedding_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * c->C, in[1] = positions(c), in[2] = c->rows, *out = (c->other + 3 + c->T + 2) * c->C;
+    in[0] = positions(c) * c->C;
+    in[1] = positions(c);
+    in[2] = c->rows;
+    *out = (c->other + 3 + c->T + 2) * c->C;
 }
 static void embedding_samples_reference(const Case *c, double **in, double *out) {
     const int64_t C = c->C, wte = (c->other + 3) * C;
@@ -885,29 +1146,44 @@ static void embedding_samples_reference(const Case *c, double **in, double *out)
         }
     }
 }
-static void embedding_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void embedding_samples_run(const Case *c, Stream *s, float **in, float *out,
+                                  const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const int64_t n = c->T * c->C, wte = (c->other + 3) * c->C;
     int32_t *tokens = tokens_from(c, in[1]);
     float *factors = factors_from(c, in[2]), *spoilt = spoilt_copy(c, in[0], n, factors);
     if (c->variant) { memset(out, 0, (size_t)wte * sizeof(float)); }
-    ops_embedding_backward(s, c->variant ? NULL : out, out + wte, in_real(s, spoilt, c->rows * n), tokens, factors, c->rows, c->T, c->C, c->other + 3, c->T + 2,
-                           false, false);
+    ops_embedding_backward(s, c->variant ? NULL : out, out + wte, in_real(s, spoilt, c->rows * n),
+                           tokens, factors, c->rows, c->T, c->C, c->other + 3, c->T + 2, false,
+                           false);
     ops_wait(s);
     reals_done(s);
-    ops_free(factors), ops_free(spoilt), ops_free(tokens);
+    ops_free(factors);
+    ops_free(spoilt);
+    ops_free(tokens);
 }
 
 // in: numbers of each sample, numbers that factors are made of, what is there
-static void accumulate_samples_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = c->rows * c->C, in[1] = c->rows, in[2] = *out = c->C; }
+static void accumulate_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = c->rows * c->C;
+    in[1] = c->rows;
+    in[2] = *out = c->C;
+}
 static void accumulate_samples_reference(const Case *c, double **in, double *out) {
     for (int64_t i = 0; i < c->C; i++) {
         out[i] = c->variant ? in[2][i] : 0.0;
-        for (int64_t b = 0; b < c->rows; b++) { out[i] += (double)factor_of(in[1][b]) * in[0][b * c->C + i]; }
+        for (int64_t b = 0; b < c->rows; b++) {
+            out[i] += (double)factor_of(in[1][b]) * in[0][b * c->C + i];
+        }
     }
 }
-static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *out,
+                                   const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     float *factors = factors_from(c, in[1]), *spoilt = spoilt_copy(c, in[0], c->C, factors);
     if (c->variant) { memcpy(out, in[2], (size_t)c->C * sizeof(float)); }
     ops_accumulate_samples(s, out, spoilt, factors, c->rows, c->C, c->variant);
@@ -917,12 +1193,15 @@ static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *
         assert_memory_equal(spoilt, out, (size_t)c->C * sizeof(float));
     }
     ops_wait(s);
-    ops_free(factors), ops_free(spoilt);
+    ops_free(factors);
+    ops_free(spoilt);
 }
-// in, out: x. The reference has noise.h's formulas in double, and no grid; the run compares with noise.h's own functions, element by element.
+// in, out: x. The reference has noise.h's formulas in double, and no grid; the run compares with
+// noise.h's own functions, element by element.
 static const float noise_deviation = 0.3f, noise_factor = 0.5f;
 static const double noise_grid = 0x1p-14; // the power of two below the deviation, over 2^12
-static const NoiseStream noise_stream = {{11, 22, 33, 44, 55, 66, 77, 88}, NOISE_GRADIENT, 5, 0x100000002};
+static const NoiseStream noise_stream = {
+    {11, 22, 33, 44, 55, 66, 77, 88}, NOISE_GRADIENT, 5, 0x100000002};
 static int64_t noise_first(const Case *c) { return c->variant == 1 ? (INT64_C(1) << 35) + 48 : 0; }
 static void noise_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = *out = c->rows; }
 static void noise_reference(const Case *c, double **in, double *out) {
@@ -930,25 +1209,35 @@ static void noise_reference(const Case *c, double **in, double *out) {
         uint32_t words[NOISE_BLOCK];
         noise_words(words, &noise_stream, (uint32_t)((noise_first(c) + i) / NOISE_BLOCK));
         const uint32_t a = words[i % NOISE_BLOCK / 2 * 2], b = words[i % NOISE_BLOCK / 2 * 2 + 1];
-        const double u = ((double)a + ((double)__builtin_bswap32(b) + 0.5) * 0x1p-32) * 0x1p-32, angle = 2.0 * M_PI * (b >> 8) * 0x1p-24;
+        const double u = ((double)a + ((double)__builtin_bswap32(b) + 0.5) * 0x1p-32) * 0x1p-32,
+                     angle = 2.0 * M_PI * (b >> 8) * 0x1p-24;
         const double z = sqrt(-2.0 * log(u)) * (i % 2 ? sin(angle) : cos(angle));
-        out[i] = (double)noise_factor * (in[0][i] + (c->variant == 2 ? 0.0 : (double)noise_deviation * z));
+        out[i] = (double)noise_factor *
+                 (in[0][i] + (c->variant == 2 ? 0.0 : (double)noise_deviation * z));
     }
 }
-static void noise_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    (void)dout, (void)grad, (void)accumulate;
+static void noise_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                      float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
     const NoiseScale scale = noise_scale(noise_deviation, noise_factor);
     ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float));
-    ops_add_noise(s, out, noise_first(c), c->rows, noise_stream, c->variant == 2 ? 0.0f : noise_deviation, noise_factor);
+    ops_add_noise(s, out, noise_first(c), c->rows, noise_stream,
+                  c->variant == 2 ? 0.0f : noise_deviation, noise_factor);
     ops_wait(s);
     for (int64_t i = 0; i < c->rows; i++) {
         uint32_t words[NOISE_BLOCK];
         float z[2], expected = noise_factor * in[0][i];
         noise_words(words, &noise_stream, (uint32_t)((noise_first(c) + i) / NOISE_BLOCK));
-        noise_normals(words[i % NOISE_BLOCK / 2 * 2], words[i % NOISE_BLOCK / 2 * 2 + 1], &z[0], &z[1]);
+        noise_normals(words[i % NOISE_BLOCK / 2 * 2], words[i % NOISE_BLOCK / 2 * 2 + 1], &z[0],
+                      &z[1]);
         if (c->variant != 2) { expected = noise_add(in[0][i], z[i % 2], scale); }
         assert_memory_equal(&out[i], &expected, sizeof expected); // the same bits, in each build
-        if (c->variant != 2) { assert_true((double)expected == rint((double)expected / (0.5 * noise_grid)) * (0.5 * noise_grid)); }
+        if (c->variant != 2) {
+            assert_true((double)expected ==
+                        rint((double)expected / (0.5 * noise_grid)) * (0.5 * noise_grid));
+        }
     }
 }
 
@@ -956,40 +1245,179 @@ typedef struct {
     const char *name;
     void (*sizes)(const Case *c, int64_t *in, int64_t *out);
     void (*reference)(const Case *c, double **in, double *out);
-    void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate);
+    void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad,
+                bool accumulate);
     bool backward, same_bits; // has gradients; promises the same bits for any thread count
     int weights;              // from this input on, gradients obey `accumulate`
-    int roundings[2];         // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals; NONE: they are only read
-    bool by_sample;           // inputs and results lie sample by sample
+    // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals; NONE:
+    // they are only read
+    int roundings[2];
+    bool by_sample; // inputs and results lie sample by sample
 } Operation;
 enum { NONE = -1 };
 static const Operation operations[] = {
-    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0, {1, 0}, false},
-    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2, {2, 2}, false},
+    {"embedding",
+     embedding_sizes,
+     embedding_reference,
+     embedding_run,
+     true,
+     true,
+     0,
+     {1, 0},
+     false},
+    {"layernorm",
+     layernorm_sizes,
+     layernorm_reference,
+     layernorm_run,
+     true,
+     true,
+     2,
+     {2, 2},
+     false},
     {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1, {3, 2}, false},
     {"residual", residual_sizes, residual_reference, residual_run, false, true, 0, {1, 0}, false},
-    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1, {2, 4}, false},
-    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1, {2, 4}, false},
-    {"classifier keeping dlogits", kept_sizes, kept_reference, kept_run, true, false, 1, {2, 4}, false},
+    {"attention",
+     attention_sizes,
+     attention_reference,
+     attention_run,
+     true,
+     true,
+     1,
+     {2, 4},
+     false},
+    {"classifier",
+     classifier_sizes,
+     classifier_reference,
+     classifier_run,
+     true,
+     false,
+     1,
+     {2, 4},
+     false},
+    {"classifier keeping dlogits",
+     kept_sizes,
+     kept_reference,
+     kept_run,
+     true,
+     false,
+     1,
+     {2, 4},
+     false},
     {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0, {0, 0}, false},
     {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0, {0, 0}, false},
-    {"matmul sample norms", matmul_norms_sizes, matmul_norms_reference, matmul_norms_run, false, true, 0, {NONE, 0}, true},
-    {"bias samples", bias_samples_sizes, bias_samples_reference, bias_samples_run, false, true, 0, {NONE, 0}, true},
-    {"layernorm samples", layernorm_samples_sizes, layernorm_samples_reference, layernorm_samples_run, false, true, 0, {NONE, 0}, true},
-    {"embedding sample norms", embedding_norms_sizes, embedding_norms_reference, embedding_norms_run, false, true, 0, {NONE, 0}, true},
-    {"tied sample norms", tied_norms_sizes, tied_norms_reference, tied_norms_run, false, true, 0, {NONE, 0}, true},
-    {"tied rows", tied_rows_sizes, tied_rows_reference, tied_rows_run, false, true, 0, {NONE, 0}, false},
-    {"token rows", token_rows_sizes, token_rows_reference, token_rows_run, false, true, 0, {0, 0}, false},
-    {"crossing norms", crossing_norms_sizes, crossing_norms_reference, crossing_norms_run, false, true, 0, {NONE, 0}, true},
-    {"sample norms", sample_norms_sizes, sample_norms_reference, sample_norms_run, false, true, 0, {0, 0}, true},
+    {"matmul sample norms",
+     matmul_norms_sizes,
+     matmul_norms_reference,
+     matmul_norms_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"bias samples",
+     bias_samples_sizes,
+     bias_samples_reference,
+     bias_samples_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"layernorm samples",
+     layernorm_samples_sizes,
+     layernorm_samples_reference,
+     layernorm_samples_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"embedding sample norms",
+     embedding_norms_sizes,
+     embedding_norms_reference,
+     embedding_norms_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"tied sample norms",
+     tied_norms_sizes,
+     tied_norms_reference,
+     tied_norms_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"tied rows",
+     tied_rows_sizes,
+     tied_rows_reference,
+     tied_rows_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     false},
+    {"token rows",
+     token_rows_sizes,
+     token_rows_reference,
+     token_rows_run,
+     false,
+     true,
+     0,
+     {0, 0},
+     false},
+    {"crossing norms",
+     crossing_norms_sizes,
+     crossing_norms_reference,
+     crossing_norms_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     true},
+    {"sample norms",
+     sample_norms_sizes,
+     sample_norms_reference,
+     sample_norms_run,
+     false,
+     true,
+     0,
+     {0, 0},
+     true},
     {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
-    {"matmul backward weight of samples", matmul_samples_sizes, matmul_samples_reference, matmul_samples_run, false, false, 0, {NONE, 0}, false},
-    {"embedding backward of samples", embedding_samples_sizes, embedding_samples_reference, embedding_samples_run, false, true, 0, {NONE, 0}, false},
-    {"accumulate samples", accumulate_samples_sizes, accumulate_samples_reference, accumulate_samples_run, false, true, 0, {0, 0}, false},
+    {"matmul backward weight of samples",
+     matmul_samples_sizes,
+     matmul_samples_reference,
+     matmul_samples_run,
+     false,
+     false,
+     0,
+     {NONE, 0},
+     false},
+    {"embedding backward of samples",
+     embedding_samples_sizes,
+     embedding_samples_reference,
+     embedding_samples_run,
+     false,
+     true,
+     0,
+     {NONE, 0},
+     false},
+    {"accumulate samples",
+     accumulate_samples_sizes,
+     accumulate_samples_reference,
+     accumulate_samples_run,
+     false,
+     true,
+     0,
+     {0, 0},
+     false},
     {"noise", noise_sizes, noise_reference, noise_run, false, true, 0, {0, 0}, false},
 };
 
-// --- the driver ------------------------------------------------------------------------------------------------------
+// --- the driver ----------------------------------------------------------------------------------
 typedef struct {
     int64_t in_size[INPUTS], out_size;
     float *in[INPUTS], *grad[INPUTS], *out, *dout;
@@ -1012,46 +1440,70 @@ static double longest_sum(const Case *c) {
     if (c->op == SAMPLE_NORMS) { return 1.0; } // fp64: only the result is rounded
     return fmax(fmax((double)c->C, N), fmax((double)c->other, (double)c->T));
 }
-// Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in the last place (2^-24 each) of its
-// size; 16 covers the worst of many elements, a few chained operations and the 1.5 units of our exponential. Scores of hundreds
-// (attention, variant 1) lose their absolute size times 2^-24 before the exponential. A rounding to bf16 changes a number by up to 2^-8 of
-// it; where a sum is over rounded terms, their errors grow as the sum does. (A classifier's counts twice: logits of up to 16 change a
-// probability, which is at most a quarter away from where it may go, by that much more.)
-// What noise was added to lies on the grid, up to half of its D from where the reference is; z errs by 3e-7 of its radius, which is below 9.5,
-// and near the middle by as little (noise.h).
+// Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in
+// the last place (2^-24 each) of its size; 16 covers the worst of many elements, a few chained
+// operations and the 1.5 units of our exponential. Scores of hundreds (attention, variant 1) lose
+// their absolute size times 2^-24 before the exponential. A rounding to bf16 changes a number by up
+// to 2^-8 of it; where a sum is over rounded terms, their errors grow as the sum does. (A
+// classifier's counts twice: logits of up to 16 change a probability, which is at most a quarter
+// away from where it may go, by that much more.) What noise was added to lies on the grid, up to
+// half of its D from where the reference is; z errs by 3e-7 of its radius, which is below 9.5, and
+// near the middle by as little (noise.h).
 static double tolerance(const Case *c, double largest, bool gradient) {
-    if (c->op == NOISE) { return c->variant == 2 ? 0x1p-24 * largest : (double)noise_factor * (0.5 * noise_grid + (double)noise_deviation * 9.5 * 3e-7); }
+    if (c->op == NOISE) {
+        return c->variant == 2 ? 0x1p-24 * largest
+                               : (double)noise_factor *
+                                     (0.5 * noise_grid + (double)noise_deviation * 9.5 * 3e-7);
+    }
     double magnified = c->op == ATTENTION && c->variant == 1 ? 100.0 : 1.0;
     double of_sums = 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified,
-           of_reals = precision == DTYPE_BF16 ? 0x1p-8 * fmax(0.0, operations[c->op].roundings[gradient]) : 0.0;
+           of_reals = precision == DTYPE_BF16
+                          ? 0x1p-8 * fmax(0.0, operations[c->op].roundings[gradient])
+                          : 0.0;
     return (of_sums + of_reals * magnified) * fmax(largest, 1e-3);
 }
 
-static float number(double x) { return precision == DTYPE_FP32 ? (float)x : bf16_to_float(float_to_bf16((float)x)); } // that a Real has
+// that a Real has
+static float number(double x) {
+    return precision == DTYPE_FP32 ? (float)x : bf16_to_float(float_to_bf16((float)x));
+}
 static Trial make_trial(const Case *c) {
     Trial t;
     memset(&t, 0, sizeof t);
     operations[c->op].sizes(c, t.in_size, &t.out_size);
-    t.out = floats(t.out_size), t.dout = floats(t.out_size);
+    t.out = floats(t.out_size);
+    t.dout = floats(t.out_size);
     for (int k = 0; k < INPUTS; k++) {
-        t.in[k] = floats(t.in_size[k]), t.grad[k] = floats(t.in_size[k]), t.in_double[k] = doubles(t.in_size[k]);
+        t.in[k] = floats(t.in_size[k]);
+        t.grad[k] = floats(t.in_size[k]);
+        t.in_double[k] = doubles(t.in_size[k]);
         double size = c->op == ATTENTION && c->variant == 1 ? 8.0 : 1.5;
-        for (int64_t i = 0; i < t.in_size[k]; i++) { t.in_double[k][i] = (double)(t.in[k][i] = number(size * uniform(10 + (uint64_t)k, i))); }
+        for (int64_t i = 0; i < t.in_size[k]; i++) {
+            t.in_double[k][i] = (double)(t.in[k][i] = number(size * uniform(10 + (uint64_t)k, i)));
+        }
     }
     for (int64_t i = 0; i < differentiable(c) && operations[c->op].backward; i++) {
-        t.dout[i] = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? SCALE_EIGHTHS / 8.0f : number(uniform(20, i));
+        t.dout[i] = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? SCALE_EIGHTHS / 8.0f
+                                                                    : number(uniform(20, i));
     }
     return t;
 }
 static void free_trial(Trial *t) {
-    for (int k = 0; k < INPUTS; k++) { ops_free(t->in[k]), ops_free(t->grad[k]), free(t->in_double[k]); }
-    ops_free(t->out), ops_free(t->dout);
+    for (int k = 0; k < INPUTS; k++) {
+        ops_free(t->in[k]);
+        ops_free(t->grad[k]);
+        free(t->in_double[k]);
+    }
+    ops_free(t->out);
+    ops_free(t->dout);
 }
 static void run_trial(const Case *c, Trial *t, int threads, bool accumulate) {
     Stream s = stream_of(c, threads);
     memset(t->out, 0xff, (size_t)t->out_size * sizeof(float));
     for (int k = 0; k < INPUTS; k++) {
-        for (int64_t i = 0; i < t->in_size[k]; i++) { t->grad[k][i] = accumulate && k >= operations[c->op].weights ? (float)(i % 5) : NAN; }
+        for (int64_t i = 0; i < t->in_size[k]; i++) {
+            t->grad[k][i] = accumulate && k >= operations[c->op].weights ? (float)(i % 5) : NAN;
+        }
     }
     operations[c->op].run(c, &s, t->in, t->out, t->dout, t->grad, accumulate);
     reals_done(&s);
@@ -1066,27 +1518,33 @@ static void check_forward(const Case *c, const Trial *t) {
     for (int64_t i = 0; i < t->out_size; i++) { largest = fmax(largest, fabs(reference[i])); }
     for (int64_t i = 0; i < t->out_size; i++) {
         if (!(fabs(reference[i] - (double)t->out[i]) <= tolerance(c, largest, false))) {
-            fail_msg("output %" PRId64 ": %.9g, expected %.9g within %.2g", i, (double)t->out[i], reference[i], tolerance(c, largest, false));
+            fail_msg("output %" PRId64 ": %.9g, expected %.9g within %.2g", i, (double)t->out[i],
+                     reference[i], tolerance(c, largest, false));
         }
     }
     free(reference);
 }
 
 static double objective(const Case *c, const Trial *t, double *scratch) {
-    double sum = 0.0, *in[INPUTS] = {t->in_double[0], t->in_double[1], t->in_double[2], t->in_double[3]};
+    double sum = 0.0,
+           *in[INPUTS] = {t->in_double[0], t->in_double[1], t->in_double[2], t->in_double[3]};
     operations[c->op].reference(c, in, scratch);
     for (int64_t i = 0; i < differentiable(c); i++) { sum += (double)t->dout[i] * scratch[i]; }
     return sum;
 }
-// Central differences in double, step 1e-4: their own error (1e-8 of the third derivative, and 1e-16/1e-4 of the objective)
-// is far below the tolerance. Large inputs are sampled; untouched rows and the ends are always among the samples.
+// Central differences in double, step 1e-4: their own error (1e-8 of the third derivative, and
+// 1e-16/1e-4 of the objective) is far below the tolerance. Large inputs are sampled; untouched rows
+// and the ends are always among the samples.
 static void check_gradient(const Case *c, Trial *t, int k, bool accumulate) {
     double *scratch = doubles(t->out_size), largest = 0.0;
     const int64_t n = t->in_size[k], samples = min_i64(n, 20);
     double expected[20];
     int64_t at[20];
     for (int64_t j = 0; j < samples; j++) {
-        at[j] = j == 0 ? 0 : j == 1 ? n - 1 : n <= 20 ? j - 1 : (int64_t)(random_u64(5, (uint64_t)k, (uint64_t)j) % (uint64_t)n);
+        at[j] = j == 0    ? 0
+                : j == 1  ? n - 1
+                : n <= 20 ? j - 1
+                          : (int64_t)(random_u64(5, (uint64_t)k, (uint64_t)j) % (uint64_t)n);
         double *x = &t->in_double[k][at[j]], saved = *x;
         *x = saved + 1e-4;
         double above = objective(c, t, scratch);
@@ -1097,9 +1555,12 @@ static void check_gradient(const Case *c, Trial *t, int k, bool accumulate) {
     for (int64_t i = 0; i < n; i++) { largest = fmax(largest, fabs((double)t->grad[k][i])); }
     for (int64_t j = 0; j < samples; j++) {
         double before = accumulate && k >= operations[c->op].weights ? (double)(at[j] % 5) : 0.0;
-        if (!(fabs(expected[j] + before - (double)t->grad[k][at[j]]) <= tolerance(c, fmax(largest, 1.0), true))) {
-            fail_msg("gradient of input %d, element %" PRId64 ", accumulate %d: %.9g, expected %.9g within %.2g", k, at[j], accumulate,
-                     (double)t->grad[k][at[j]], expected[j] + before, tolerance(c, fmax(largest, 1.0), true));
+        if (!(fabs(expected[j] + before - (double)t->grad[k][at[j]]) <=
+              tolerance(c, fmax(largest, 1.0), true))) {
+            fail_msg("gradient of input %d, element %" PRId64
+                     ", accumulate %d: %.9g, expected %.9g within %.2g",
+                     k, at[j], accumulate, (double)t->grad[k][at[j]], expected[j] + before,
+                     tolerance(c, fmax(largest, 1.0), true));
         }
     }
     for (int64_t i = 0; i < n; i++) { assert_false(isnan(t->grad[k][i])); } // all was written
@@ -1107,28 +1568,44 @@ static void check_gradient(const Case *c, Trial *t, int k, bool accumulate) {
 }
 static void check_same(const Trial *a, const Trial *b) {
     assert_memory_equal(a->out, b->out, (size_t)a->out_size * sizeof(float));
-    for (int k = 0; k < INPUTS; k++) { assert_memory_equal(a->grad[k], b->grad[k], (size_t)a->in_size[k] * sizeof(float)); }
+    for (int k = 0; k < INPUTS; k++) {
+        assert_memory_equal(a->grad[k], b->grad[k], (size_t)a->in_size[k] * sizeof(float));
+    }
 }
 
-// What belongs to a sample has the same bits where it is alone, and where another one holds a NaN (which shows in that one's norm).
+// What belongs to a sample has the same bits where it is alone, and where another one holds a NaN
+// (which shows in that one's norm).
 static void check_apart(const Case *c, Trial *all) {
     Trial again = make_trial(c), one = *all;
     Case alone = *c;
-    alone.rows = 1, one.out_size = all->out_size / c->rows, one.out = floats(one.out_size);
+    alone.rows = 1;
+    one.out_size = all->out_size / c->rows;
+    one.out = floats(one.out_size);
     for (int64_t b = 0; b < c->rows; b += max_i64(1, c->rows / 7)) {
-        for (int k = 0; k < INPUTS; k++) { one.in_size[k] = 0, one.in[k] = all->in[k] + b * all->in_size[k] / c->rows; }
+        for (int k = 0; k < INPUTS; k++) {
+            one.in_size[k] = 0;
+            one.in[k] = all->in[k] + b * all->in_size[k] / c->rows;
+        }
         run_trial(&alone, &one, c->threads, false);
-        assert_memory_equal(one.out, all->out + b * one.out_size, (size_t)one.out_size * sizeof(float));
+        assert_memory_equal(one.out, all->out + b * one.out_size,
+                            (size_t)one.out_size * sizeof(float));
     }
     const int64_t each = all->in_size[0] / c->rows;
-    for (int64_t i = each; each && i < all->in_size[0]; i += 2 * each) { again.in[0][i + each / 2] = NAN; } // samples 1, 3, ...
+    // samples 1, 3, ...
+    for (int64_t i = each; each && i < all->in_size[0]; i += 2 * each) {
+        again.in[0][i + each / 2] = NAN;
+    }
     run_trial(c, &again, c->threads, false);
     for (int64_t b = 0; b < c->rows; b++) {
         const float *result = again.out + b * one.out_size;
-        if (b % 2 == 0 || !each) { assert_memory_equal(result, all->out + b * one.out_size, (size_t)one.out_size * sizeof(float)); }
+        if (b % 2 == 0 || !each) {
+            assert_memory_equal(result, all->out + b * one.out_size,
+                                (size_t)one.out_size * sizeof(float));
+        }
         if (b % 2 && each) { assert_true(c->op == FACTORS ? *result == 0.0f : isnan(*result)); }
     }
-    ops_free(one.out), free_trial(&again);
+    ops_free(one.out);
+    free_trial(&again);
 }
 
 #ifdef EMU_CHECKED // what kernels do is looked at: the other programs compare results
@@ -1136,14 +1613,16 @@ enum { COMPARES = 0 };
 #else
 enum { COMPARES = 1 };
 #endif
-// Where each access is checked large cases take minutes: without TEST_ALL some of the others are drawn by TEST_SEED.
+// Where each access is checked large cases take minutes: without TEST_ALL some of the others are
+// drawn by TEST_SEED.
 enum { DRAWN = 4, LARGE = 2000000 }; // one in so many; multiplications
 static bool is_drawn(int number, const Case *c) {
     if (COMPARES || getenv("TEST_ALL")) { return true; }
     const int64_t across = c->op == ATTENTION || c->op == TIED_NORMS ? c->T : max_i64(c->other, 1);
     const uint64_t seed = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
     const int64_t each = 3; // products of its matrix, forward and backward
-    return each * c->rows * c->T * c->C * across <= LARGE && random_u64(seed, 77, (uint64_t)number) % DRAWN == 0;
+    return each * c->rows * c->T * c->C * across <= LARGE &&
+           random_u64(seed, 77, (uint64_t)number) % DRAWN == 0;
 }
 static void run_only(const Case *c) {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -1167,9 +1646,12 @@ static void run_case(const Case *c) {
     }
 #endif
     run_trial(c, &again, c->threads, true);
-    for (int k = op->weights; k < INPUTS && op->backward; k++) { check_gradient(c, &again, k, true); }
+    for (int k = op->weights; k < INPUTS && op->backward; k++) {
+        check_gradient(c, &again, k, true);
+    }
     if (op->by_sample && c->rows) { check_apart(c, &first); }
-    free_trial(&first), free_trial(&again);
+    free_trial(&first);
+    free_trial(&again);
 }
 static void test_case(void **state) {
     precision = DTYPE_FP32;
@@ -1180,14 +1662,16 @@ static void test_case_bf16(void **state) {
     (COMPARES ? run_case : run_only)((const Case *)*state);
 }
 
-// --- what is not a forward and a backward ----------------------------------------------------------------------------
+// --- what is not a forward and a backward --------------------------------------------------------
 static void test_precision(void **state) { // storage formats, exactly
     (void)state;
     enum { N = 300011 };
-    float *x = floats(N), *back = floats(N), *from_device = (float *)checked_malloc(N * sizeof(float), "numbers");
+    float *x = floats(N), *back = floats(N),
+          *from_device = (float *)checked_malloc(N * sizeof(float), "numbers");
     uint16_t *stored = (uint16_t *)(void *)floats(N);
     for (int64_t i = 0; i < N; i++) { // every exponent, both halves, ties: random bits, but no NaN
-        uint32_t bits = (uint32_t)random_u64(1, 1, (uint64_t)i) & (i % 3 ? 0xffffffffu : 0xffff8000u);
+        uint32_t bits =
+            (uint32_t)random_u64(1, 1, (uint64_t)i) & (i % 3 ? 0xffffffffu : 0xffff8000u);
         if ((bits & 0x7f800000u) == 0x7f800000u) { bits &= 0xff800000u; }
         memcpy(&x[i], &bits, 4);
     }
@@ -1199,11 +1683,15 @@ static void test_precision(void **state) { // storage formats, exactly
         for (int64_t i = 0; i < N; i++) { assert_int_equal(stored[i], float_to_bf16(x[i])); }
         ops_unpack(&s, out_real(&s, back, N), stored, DTYPE_BF16, N);
         ops_wait(&s);
-        for (int64_t i = 0; i < N; i++) { // the nearest of the three candidates, so rounding itself is right
+        // the nearest of the three candidates, so rounding itself is right
+        for (int64_t i = 0; i < N; i++) {
             double error = fabs((double)back[i] - (double)x[i]);
             if (isinf(back[i]) || isinf(x[i])) { continue; }
-            assert_true(error <= fabs((double)bf16_to_float((uint16_t)(stored[i] + 1)) - (double)x[i]));
-            assert_true((stored[i] & 0x7fff) == 0 || error <= fabs((double)bf16_to_float((uint16_t)(stored[i] - 1)) - (double)x[i]));
+            assert_true(error <=
+                        fabs((double)bf16_to_float((uint16_t)(stored[i] + 1)) - (double)x[i]));
+            assert_true((stored[i] & 0x7fff) == 0 ||
+                        error <=
+                            fabs((double)bf16_to_float((uint16_t)(stored[i] - 1)) - (double)x[i]));
         }
         ops_convert_float(&s, back, x, DTYPE_FP32, N, round_to_nearest());
         ops_wait(&s);
@@ -1218,10 +1706,14 @@ static void test_precision(void **state) { // storage formats, exactly
     ops_wait(&one);
     free_stream(&one);
     assert_true(isnan(bf16_to_float(stored[0])));
-    ops_free(x), ops_free(back), ops_free(stored), free(from_device);
+    ops_free(x);
+    ops_free(back);
+    ops_free(stored);
+    free(from_device);
 }
 
-static void test_rounding_by_chance(void **state) { // both neighbours, the right mean, what bf16 has stays, and the same bits wherever a piece begins
+// both neighbours, the right mean, what bf16 has stays, and the same bits wherever a piece begins
+static void test_rounding_by_chance(void **state) {
     (void)state;
     enum { N = 20000, SIXTEENTHS = 16 };
     const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
@@ -1239,19 +1731,27 @@ static void test_rounding_by_chance(void **state) { // both neighbours, the righ
         assert_memory_equal(stored + 3, later, (N - 3) * sizeof *later);
         int64_t up = 0;
         for (int64_t i = 0; i < N; i++) {
-            assert_true(bf16_to_float(stored[i]) == low || (sixteenths && bf16_to_float(stored[i]) == low + unit));
+            assert_true(bf16_to_float(stored[i]) == low ||
+                        (sixteenths && bf16_to_float(stored[i]) == low + unit));
             assert_int_equal(stored[i], round_by_chance(x[i], r, i));
             up += bf16_to_float(stored[i]) != low;
         }
         const double chance = (double)sixteenths / SIXTEENTHS; // 5 standard deviations
         assert_true(fabs((double)up / N - chance) <= 5.0 * sqrt(chance * (1.0 - chance) / N));
     }
-    x[0] = NAN, x[1] = INFINITY, x[2] = -INFINITY, x[3] = 0.0f;
+    x[0] = NAN;
+    x[1] = INFINITY;
+    x[2] = -INFINITY;
+    x[3] = 0.0f;
     const Rounding r = {true, 1, 0};
     ops_convert_float(&s, stored, x, DTYPE_BF16, 4, r);
     ops_wait(&s);
-    assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 && stored[3] == 0);
-    ops_free(x), ops_free(stored), ops_free(later), free_stream(&s);
+    assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 &&
+                stored[3] == 0);
+    ops_free(x);
+    ops_free(stored);
+    ops_free(later);
+    free_stream(&s);
 }
 
 // The factors at the ends: nothing is clipped below a norm of 0, and what is no number is left out.
@@ -1260,23 +1760,33 @@ static void test_clip_factors(void **state) {
     enum { N = 9 };
     const double norm[N] = {0.0, 1.0, 4.0, 4.0, (double)NAN, (double)INFINITY, -1e-9, 1.0, 1e300};
     const float weight[N] = {2.0f, 1.0f, 1.0f, 3.0f, 1.0f, 1.0f, 1.0f, 0.0f, 1.0f};
-    const double expected[2][N] = {{2.0, 1.0, 1.5 / 2.000001, 3.0 * 1.5 / 6.000001, 0.0, 0.0, 0.0, 0.0, 0.0},
-                                   {2.0 * 1.5 / 0.01, 1.5 / 1.01, 1.5 / 2.01, 3.0 * 1.5 / 6.01, 0.0, 0.0, 0.0, 0.0, 0.0}};
+    const double expected[2][N] = {
+        {2.0, 1.0, 1.5 / 2.000001, 3.0 * 1.5 / 6.000001, 0.0, 0.0, 0.0, 0.0, 0.0},
+        {2.0 * 1.5 / 0.01, 1.5 / 1.01, 1.5 / 2.01, 3.0 * 1.5 / 6.01, 0.0, 0.0, 0.0, 0.0, 0.0}};
     const Case c = {RESIDUAL, N, 1, 1, 0, 0, 1};
     Stream s = stream_of(&c, 1);
     double *norms = (double *)(void *)floats(2 * N);
     float *weights = floats(N), *factors = floats(N);
-    memcpy(norms, norm, sizeof norm), memcpy(weights, weight, sizeof weight);
+    memcpy(norms, norm, sizeof norm);
+    memcpy(weights, weight, sizeof weight);
     for (int clip = 0; clip < 2; clip++) {
         memset(factors, 0xff, N * sizeof(float));
         ops_clip_factors(&s, factors, norms, weights, N, 1.5f, (ClipFunction)clip);
         ops_wait(&s);
-        for (int i = 0; i < N; i++) { assert_true(fabs((double)factors[i] - expected[clip][i]) <= 0x1p-23 * expected[clip][i]); } // one rounding
+        // one rounding
+        for (int i = 0; i < N; i++) {
+            assert_true(fabs((double)factors[i] - expected[clip][i]) <=
+                        0x1p-23 * expected[clip][i]);
+        }
     }
-    ops_free(norms), ops_free(weights), ops_free(factors), free_stream(&s);
+    ops_free(norms);
+    ops_free(weights);
+    ops_free(factors);
+    free_stream(&s);
 }
 
-// fp64 to its last bits: integers, whose squares add up exactly in any order, beyond what fp32 has; and added to what is there
+// fp64 to its last bits: integers, whose squares add up exactly in any order, beyond what fp32 has;
+// and added to what is there
 static void test_sample_norms(void **state) {
     (void)state;
     enum { N = 70001, ROWS = 3 };
@@ -1284,7 +1794,9 @@ static void test_sample_norms(void **state) {
     Stream s = stream_of(&c, 2);
     float *x = floats(ROWS * N);
     double *norms = (double *)(void *)floats(2 * ROWS);
-    for (int64_t i = 0; i < ROWS * N; i++) { x[i] = (float)(random_u64(2, 3, (uint64_t)i) % 200001) - 100000.0f; }
+    for (int64_t i = 0; i < ROWS * N; i++) {
+        x[i] = (float)(random_u64(2, 3, (uint64_t)i) % 200001) - 100000.0f;
+    }
     for (int b = 0; b < ROWS; b++) { norms[b] = b; }
     ops_sample_norms(&s, norms, x, ROWS, N);
     ops_wait(&s);
@@ -1293,20 +1805,27 @@ static void test_sample_norms(void **state) {
         for (int64_t i = 0; i < N; i++) { sum += (double)x[b * N + i] * (double)x[b * N + i]; }
         assert_true(norms[b] == sum);
     }
-    ops_free(x), ops_free(norms), free_stream(&s);
+    ops_free(x);
+    ops_free(norms);
+    free_stream(&s);
 }
 
-// The sum that ops_square_sum() promises, the obvious way: a chunk's elements go to 32 sums in turns, which are added in order.
-static double reference_square_sum(ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+// The sum that ops_square_sum() promises, the obvious way: a chunk's elements go to 32 sums in
+// turns, which are added in order.
+static double reference_square_sum(ExactSum *sum, const float *x, int64_t n, int64_t chunk,
+                                   double scale) {
     for (int64_t first = 0; first < n; first += chunk) {
         double lanes[32] = {0}, total = 0.0;
-        for (int64_t i = first; i < min_i64(n, first + chunk); i++) { lanes[(i - first) % 32] += (double)x[i] * (double)x[i]; }
+        for (int64_t i = first; i < min_i64(n, first + chunk); i++) {
+            lanes[(i - first) % 32] += (double)x[i] * (double)x[i];
+        }
         for (int l = 0; l < 32; l++) { total += lanes[l]; }
         exact_add(sum, scale * total);
     }
     return exact_value(*sum);
 }
-static double computed_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+static double computed_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
+                                  int64_t chunk, double scale) {
     ExactSum *read = (ExactSum *)ops_alloc_host(sizeof *read);
     ops_square_sum(s, sum, x, n, chunk, scale);
     ops_to_host_later(s, read, sum, sizeof *read);
@@ -1315,15 +1834,19 @@ static double computed_square_sum(Stream *s, ExactSum *sum, const float *x, int6
     ops_free_host(read);
     return value;
 }
-static void test_square_sums(void **state) { // bit for bit, for any number of threads, chunks and elements
+// bit for bit, for any number of threads, chunks and elements
+static void test_square_sums(void **state) {
     (void)state;
     enum { MOST = 100003 };
-    const int64_t counts[] = {0, 1, 31, 255, 256, 257, 8 * 8 * 256 + 1, MOST}, chunks[] = {256, 4096};
+    const int64_t counts[] = {0, 1, 31, 255, 256, 257, 8 * 8 * 256 + 1, MOST},
+                  chunks[] = {256, 4096};
     const double scales[] = {1.0, 1.0 / 9};
     const Case c = {RESIDUAL, MOST, 1, 1, 0, 0, 1};
     float *x = floats(MOST);
     ExactSum *sum = (ExactSum *)ops_alloc(sizeof *sum);
-    for (int64_t i = 0; i < MOST; i++) { x[i] = ldexpf((float)uniform(4, i), (int)(random_u64(5, 5, (uint64_t)i) % 80) - 60); }
+    for (int64_t i = 0; i < MOST; i++) {
+        x[i] = ldexpf((float)uniform(4, i), (int)(random_u64(5, 5, (uint64_t)i) % 80) - 60);
+    }
     for (int threads = 1; threads <= 3; threads++) {
         Stream s = stream_of(&c, threads);
         for (int k = 0; k < 8 * 2 * 2; k++) {
@@ -1333,27 +1856,34 @@ static void test_square_sums(void **state) { // bit for bit, for any number of t
             ops_zero(&s, sum, sizeof *sum);
             double reference = reference_square_sum(&expected, x, n, chunk, scales[k / 2 % 2]);
             assert_true(computed_square_sum(&s, sum, x, n, chunk, scales[k / 2 % 2]) == reference);
-            reference = reference_square_sum(&expected, x, n / 2, chunk, 0.25); // what is there is added to
+            // what is there is added to
+            reference = reference_square_sum(&expected, x, n / 2, chunk, 0.25);
             assert_true(computed_square_sum(&s, sum, x, n / 2, chunk, 0.25) == reference);
         }
         free_stream(&s);
     }
     Stream s = stream_of(&c, 2);
-    for (int64_t i = 0; i < MOST; i++) { x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f; }
+    for (int64_t i = 0; i < MOST; i++) {
+        x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f;
+    }
     uint64_t squares = 0;
     for (int64_t i = 0; i < MOST; i++) { squares += (uint64_t)((int64_t)x[i] * (int64_t)x[i]); }
     ops_zero(&s, sum, sizeof *sum);
     assert_true(computed_square_sum(&s, sum, x, MOST, 256, 1) == (double)squares);
     x[MOST / 2] = INFINITY; // one element that is no number makes the sum none
     assert_true(isnan(computed_square_sum(&s, sum, x, MOST, 256, 1)));
-    free_stream(&s), ops_free(x), ops_free(sum);
+    free_stream(&s);
+    ops_free(x);
+    ops_free(sum);
 }
 
-// --- quantization: bit for bit what an obvious reference makes -------------------------------------------------------------
-static const QuantFormat formats[] = {{8, 16}, {4, 16}, {8, 256}, {4, 256}, {8, 2048}, {4, 2048}, {8, 8192}, {4, 8192}, {8, 1 << 30}, {4, 1 << 30}};
+// --- quantization: bit for bit what an obvious reference makes -----------------------------------
+static const QuantFormat formats[] = {{8, 16},   {4, 16},   {8, 256},  {4, 256},     {8, 2048},
+                                      {4, 2048}, {8, 8192}, {4, 8192}, {8, 1 << 30}, {4, 1 << 30}};
 enum { FORMATS = sizeof formats / sizeof formats[0], CONTRIBUTIONS = 5 };
 
-// One bit after another: element i has the bits from bits * i on, the lowest first, behind the scale.
+// One bit after another: element i has the bits from bits * i on, the lowest first, behind the
+// scale.
 static int64_t reference_record(uint8_t *record, const float *x, int64_t n, int bits) {
     const int least = bits == 8 ? -128 : -8;
     const int64_t bytes = 4 + round_up(ceil_div(n * bits, 8), 4);
@@ -1361,28 +1891,38 @@ static int64_t reference_record(uint8_t *record, const float *x, int64_t n, int 
     bool finite = true;
     for (int64_t i = 0; i < n; i++) {
         finite = finite && isfinite(x[i]);
-        if (fabsf(x[i]) > fabsf(extreme) || (fabsf(x[i]) == fabsf(extreme) && x[i] < 0.0f)) { extreme = x[i]; }
+        if (fabsf(x[i]) > fabsf(extreme) || (fabsf(x[i]) == fabsf(extreme) && x[i] < 0.0f)) {
+            extreme = x[i];
+        }
     }
     float d = fabsf(extreme) < 0x1p-100f ? 0.0f : extreme / (float)least;
     const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
     memset(record, 0, (size_t)bytes);
     for (int64_t i = 0; i < n; i++) {
-        const double quotient = finite ? rint((double)(float)((double)x[i] * (double)inverse)) : 1e9;
+        const double quotient =
+            finite ? rint((double)(float)((double)x[i] * (double)inverse)) : 1e9;
         const int code = (int)fmin(quotient, -least - 1), pattern = bits == 8 ? code : code + 8;
-        for (int64_t b = 0; b < bits; b++) { record[4 + (i * bits + b) / 8] |= (uint8_t)((pattern >> b & 1) << (i * bits + b) % 8); }
+        for (int64_t b = 0; b < bits; b++) {
+            record[4 + (i * bits + b) / 8] |= (uint8_t)((pattern >> b & 1) << (i * bits + b) % 8);
+        }
     }
     memcpy(record, finite ? (const void *)&d : "\0\0\xc0\x7f", 4);
     return bytes;
 }
 static int64_t reference_quantize(uint8_t *out, const float *x, int64_t n, QuantFormat f) {
     uint8_t *begin = out;
-    for (int64_t i = 0; i < n; i += f.block) { out += reference_record(out, x + i, min_i64(f.block, n - i), f.bits); }
+    for (int64_t i = 0; i < n; i += f.block) {
+        out += reference_record(out, x + i, min_i64(f.block, n - i), f.bits);
+    }
     return out - begin;
 }
-static int reference_code(const uint8_t *records, int64_t i, QuantFormat f, float *d) { // of element i
+// of element i
+static int reference_code(const uint8_t *records, int64_t i, QuantFormat f, float *d) {
     const uint8_t *record = records + i / f.block * (4 + f.block * f.bits / 8);
     int pattern = 0;
-    for (int64_t b = 0, at = i % f.block * f.bits; b < f.bits; b++, at++) { pattern |= (record[4 + at / 8] >> at % 8 & 1) << b; }
+    for (int64_t b = 0, at = i % f.block * f.bits; b < f.bits; b++, at++) {
+        pattern |= (record[4 + at / 8] >> at % 8 & 1) << b;
+    }
     memcpy(d, record, 4);
     return f.bits == 4 ? pattern - 8 : pattern < 128 ? pattern : pattern - 256;
 }
@@ -1394,11 +1934,16 @@ static float quant_number(uint64_t stream, int64_t i, int64_t block, DType dtype
     uint32_t bits = (uint32_t)draw;
     float x = (float)(2.0 * random_uniform(8, stream, (uint64_t)i) - 1.0);
     if (kind == 1) { x = draw % 2 ? 0.0f : -0.0f; }
-    if (kind == 2) { x *= draw % 64 ? 0x1p-130f : 0x1p-101f; }                       // denormal, and too small
-    if (kind == 3) { x *= 0x1p-99f; }                                                // on both sides of the border
-    if (kind == 4) { x = i % 16 ? ((float)(draw % 255) - 127.0f) / 2.0f : -128.0f; } // ties of 8 bits
-    if (kind == 5) { x = i % 16 ? ((float)(draw % 15) - 7.0f) / 2.0f : 8.0f; }       // of 4 bits, and d < 0
-    if (kind == 6) { x = draw % 2 ? 3.0f : -3.0f; }                                  // an extreme of either sign
+    // denormal, and too small
+    if (kind == 2) { x *= draw % 64 ? 0x1p-130f : 0x1p-101f; }
+    // on both sides of the border
+    if (kind == 3) { x *= 0x1p-99f; }
+    // ties of 8 bits
+    if (kind == 4) { x = i % 16 ? ((float)(draw % 255) - 127.0f) / 2.0f : -128.0f; }
+    // of 4 bits, and d < 0
+    if (kind == 5) { x = i % 16 ? ((float)(draw % 15) - 7.0f) / 2.0f : 8.0f; }
+    // an extreme of either sign
+    if (kind == 6) { x = draw % 2 ? 3.0f : -3.0f; }
     if (kind == 7 && draw % 16 == 0) { x = draw % 32 ? NAN : INFINITY; }
     if (kind == 8) { x *= 3e38f; }
     if (kind == 9) {
@@ -1407,11 +1952,15 @@ static float quant_number(uint64_t stream, int64_t i, int64_t block, DType dtype
     }
     return dtype == DTYPE_BF16 ? bf16_to_float(float_to_bf16(x)) : x;
 }
-static void check_floats(const float *a, const float *b, int64_t n) { // the same bits; any NaN is a NaN
-    for (int64_t i = 0; i < n; i++) { assert_true(isnan(a[i]) ? isnan(b[i]) : memcmp(a + i, b + i, 4) == 0); }
+// the same bits; any NaN is a NaN
+static void check_floats(const float *a, const float *b, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        assert_true(isnan(a[i]) ? isnan(b[i]) : memcmp(a + i, b + i, 4) == 0);
+    }
 }
 
-// All of an operation's arrays begin `shift` elements behind where memory was given, so that nothing relies on more than is promised.
+// All of an operation's arrays begin `shift` elements behind where memory was given, so that
+// nothing relies on more than is promised.
 typedef struct {
     QuantFormat f;
     int64_t n, bytes, stride;
@@ -1421,18 +1970,36 @@ typedef struct {
 } QuantTrial;
 static QuantTrial make_quant_trial(QuantFormat f, int64_t n, int shift, DType dtype) {
     QuantTrial t;
-    t.f = f, t.n = n, t.bytes = quant_bytes(f, n), t.stride = t.bytes + 4;
-    t.x = floats(n + shift) + shift, t.out = floats(n + shift) + shift, t.expected = floats(n);
-    t.x16 = (uint16_t *)(void *)floats(n + shift) + shift, t.out16 = (uint16_t *)(void *)floats(n + shift) + shift;
-    t.error = (uint16_t *)(void *)floats(n + shift) + shift, t.expected_error = (uint16_t *)(void *)floats(n);
-    t.records = (uint8_t *)(floats(t.bytes / 4 + 1 + shift) + shift), t.expected_records = (uint8_t *)floats(t.bytes / 4 + 1);
+    t.f = f;
+    t.n = n;
+    t.bytes = quant_bytes(f, n);
+    t.stride = t.bytes + 4;
+    t.x = floats(n + shift) + shift;
+    t.out = floats(n + shift) + shift;
+    t.expected = floats(n);
+    t.x16 = (uint16_t *)(void *)floats(n + shift) + shift;
+    t.out16 = (uint16_t *)(void *)floats(n + shift) + shift;
+    t.error = (uint16_t *)(void *)floats(n + shift) + shift;
+    t.expected_error = (uint16_t *)(void *)floats(n);
+    t.records = (uint8_t *)(floats(t.bytes / 4 + 1 + shift) + shift);
+    t.expected_records = (uint8_t *)floats(t.bytes / 4 + 1);
     t.contributions = (uint8_t *)(floats(CONTRIBUTIONS * t.stride / 4 + shift) + shift);
-    for (int64_t i = 0; i < n; i++) { t.x[i] = quant_number(1, i, f.block, dtype), t.x16[i] = float_to_bf16(t.x[i]); }
+    for (int64_t i = 0; i < n; i++) {
+        t.x[i] = quant_number(1, i, f.block, dtype);
+        t.x16[i] = float_to_bf16(t.x[i]);
+    }
     return t;
 }
 static void free_quant_trial(QuantTrial *t, int shift) {
-    ops_free(t->x - shift), ops_free(t->out - shift), ops_free(t->expected), ops_free(t->x16 - shift), ops_free(t->out16 - shift);
-    ops_free(t->error - shift), ops_free(t->expected_error), ops_free((float *)(void *)t->records - shift), ops_free(t->expected_records);
+    ops_free(t->x - shift);
+    ops_free(t->out - shift);
+    ops_free(t->expected);
+    ops_free(t->x16 - shift);
+    ops_free(t->out16 - shift);
+    ops_free(t->error - shift);
+    ops_free(t->expected_error);
+    ops_free((float *)(void *)t->records - shift);
+    ops_free(t->expected_records);
     ops_free((float *)(void *)t->contributions - shift);
 }
 static void check_records(QuantTrial *t) { // and that what follows them is left alone
@@ -1441,8 +2008,10 @@ static void check_records(QuantTrial *t) { // and that what follows them is left
 }
 static void check_quantize(QuantTrial *t, Stream *s, DType dtype) {
     assert_int_equal(reference_quantize(t->expected_records, t->x, t->n, t->f), t->bytes);
-    memset(t->expected_records + t->bytes, 0x5a, 4), memset(t->records, 0x5a, (size_t)t->bytes + 4);
-    ops_quantize(s, t->records, dtype == DTYPE_BF16 ? (const void *)t->x16 : t->x, dtype, t->n, t->f);
+    memset(t->expected_records + t->bytes, 0x5a, 4);
+    memset(t->records, 0x5a, (size_t)t->bytes + 4);
+    ops_quantize(s, t->records, dtype == DTYPE_BF16 ? (const void *)t->x16 : t->x, dtype, t->n,
+                 t->f);
     ops_wait(s);
     check_records(t);
     for (int64_t i = 0; i < t->n; i++) {
@@ -1455,27 +2024,32 @@ static void check_quantize(QuantTrial *t, Stream *s, DType dtype) {
     ops_wait(s);
     check_floats(t->expected, t->out, t->n);
     for (int64_t i = 0; i < t->n; i++) {
-        const float there = bf16_to_float(t->out16[i]), rounded = bf16_to_float(float_to_bf16(t->expected[i]));
+        const float there = bf16_to_float(t->out16[i]),
+                    rounded = bf16_to_float(float_to_bf16(t->expected[i]));
         check_floats(&rounded, &there, 1);
     }
 }
-static void check_quantized_sums(QuantTrial *t, Stream *s, bool alike) { // alike: contributions of one size, so that none hides another
+// alike: contributions of one size, so that none hides another
+static void check_quantized_sums(QuantTrial *t, Stream *s, bool alike) {
     for (int count = 1; count <= CONTRIBUTIONS; count++) {
         uint8_t *contribution = t->contributions + (count - 1) * t->stride;
         for (int64_t i = 0; i < t->n; i++) {
-            t->out[i] = alike ? (float)uniform((uint64_t)count, i) : quant_number((uint64_t)count, i, t->f.block, DTYPE_FP32);
+            t->out[i] = alike ? (float)uniform((uint64_t)count, i)
+                              : quant_number((uint64_t)count, i, t->f.block, DTYPE_FP32);
         }
         reference_quantize(contribution, t->out, t->n, t->f);
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             for (int64_t i = 0; i < t->n; i++) {
-                t->expected[i] = accumulate ? t->x[i] : 0.0f, t->out[i] = accumulate ? t->x[i] : NAN;
+                t->expected[i] = accumulate ? t->x[i] : 0.0f;
+                t->out[i] = accumulate ? t->x[i] : NAN;
                 for (int k = 0; k < count; k++) {
                     float d;
                     const int code = reference_code(t->contributions + k * t->stride, i, t->f, &d);
                     t->expected[i] = fmaf((float)code, d, t->expected[i]);
                 }
             }
-            ops_dequantize_sum(s, t->out, accumulate, t->contributions, t->stride, count, t->n, t->f);
+            ops_dequantize_sum(s, t->out, accumulate, t->contributions, t->stride, count, t->n,
+                               t->f);
             ops_wait(s);
             check_floats(t->expected, t->out, t->n);
             if (accumulate) { continue; }
@@ -1488,14 +2062,18 @@ static void check_quantized_sums(QuantTrial *t, Stream *s, bool alike) { // alik
 }
 static void check_feedback(QuantTrial *t, Stream *s) { // twice: the second time there is an error
     const float beta = 0.8f;
-    memset(t->error, 0, (size_t)t->n * 2), memset(t->expected_error, 0, (size_t)t->n * 2);
+    memset(t->error, 0, (size_t)t->n * 2);
+    memset(t->expected_error, 0, (size_t)t->n * 2);
     for (int step = 0; step < 2; step++) {
-        for (int64_t i = 0; i < t->n; i++) { t->expected[i] = t->x[i] + bf16_to_float(t->expected_error[i]); }
+        for (int64_t i = 0; i < t->n; i++) {
+            t->expected[i] = t->x[i] + bf16_to_float(t->expected_error[i]);
+        }
         reference_quantize(t->expected_records, t->expected, t->n, t->f);
         for (int64_t i = 0; i < t->n; i++) {
             float d;
             const int code = reference_code(t->expected_records, i, t->f, &d);
-            const float lost = fmaf((float)-code, d, t->expected[i]), kept = (1.0f - beta) * bf16_to_float(t->expected_error[i]);
+            const float lost = fmaf((float)-code, d, t->expected[i]),
+                        kept = (1.0f - beta) * bf16_to_float(t->expected_error[i]);
             t->expected_error[i] = isnan(d) ? 0 : float_to_bf16(fmaf(beta, lost, kept));
         }
         ops_quantize_feedback(s, t->records, t->x, t->error, beta, t->n, t->f);
@@ -1513,7 +2091,8 @@ static void check_moved(int threads) {      // messages, since the last time
     assert_true(threads > 1 || polls >= 1); // a part of the work may be too short for it
     polls = 0;
 }
-// What does not depend on values: slices, none at all, any number of threads, and messages that move meanwhile
+// What does not depend on values: slices, none at all, any number of threads, and messages that
+// move meanwhile
 static void test_quantize_pieces(void **state) {
     (void)state;
     enum { N = 320011, BEGIN = 5 * 8192 };
@@ -1526,24 +2105,33 @@ static void test_quantize_pieces(void **state) {
         reference_quantize(t.expected_records, t.x, N, f);
         for (int threads = 1; threads <= MOST_THREADS; threads++) {
             Stream s = stream_of(&c, threads);
-            memset(t.records, 0x5a, (size_t)t.bytes + 4), polls = 0;
+            memset(t.records, 0x5a, (size_t)t.bytes + 4);
+            polls = 0;
             ops_quantize(&s, t.records, t.x, DTYPE_FP32, 0, f);
             ops_quantize(&s, t.records, t.x, DTYPE_FP32, begin, f);
-            ops_quantize(&s, t.records + quant_bytes(f, begin), t.x + begin, DTYPE_FP32, N - begin, f);
+            ops_quantize(&s, t.records + quant_bytes(f, begin), t.x + begin, DTYPE_FP32, N - begin,
+                         f);
             ops_wait(&s);
             check_moved(threads);
             check_records(&t);
             ops_dequantize(&s, t.expected, DTYPE_FP32, t.expected_records, N, f);
             check_moved(threads);
             ops_dequantize(&s, t.out, DTYPE_FP32, t.expected_records, begin, f);
-            ops_dequantize_sum(&s, t.out + begin, false, t.expected_records + quant_bytes(f, begin), 0, 1, N - begin, f);
+            ops_dequantize_sum(&s, t.out + begin, false, t.expected_records + quant_bytes(f, begin),
+                               0, 1, N - begin, f);
             ops_wait(&s);
-            for (int64_t i = 0; i < N; i++) { assert_true(t.out[i] == t.expected[i] || isnan(t.expected[i])); }
+            for (int64_t i = 0; i < N; i++) {
+                assert_true(t.out[i] == t.expected[i] || isnan(t.expected[i]));
+            }
             polls = 0;
             ops_dequantize_sum(&s, t.out, false, t.expected_records, 0, 0, N, f); // of nothing
             check_moved(threads);
             ops_wait(&s);
-            for (int64_t i = 0; i < N; i++) { t.expected[i] = t.x[i] + (float)i, assert_true(t.out[i] == 0.0f), t.out[i] = (float)i; }
+            for (int64_t i = 0; i < N; i++) {
+                t.expected[i] = t.x[i] + (float)i;
+                assert_true(t.out[i] == 0.0f);
+                t.out[i] = (float)i;
+            }
             ops_accumulate(&s, t.out, t.x, N);
             check_moved(threads);
             ops_wait(&s);
@@ -1554,8 +2142,9 @@ static void test_quantize_pieces(void **state) {
     }
 }
 
-// The sum of 16 contributions by two hops, 4 x 4: relative RMS error. A block of 256 normal numbers loses 0.112 of its RMS in 4 bits
-// (the mean extreme is 2.9 of 8 steps), and it is lost twice: about 0.112 sqrt(2). 8 bits have 16 times finer steps.
+// The sum of 16 contributions by two hops, 4 x 4: relative RMS error. A block of 256 normal numbers
+// loses 0.112 of its RMS in 4 bits (the mean extreme is 2.9 of 8 steps), and it is lost twice:
+// about 0.112 sqrt(2). 8 bits have 16 times finer steps.
 static double two_hop_error(Stream *s, QuantFormat f) {
     enum { N = 16384, HOP = 4 };
     const int64_t bytes = quant_bytes(f, N);
@@ -1567,7 +2156,10 @@ static double two_hop_error(Stream *s, QuantFormat f) {
             for (int64_t i = 0; i < N; i += 2) {
                 double pair[2];
                 random_normal_pair(11, (uint64_t)(node * HOP + rank), (uint64_t)i / 2, pair);
-                for (int k = 0; k < 2; k++) { x[i + k] = (float)pair[k], exact[i + k] += (double)x[i + k]; }
+                for (int k = 0; k < 2; k++) {
+                    x[i + k] = (float)pair[k];
+                    exact[i + k] += (double)x[i + k];
+                }
             }
             ops_quantize(s, first + rank * bytes, x, DTYPE_FP32, N, f);
             ops_wait(s); // x is made anew
@@ -1576,8 +2168,15 @@ static double two_hop_error(Stream *s, QuantFormat f) {
     }
     ops_dequantize_sum(s, sum, false, second, bytes, HOP, N, f);
     ops_wait(s);
-    for (int64_t i = 0; i < N; i++) { error += pow((double)sum[i] - exact[i], 2.0), total += exact[i] * exact[i]; }
-    ops_free(x), ops_free(sum), ops_free(first), ops_free(second), free(exact);
+    for (int64_t i = 0; i < N; i++) {
+        error += pow((double)sum[i] - exact[i], 2.0);
+        total += exact[i] * exact[i];
+    }
+    ops_free(x);
+    ops_free(sum);
+    ops_free(first);
+    ops_free(second);
+    free(exact);
     return sqrt(error / total);
 }
 static void test_two_hops(void **state) {
@@ -1598,23 +2197,40 @@ static void test_quantize(void **state) {
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         for (int variant = 0; variant < 4; variant++) {
             const DType dtype = variant % 2 ? DTYPE_BF16 : DTYPE_FP32;
-            Stream s = stream_of(&c, lengths[i] > 2 * 2048 ? 1 + (int)(i + (size_t)variant) % 3 : 1);
+            Stream s =
+                stream_of(&c, lengths[i] > 2 * 2048 ? 1 + (int)(i + (size_t)variant) % 3 : 1);
             QuantTrial t = make_quant_trial(f, lengths[i], variant / 2, dtype);
             check_quantize(&t, &s, dtype);
-            if (dtype == DTYPE_FP32) { check_quantized_sums(&t, &s, variant > 1), check_feedback(&t, &s); }
-            free_quant_trial(&t, variant / 2), free_stream(&s);
+            if (dtype == DTYPE_FP32) {
+                check_quantized_sums(&t, &s, variant > 1);
+                check_feedback(&t, &s);
+            }
+            free_quant_trial(&t, variant / 2);
+            free_stream(&s);
         }
     }
 }
 
 static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
-    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},   {MATMUL, 1, 64, 600, 40, 1, 1},           {LAYERNORM, 1, 3000, 4, 0, 0, 1},
-                           {ATTENTION, 1, 300, 16, 1, 0, 1},      {RESIDUAL, 300007, 1, 1, 0, 0, 1},        {ADAMW, 300007, 1, 1, 0, 0, 1},
-                           {SGD, 300007, 1, 1, 0, 0, 1},          {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2}, {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
-                           {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},  {TIED_NORMS, 1, 100, 40, 30, 0, 1},       {TIED_ROWS, 1, 100, 40, 30, 0, 1},
-                           {BIAS_SAMPLES, 3, 20, 0, 300, 0, 1},   {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1}, {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
-                           {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1}, {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},  {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
+    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},
+                           {MATMUL, 1, 64, 600, 40, 1, 1},
+                           {LAYERNORM, 1, 3000, 4, 0, 0, 1},
+                           {ATTENTION, 1, 300, 16, 1, 0, 1},
+                           {RESIDUAL, 300007, 1, 1, 0, 0, 1},
+                           {ADAMW, 300007, 1, 1, 0, 0, 1},
+                           {SGD, 300007, 1, 1, 0, 0, 1},
+                           {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2},
+                           {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
+                           {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},
+                           {TIED_NORMS, 1, 100, 40, 30, 0, 1},
+                           {TIED_ROWS, 1, 100, 40, 30, 0, 1},
+                           {BIAS_SAMPLES, 3, 20, 0, 300, 0, 1},
+                           {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1},
+                           {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
+                           {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
+                           {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},
+                           {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
                            {NOISE, 300007, 1, 1, 0, 0, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
         Trial t = make_trial(&longer[i]);
@@ -1630,7 +2246,8 @@ static void test_memory(void **state) {
     const size_t bytes = ((size_t)5 << 20) + 12;
     const Case c = {RESIDUAL, 1, 1, 1, 0, 0, 3};
     Stream s = stream_of(&c, 3);
-    char *p = (char *)OPS_SHARED(bytes), *q = (char *)ops_alloc(bytes), *host = (char *)checked_malloc(bytes, "bytes");
+    char *p = (char *)OPS_SHARED(bytes), *q = (char *)ops_alloc(bytes),
+         *host = (char *)checked_malloc(bytes, "bytes");
     assert_true((uintptr_t)p % 64 == 0 && (uintptr_t)q % 64 == 0);
     ops_to_host(&s, host, q, bytes);
     for (size_t i = 0; i < bytes; i++) { assert_true(p[i] == 0 && host[i] == 0); }
@@ -1646,12 +2263,20 @@ static void test_memory(void **state) {
     ops_wait(&s);
     assert_memory_equal(p, p + 8, 8);
     char *waiting = (char *)ops_alloc_host(bytes), *back = (char *)ops_alloc_host(bytes);
-    for (size_t i = 0; i < bytes; i++) { assert_true(!waiting[i] && !back[i]), waiting[i] = (char)(i % 241); }
+    for (size_t i = 0; i < bytes; i++) {
+        assert_true(!waiting[i] && !back[i]);
+        waiting[i] = (char)(i % 241);
+    }
     ops_from_host(&s, q, waiting, bytes);
     ops_to_host_later(&s, back, q, bytes);
     ops_wait(&s);
     assert_memory_equal(waiting, back, bytes);
-    ops_free(p), ops_free(q), ops_free_host(waiting), ops_free_host(back), free(host), free_stream(&s);
+    ops_free(p);
+    ops_free(q);
+    ops_free_host(waiting);
+    ops_free_host(back);
+    free(host);
+    free_stream(&s);
     assert_null(ops_alloc((size_t)1 << 60));
 }
 
@@ -1664,20 +2289,26 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
         double exact = exp((double)argument);
         worst = fmax(worst, fabs((double)fast_exp(argument) - exact) / exact);
     }
-    assert_true(worst < 1.6 * 0x1p-23); // as its comment says, in units in the last place of the smallest mantissa
+    // as its comment says, in units in the last place of the smallest mantissa
+    assert_true(worst < 1.6 * 0x1p-23);
     assert_true(fast_exp(0.0f) == 1.0f && fast_exp(-1e30f) == 0.0f && fast_exp(-INFINITY) == 0.0f);
     assert_true(isnan(fast_exp(NAN)) && fast_exp(INFINITY) > 1e38f);
-    for (double x = -12.0; x < 12.0; x += 1.3e-3) { // error against a value of about |x|: ten units cover the exponent's rounding
+    // error against a value of about |x|: ten units cover the exponent's rounding
+    for (double x = -12.0; x < 12.0; x += 1.3e-3) {
         float argument = (float)x;
-        double slope = (gelu_double((double)argument + 1e-5) - gelu_double((double)argument - 1e-5)) / 2e-5;
-        assert_true(fabs((double)gelu_value(argument) - gelu_double((double)argument)) <= 10 * 0x1p-24 * fmax(fabs(x), 0.1));
+        double slope =
+            (gelu_double((double)argument + 1e-5) - gelu_double((double)argument - 1e-5)) / 2e-5;
+        assert_true(fabs((double)gelu_value(argument) - gelu_double((double)argument)) <=
+                    10 * 0x1p-24 * fmax(fabs(x), 0.1));
         assert_true(fabs((double)gelu_slope(argument) - slope) <= 20 * 0x1p-24 + 1e-9);
     }
-    assert_true(gelu_value(-100.0f) <= 0.0f && gelu_value(-100.0f) > -1e-30f && gelu_value(100.0f) == 100.0f && gelu_slope(100.0f) == 1.0f);
+    assert_true(gelu_value(-100.0f) <= 0.0f && gelu_value(-100.0f) > -1e-30f &&
+                gelu_value(100.0f) == 100.0f && gelu_slope(100.0f) == 1.0f);
     assert_true(isnan(gelu_value(NAN)) && fabsf(gelu_slope(-100.0f)) < 1e-30f);
 }
 
-// What is taken for some rows is enough for fewer: the last batch of a validation is short, its chunks may be longer.
+// What is taken for some rows is enough for fewer: the last batch of a validation is short, its
+// chunks may be longer.
 static void test_workspace(void **state) {
     (void)state;
     for (int64_t rows = 1; rows <= 12; rows++) {
@@ -1689,9 +2320,10 @@ static void test_workspace(void **state) {
         }
     }
 }
+// under the address sanitizer an allocation that fails gives NULL, as without
 #endif
 
-const char *__asan_default_options(void); // under the address sanitizer an allocation that fails gives NULL, as without
+const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
@@ -1705,9 +2337,13 @@ int main(void) {
         const Case *c = &cases[i / 2];
         const bool bf16 = i % 2;
         if ((bf16 && operations[c->op].roundings[0] == 0) || !is_drawn(i, c)) { continue; }
-        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d%s", operations[c->op].name,
-                 c->rows, c->T, c->C, c->other, c->variant, c->threads, bf16 ? " bf16" : "");
-        struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL, (void *)(uintptr_t)c};
+        snprintf(names[i], sizeof names[i],
+                 "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64
+                 " variant %d threads %d%s",
+                 operations[c->op].name, c->rows, c->T, c->C, c->other, c->variant, c->threads,
+                 bf16 ? " bf16" : "");
+        struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL,
+                                  (void *)(uintptr_t)c};
         tests[count++] = test;
 #ifdef OPS_CPU_H
         i++; // there is no bf16 to compute in
@@ -1716,19 +2352,30 @@ int main(void) {
     const char *seed = getenv("TEST_SEED") ? getenv("TEST_SEED") : "1";
     if (!COMPARES) { printf("seed of drawn cases: %s (set TEST_SEED to repeat)\n", seed); }
     for (int i = 0; i < FORMATS; i++) {
-        snprintf(names_of_formats[i], sizeof names_of_formats[i], "quantize bits %d block %" PRId64, formats[i].bits, formats[i].block);
-        struct CMUnitTest test = {names_of_formats[i], test_quantize, NULL, NULL, (void *)(uintptr_t)&formats[i]};
+        snprintf(names_of_formats[i], sizeof names_of_formats[i], "quantize bits %d block %" PRId64,
+                 formats[i].bits, formats[i].block);
+        struct CMUnitTest test = {names_of_formats[i], test_quantize, NULL, NULL,
+                                  (void *)(uintptr_t)&formats[i]};
         tests[count++] = test;
     }
     const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_quantize_pieces),    cmocka_unit_test(test_two_hops),     cmocka_unit_test(test_precision),
-        cmocka_unit_test(test_square_sums),        cmocka_unit_test(test_polls),        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_rounding_by_chance), cmocka_unit_test(test_clip_factors), cmocka_unit_test(test_sample_norms),
+        cmocka_unit_test(test_quantize_pieces),
+        cmocka_unit_test(test_two_hops),
+        cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_square_sums),
+        cmocka_unit_test(test_polls),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_clip_factors),
+        cmocka_unit_test(test_sample_norms),
 #ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions),          cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_workspace),
 #endif
     };
     memcpy(tests + count, others, sizeof others);
-    if (getenv("OPS_TESTS")) { cmocka_set_test_filter(getenv("OPS_TESTS")); } // a pattern of names: some of the tests
-    return _cmocka_run_group_tests("ops", tests, (size_t)count + sizeof others / sizeof others[0], NULL, NULL);
+    // a pattern of names: some of the tests
+    if (getenv("OPS_TESTS")) { cmocka_set_test_filter(getenv("OPS_TESTS")); }
+    return _cmocka_run_group_tests("ops", tests, (size_t)count + sizeof others / sizeof others[0],
+                                   NULL, NULL);
 }

@@ -1,6 +1,7 @@
-// test_ops.cu: the cases of test_ops.c, run on the GPU's operations. The workspace of matrix products is small here, so that small
-// cases have several chunks; with -DPRODUCTION it is that of the program, in which the library has other algorithms.
-// MATMUL_SUGGESTION=k in the environment takes the library's suggestion k for each product, where it has so many.
+// test_ops.cu: the cases of test_ops.c, run on the GPU's operations. The workspace of matrix
+// products is small here, so that small cases have several chunks; with -DPRODUCTION it is that of
+// the program, in which the library has other algorithms. MATMUL_SUGGESTION=k in the environment
+// takes the library's suggestion k for each product, where it has so many.
 #ifndef PRODUCTION
 #define MATMUL_WORKSPACE (64 << 10)
 #define CLASSIFIER_ROWS 256
@@ -24,5 +25,6 @@ static void *managed(size_t bytes) {
     return p;
 }
 #define OPS_SHARED managed
-#define OPS_TEST_BEGIN() matmul_suggestion = getenv("MATMUL_SUGGESTION") ? atoi(getenv("MATMUL_SUGGESTION")) : 0
+#define OPS_TEST_BEGIN()                                                                           \
+    matmul_suggestion = getenv("MATMUL_SUGGESTION") ? atoi(getenv("MATMUL_SUGGESTION")) : 0
 #include "test_ops.c"

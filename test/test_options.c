@@ -1,6 +1,7 @@
-// test_options.c: proves that every flag of the table parses in every form, has its default, accepts its bounds and refuses
-// what lies beyond; that whatever is wrong ends with exit code 2 and a message that names the flag; that every pair of the
-// pair table can be met; and that --help and --compat leave nothing out. Each command line below is parsed for real.
+// test_options.c: proves that every flag of the table parses in every form, has its default,
+// accepts its bounds and refuses what lies beyond; that whatever is wrong ends with exit code 2 and
+// a message that names the flag; that every pair of the pair table can be met; and that --help and
+// --compat leave nothing out. Each command line below is parsed for real.
 #include "options.h"
 
 #include <setjmp.h>   // cmocka needs it
@@ -11,8 +12,9 @@
 
 #include "child.h" // tests of die()
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Command lines, written as one text: arguments are separated by spaces, ~ stands for a space and '' for an empty argument
+// -------------------------------------------------------------------------------------------------
+// Command lines, written as one text: arguments are separated by spaces, ~ stands for a space and
+// '' for an empty argument
 
 typedef struct {
     int count;
@@ -44,12 +46,15 @@ static void parse_line(const void *text) {
 static void check_refused(const char *text, const char *first, const char *second) {
     char message[4096];
     int code = run_child(parse_line, text, message, sizeof message);
-    bool once = strstr(message, "train_gpt: ") && !strstr(strstr(message, "train_gpt: ") + 1, "train_gpt: ");
+    bool once = strstr(message, "train_gpt: ") &&
+                !strstr(strstr(message, "train_gpt: ") + 1, "train_gpt: ");
     if (code != EXIT_INPUT || !strstr(message, first) || !strstr(message, second) || !once) {
-        fail_msg("\"%.300s\": expected exit code 2, \"%s\" and \"%s\", found %d: %s", text, first, second, code, message);
+        fail_msg("\"%.300s\": expected exit code 2, \"%s\" and \"%s\", found %d: %s", text, first,
+                 second, code, message);
     }
 }
-__attribute__((format(printf, 1, 2))) static const char *text_of(const char *format, ...) { // four live at a time
+// four live at a time
+__attribute__((format(printf, 1, 2))) static const char *text_of(const char *format, ...) {
     static char texts[4][1600];
     static int turn;
     va_list args;
@@ -61,11 +66,14 @@ __attribute__((format(printf, 1, 2))) static const char *text_of(const char *for
 }
 static const char *flag_of(const OptionSpec *spec) { return text_of("--%s", spec->name); }
 
-// Parses a line that must be accepted (a child first, so that a refusal is reported and does not end the tests).
+// Parses a line that must be accepted (a child first, so that a refusal is reported and does not
+// end the tests).
 static void parse(Line *line, Options *options, OptionsGiven *given, const char *text) {
     char message[4096];
     int code = run_child(parse_line, text, message, sizeof message);
-    if (code) { fail_msg("\"%s\": expected to be accepted, found exit code %d: %s", text, code, message); }
+    if (code) {
+        fail_msg("\"%s\": expected to be accepted, found exit code %d: %s", text, code, message);
+    }
     line_make(line, text);
     options_parse(options, given, line->count, line->arguments);
 }
@@ -75,16 +83,21 @@ static const char *value_of(const OptionSpec *spec, const char *text) {
     OptionsGiven given;
     Line line;
     char *value = (char *)(uintptr_t)text_of("%s", "");
-    memset(&options, 0, sizeof options), memset(&given, 0, sizeof given);
+    memset(&options, 0, sizeof options);
+    memset(&given, 0, sizeof given);
     line_make(&line, text);
-    for (int i = 1; i < line.count;) { i += option_take(&options, &given, line.arguments[i], line.arguments[i + 1]); }
+    for (int i = 1; i < line.count;) {
+        i += option_take(&options, &given, line.arguments[i], line.arguments[i + 1]);
+    }
     assert_true(given.at[spec - option_specs]);
     option_value_text(&options, spec, value, 1600);
     return value;
 }
-static bool is_number(const OptionSpec *spec) { return spec->kind == OPTION_INT || spec->kind == OPTION_NUM || spec->kind == OPTION_POWER; }
+static bool is_number(const OptionSpec *spec) {
+    return spec->kind == OPTION_INT || spec->kind == OPTION_NUM || spec->kind == OPTION_POWER;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The table itself
 
 static void test_table_is_sound(void **state) {
@@ -102,7 +115,8 @@ static void test_table_is_sound(void **state) {
         }
     }
 }
-// The fixed interface: names and letters of the first release (DESIGN.md section 3). Extend, never rename.
+// The fixed interface: names and letters of the first release (DESIGN.md section 3). Extend, never
+// rename.
 static void test_names_stay(void **state) {
     (void)state;
     static const char *const names[] = {
@@ -168,7 +182,9 @@ static void test_names_stay(void **state) {
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
         const OptionSpec *spec = option_find(text_of("--%.*s", (int)n, names[i]), n + 2);
-        if (!spec || strcmp(spec->letter, names[i][n] ? names[i] + n + 1 : "")) { fail_msg("--%s is not as it was", names[i]); }
+        if (!spec || strcmp(spec->letter, names[i][n] ? names[i] + n + 1 : "")) {
+            fail_msg("--%s is not as it was", names[i]);
+        }
     }
 }
 static void test_defaults(void **state) {
@@ -184,16 +200,18 @@ static void test_defaults(void **state) {
         assert_false(given.at[i]);
         if (!is_number(spec) && spec->kind != OPTION_FLAG) {
             assert_string_equal(value, spec->fallback);
+            // both are short decimal texts
         } else {
             assert_true(strtod(value, NULL) == strtod(spec->fallback, NULL));
-        } // both are short decimal texts
+        }
+        // what is printed can be given
         if (spec->kind != OPTION_TEXT && spec->kind != OPTION_SECRET) {
             assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value);
-        } // what is printed can be given
+        }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Every row
 
 // Some value that the option takes, not its default.
@@ -212,14 +230,21 @@ static void test_every_form(void **state) {
     (void)state;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *value = other_value(spec), *shown = spec->kind == OPTION_SECRET ? "(secret)" : value;
+        const char *value = other_value(spec),
+                   *shown = spec->kind == OPTION_SECRET ? "(secret)" : value;
         assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, value)), shown);
         assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), shown);
-        if (*spec->letter) { assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), shown); }
-        if (*spec->letter) { check_refused(text_of("-%s=%s", spec->letter, value), "unknown flag", "--help"); } // only long names take =
+        if (*spec->letter) {
+            assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), shown);
+        }
+        // only long names take =
+        if (*spec->letter) {
+            check_refused(text_of("-%s=%s", spec->letter, value), "unknown flag", "--help");
+        }
         if (spec->kind != OPTION_FLAG) { continue; }
         assert_string_equal(value_of(spec, text_of("--%s", spec->name)), "1");
-        assert_string_equal(value_of(spec, text_of("--%s --out x", spec->name)), "1"); // alone, before another flag
+        // alone, before another flag
+        assert_string_equal(value_of(spec, text_of("--%s --out x", spec->name)), "1");
         assert_string_equal(value_of(spec, text_of("--%s=0", spec->name)), "0");
     }
 }
@@ -232,7 +257,8 @@ static void test_every_choice(void **state) {
         snprintf(choices, sizeof choices, "%s", spec->choices);
         for (char *choice; (choice = strsep(&rest, "|"));) {
             assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, choice)), choice);
-            check_refused(text_of("--%s '%.*s'", spec->name, (int)strlen(choice) - 1, choice), flag_of(spec), spec->choices);
+            check_refused(text_of("--%s '%.*s'", spec->name, (int)strlen(choice) - 1, choice),
+                          flag_of(spec), spec->choices);
             check_refused(text_of("--%s %sx", spec->name, choice), flag_of(spec), spec->choices);
         }
         check_refused(text_of("--%s ''", spec->name), flag_of(spec), spec->choices);
@@ -253,7 +279,8 @@ static void test_every_bound(void **state) {
         for (int end = 0; end < 2; end++) {
             double bound = end ? spec->high : spec->low;
             const char *value = value_of(spec, text_of("--%s %.17g", spec->name, bound));
-            assert_true(fabs(strtod(value, NULL) - bound) <= 1e-9 * fabs(bound)); // it is printed with ten digits
+            // it is printed with ten digits
+            assert_true(fabs(strtod(value, NULL) - bound) <= 1e-9 * fabs(bound));
         }
         check_refused(text_of("--%s %.17g", spec->name, below), flag_of(spec), "must be from");
         check_refused(text_of("--%s=%.17g", spec->name, above), flag_of(spec), "must be from");
@@ -262,15 +289,21 @@ static void test_every_bound(void **state) {
 // Not a number, for every option that takes one.
 static void test_no_numbers(void **state) {
     (void)state;
-    static const char *const texts[] = {"12abc", "''", "nan", "inf", "-inf", "1e999", "-1e999", "five", "1,000", "1_000", "0x", "1e", "--", "3~", ".", "1.2.3"};
+    static const char *const texts[] = {"12abc",  "''",   "nan",   "inf",   "-inf", "1e999",
+                                        "-1e999", "five", "1,000", "1_000", "0x",   "1e",
+                                        "--",     "3~",   ".",     "1.2.3"};
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         if (!is_number(spec)) { continue; }
         for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
-            check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec), " number, found");
+            check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec),
+                          " number, found");
         }
         check_refused(text_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
-        if (spec->kind != OPTION_NUM) { check_refused(text_of("--%s 1.5", spec->name), flag_of(spec), "takes a whole number, found \"1.5\""); }
+        if (spec->kind != OPTION_NUM) {
+            check_refused(text_of("--%s 1.5", spec->name), flag_of(spec),
+                          "takes a whole number, found \"1.5\"");
+        }
     }
 }
 static void test_every_flag_value(void **state) {
@@ -290,27 +323,41 @@ static void test_missing_values(void **state) {
     (void)state;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        if (spec->kind != OPTION_FLAG) { check_refused(flag_of(spec), flag_of(spec), "needs a value"); }
+        if (spec->kind != OPTION_FLAG) {
+            check_refused(flag_of(spec), flag_of(spec), "needs a value");
+        }
     }
 }
-// Of a flag that is given several times, in whatever forms, the last value counts; an earlier one is checked all the same.
+// Of a flag that is given several times, in whatever forms, the last value counts; an earlier one
+// is checked all the same.
 static void test_the_last_one_wins(void **state) {
     (void)state;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *first = spec->kind == OPTION_TEXT ? "else/where" : spec->fallback, *last = other_value(spec);
+        const char *first = spec->kind == OPTION_TEXT ? "else/where" : spec->fallback,
+                   *last = other_value(spec);
         if (spec->kind == OPTION_SECRET) { continue; } // test_secrets_leave_the_command_line
-        assert_string_equal(value_of(spec, text_of("--%s %s --%s %s", spec->name, first, spec->name, last)), last);
-        assert_string_equal(value_of(spec, text_of("--%s=%s --%s %s", spec->name, first, spec->name, last)), last);
-        assert_string_equal(value_of(spec, text_of("--%s %s --%s=%s", spec->name, first, spec->name, last)), last);
-        assert_string_equal(value_of(spec, text_of("--%s=%s --%s=%s --%s=%s", spec->name, last, spec->name, first, spec->name, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("--%s %s --%s %s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("--%s=%s --%s %s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("--%s %s --%s=%s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, text_of("--%s=%s --%s=%s --%s=%s", spec->name, last,
+                                                   spec->name, first, spec->name, last)),
+                            last);
         if (!*spec->letter) { continue; }
-        assert_string_equal(value_of(spec, text_of("--%s %s -%s %s", spec->name, first, spec->letter, last)), last);
-        assert_string_equal(value_of(spec, text_of("-%s %s --%s=%s", spec->letter, first, spec->name, last)), last);
-        assert_string_equal(value_of(spec, text_of("-%s %s -%s %s", spec->letter, first, spec->letter, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("--%s %s -%s %s", spec->name, first, spec->letter, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("-%s %s --%s=%s", spec->letter, first, spec->name, last)), last);
+        assert_string_equal(
+            value_of(spec, text_of("-%s %s -%s %s", spec->letter, first, spec->letter, last)),
+            last);
     }
     check_refused("--steps ten --steps 10", "--steps", "whole number");
-    check_refused("--out x --resume --out=", "--resume with --out", "needs the folder"); // pairs see what counts
+    // pairs see what counts
+    check_refused("--out x --resume --out=", "--resume with --out", "needs the folder");
     Options options;
     OptionsGiven given;
     Line line;
@@ -324,12 +371,16 @@ static void test_long_values(void **state) {
     longest[OPTION_TEXT_MAX + 1] = 0;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        check_refused(text_of("--%s=%s", spec->name, longest), flag_of(spec), "takes at most 900 characters, found 901");
-        if (spec->kind == OPTION_TEXT) { assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, longest + 1)), longest + 1); }
+        check_refused(text_of("--%s=%s", spec->name, longest), flag_of(spec),
+                      "takes at most 900 characters, found 901");
+        if (spec->kind == OPTION_TEXT) {
+            assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, longest + 1)),
+                                longest + 1);
+        }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Single lines
 
 typedef struct {
@@ -353,7 +404,8 @@ static const Accepted accepted[] = {
     {"-y 0", "resume", "0"},
     {"--resume --out runs/a", "out", "runs/a"},
     {"--shuffle 0 --resume 0", "shuffle", "0"},
-    {"--model layers=6,heads=6,channels=384,vocab=256", "model", "layers=6,heads=6,channels=384,vocab=256"},
+    {"--model layers=6,heads=6,channels=384,vocab=256", "model",
+     "layers=6,heads=6,channels=384,vocab=256"},
     {"--model=layers=6,heads=6", "model", "layers=6,heads=6"}, // the first = ends the name
     {"-e d12", "model", "d12"},
     {"--train=", "train", ""},
@@ -362,7 +414,8 @@ static const Accepted accepted[] = {
     {"--dry-run --json", "json", "1"},
     {"--profile-steps 3:3 --steps 3", "profile-steps", "3:3"},
     {"--optimizer sgd --momentum 0", "optimizer", "sgd"},
-    {"--dp-noise 1 --dp-key 000102030405060708090A0B0C0D0E0F101112131415161718191a1b1c1d1e1f", "dp-noise", "1"},
+    {"--dp-noise 1 --dp-key 000102030405060708090A0B0C0D0E0F101112131415161718191a1b1c1d1e1f",
+     "dp-noise", "1"},
     {"--dp-noise 1e-6", "dp-noise", "1e-06"},
     // strtod's number syntax: hexadecimal and leading white space are harmless
     {"--steps 0x10", "steps", "16"},
@@ -380,7 +433,9 @@ static void test_accepted_lines(void **state) {
         const OptionSpec *spec = option_find(text_of("--%s", a->name), strlen(a->name) + 2);
         assert_non_null(spec);
         option_value_text(&options, spec, value, sizeof value);
-        if (strcmp(value, a->value) || !given.at[spec - option_specs]) { fail_msg("\"%s\": --%s is \"%s\"", a->line, a->name, value); }
+        if (strcmp(value, a->value) || !given.at[spec - option_specs]) {
+            fail_msg("\"%s\": --%s is \"%s\"", a->line, a->name, value);
+        }
     }
 }
 
@@ -393,8 +448,10 @@ static void test_secrets_leave_the_command_line(void **state) {
         OptionsGiven given;
         Line line;
         char message[4096];
-        const char equals = form & 1 ? '=' : ' ', *before = form & 2 ? "--dp-key 0101 " : ""; // the last one counts, and all are gone
-        parse(&line, &options, &given, text_of("--dp-noise 1 %s--dp-key%c%s --steps 3", before, equals, key));
+        // the last one counts, and all are gone
+        const char equals = form & 1 ? '=' : ' ', *before = form & 2 ? "--dp-key 0101 " : "";
+        parse(&line, &options, &given,
+              text_of("--dp-noise 1 %s--dp-key%c%s --steps 3", before, equals, key));
         assert_string_equal(options.dp_key, key);
         assert_int_equal(options.steps, 3);
         for (int i = 0; i < line.count; i++) { assert_null(strstr(line.arguments[i], "01")); }
@@ -411,7 +468,8 @@ static const char *const refused[][3] = {
     {"--profile-steps 0:3", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--profile-steps 5:3", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--profile-steps 1:2x", "--profile-steps takes two steps A:B", "such as 3:5"},
-    {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B",
+     "such as 3:5"},
     {"--cluster 8 --dry-run", "--cluster begins with nodes x ranks", "found \"8\""},
     {"--cluster x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
@@ -423,16 +481,22 @@ static const char *const refused[][3] = {
     {"--cluster 2x8 --dry-run", "--cluster needs intra=", "GB/s"},
     {"--cluster 2x1 --dry-run", "--cluster needs inter=", "GB/s"},
     {"--cluster 2x8,intra=25 --dry-run", "--cluster needs inter=", "GB/s"},
-    {"--cluster 2x8,intra=25,inter --dry-run", "--cluster takes keys with a number", "found \"inter\""},
-    {"--cluster 2x8,intra=25,intre=3 --dry-run", "--cluster takes keys with a number", "found \"intre=3\""},
-    {"--cluster 2x8,intra=25,inter=3, --dry-run", "--cluster takes keys with a number", "found \"\""},
+    {"--cluster 2x8,intra=25,inter --dry-run", "--cluster takes keys with a number",
+     "found \"inter\""},
+    {"--cluster 2x8,intra=25,intre=3 --dry-run", "--cluster takes keys with a number",
+     "found \"intre=3\""},
+    {"--cluster 2x8,intra=25,inter=3, --dry-run", "--cluster takes keys with a number",
+     "found \"\""},
     {"--cluster 2x8,intra=25,inter=3,inter=3 --dry-run", "--cluster has inter twice", "--help"},
-    {"--cluster 2x8,intra=25,inter=0 --dry-run", "--cluster takes inter from 1e-06 to 1e+06", "found \"0\""},
+    {"--cluster 2x8,intra=25,inter=0 --dry-run", "--cluster takes inter from 1e-06 to 1e+06",
+     "found \"0\""},
     {"--cluster 2x8,intra=25,inter=-3 --dry-run", "--cluster takes inter from", "found \"-3\""},
     {"--cluster 2x8,intra=25,inter=nan --dry-run", "--cluster takes inter from", "found \"nan\""},
-    {"--cluster 2x8,intra=25,inter=1e999 --dry-run", "--cluster takes inter from", "found \"1e999\""},
+    {"--cluster 2x8,intra=25,inter=1e999 --dry-run", "--cluster takes inter from",
+     "found \"1e999\""},
     {"--cluster 2x8,intra=25,inter=3x --dry-run", "--cluster takes inter from", "found \"3x\""},
-    {"--cluster 2x8,intra=25,inter=3,overlap=1.1 --dry-run", "--cluster takes overlap from 0 to 1", "found \"1.1\""},
+    {"--cluster 2x8,intra=25,inter=3,overlap=1.1 --dry-run", "--cluster takes overlap from 0 to 1",
+     "found \"1.1\""},
     {"--step 5", "unknown flag --step\n", "--steps;"},
     {"--stesp=5", "unknown flag --stesp=5", "--steps;"},
     {"--lr-shedule linear", "unknown flag --lr-shedule", "--lr-schedule;"},
@@ -452,27 +516,36 @@ static const char *const refused[][3] = {
     {"--steps 5 6", "unknown flag 6", "--help"},
     {"--steps --lr 1", "--steps needs a value", "found --lr"},
     {"--dry-run 2", "--dry-run takes 0 or 1, found \"2\"", "alone"},
-    {"--steps 99999999999999999999", "--steps must be from -1 to 1000000000000", "99999999999999999999"},
+    {"--steps 99999999999999999999", "--steps must be from -1 to 1000000000000",
+     "99999999999999999999"},
     {"--steps 1e-400", "--steps takes a whole number", "1e-400"},
     {"--seed -1", "--seed must be from 0 to 9e+15", "found -1"},
     {"--seed 1e16", "--seed must be from", "found 1e16"},
-    {"--dp-noise 1 --dp-key 0123", "--dp-key takes 64 hexadecimal digits, found 4 characters", "openssl rand"},
-    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1g", "--dp-key takes 64 hexadecimal digits, found other characters",
+    {"--dp-noise 1 --dp-key 0123", "--dp-key takes 64 hexadecimal digits, found 4 characters",
      "openssl rand"},
-    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2", "found 65 characters", "openssl rand"},
-    {"--dp-noise 1 --dp-key 0x0102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2", "--dp-key takes 64", "openssl rand"},
+    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1g",
+     "--dp-key takes 64 hexadecimal digits, found other characters", "openssl rand"},
+    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2",
+     "found 65 characters", "openssl rand"},
+    {"--dp-noise 1 --dp-key 0x0102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2",
+     "--dp-key takes 64", "openssl rand"},
 };
 static void test_refused_lines(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) { check_refused(refused[i][0], refused[i][1], refused[i][2]); }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        check_refused(refused[i][0], refused[i][1], refused[i][2]);
+    }
 }
 // Texts longer than any buffer on the way to the message.
 static void test_long_unknown_flags(void **state) {
     (void)state;
     char name[1001];
     memset(name, 'q', sizeof name);
-    name[0] = name[1] = '-', name[1000] = 0;
-    for (int n = 50; n <= 1000; n += 10) { check_refused(text_of("%.*s", n, name), "unknown flag --qqqq", "--help"); }
+    name[0] = name[1] = '-';
+    name[1000] = 0;
+    for (int n = 50; n <= 1000; n += 10) {
+        check_refused(text_of("%.*s", n, name), "unknown flag --qqqq", "--help");
+    }
     check_refused(text_of("%s=%.500s", name, name), "unknown flag --qqqq", "--help");
 }
 static void test_distance(void **state) {
@@ -480,28 +553,40 @@ static void test_distance(void **state) {
     static const struct {
         const char *a, *b;
         int distance;
-    } cases[] = {{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"steps", "steps", 0}, {"ab", "ba", 2}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_int_equal(option_distance(cases[i].a, cases[i].b), cases[i].distance); }
+    } cases[] = {
+        {"", "", 0},         {"", "abc", 3},        {"abc", "", 3}, {"kitten", "sitting", 3},
+        {"flaw", "lawn", 2}, {"steps", "steps", 0}, {"ab", "ba", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(option_distance(cases[i].a, cases[i].b), cases[i].distance);
+    }
 }
 
 static void test_cluster(void **state) {
     (void)state;
-    Cluster none = cluster_parse(""), few = cluster_parse("2x8,inter=3,intra=25"), one = cluster_parse("1x1"),
-            all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,overlap=0.5,link=8,host=9,disk=10");
-    assert_int_equal(none.nodes, 0), assert_int_equal(few.nodes, 2), assert_int_equal(few.ranks, 8);
-    assert_true(few.intra == 25 && few.inter == 3 && few.gather == 3 && few.latency == 0 && few.tflops == 0 && few.half == 0 && few.memory == 0);
+    Cluster none = cluster_parse(""), few = cluster_parse("2x8,inter=3,intra=25"),
+            one = cluster_parse("1x1"),
+            all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,"
+                                "overlap=0.5,link=8,host=9,disk=10");
+    assert_int_equal(none.nodes, 0);
+    assert_int_equal(few.nodes, 2);
+    assert_int_equal(few.ranks, 8);
+    assert_true(few.intra == 25 && few.inter == 3 && few.gather == 3 && few.latency == 0 &&
+                few.tflops == 0 && few.half == 0 && few.memory == 0);
     assert_true(few.link == 0 && few.host == 0 && few.disk == 0);
     assert_true(few.overlap == 1 && isinf(one.inter) && isinf(one.intra)); // nobody sends anything
-    assert_int_equal(all.nodes, 24), assert_int_equal(all.ranks, 16);
-    assert_true(all.intra == 1 && all.inter == 2 && all.gather == 3 && all.latency == 4 && all.tflops == 5 && all.half == 6 && all.memory == 7);
+    assert_int_equal(all.nodes, 24);
+    assert_int_equal(all.ranks, 16);
+    assert_true(all.intra == 1 && all.inter == 2 && all.gather == 3 && all.latency == 4 &&
+                all.tflops == 5 && all.half == 6 && all.memory == 7);
     assert_true(all.overlap == 0.5 && all.link == 8 && all.host == 9 && all.disk == 10);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Pairs
 
 static const char *const clashes[][3] = {
     // line, the pair
+    // 0 is private too
     {"--resume", "resume", "out"},
     {"--resume 1 --out=", "resume", "out"},
     {"--save-every 5", "save-every", "out"},
@@ -524,10 +609,13 @@ static const char *const clashes[][3] = {
     {"--offload-update auto", "offload-update", "offload"},
     {"--offload-delay 1", "offload-delay", "offload"},
     {"--offload-delay 1 --device-memory 1G", "offload-delay", "offload"},
-    {"--offload-delay 1 --offload optimizer --offload-update device", "offload-delay", "offload-update"},
+    {"--offload-delay 1 --offload optimizer --offload-update device", "offload-delay",
+     "offload-update"},
     {"--offload-delay 1 --offload optimizer --dp-noise 1", "offload-delay", "dp-noise"},
-    {"--offload-delay 1 --offload optimizer --zero 2 --zero-quantized-gradients 1", "offload-delay", "zero-quantized-gradients"},
-    {"--offload-delay 1 --offload optimizer --share all --delink-at 5", "offload-delay", "delink-at"},
+    {"--offload-delay 1 --offload optimizer --zero 2 --zero-quantized-gradients 1", "offload-delay",
+     "zero-quantized-gradients"},
+    {"--offload-delay 1 --offload optimizer --share all --delink-at 5", "offload-delay",
+     "delink-at"},
     {"--offload-delay 1 --offload optimizer --offload-dir /tmp", "offload-delay", "offload-dir"},
     {"--offload-dir /tmp", "offload-dir", "offload"},
     {"--offload-dir /tmp --device-memory 1G --offload none", "offload-dir", "offload"},
@@ -549,7 +637,8 @@ static const char *const clashes[][3] = {
     {"--pipeline 2 --pipeline-schedule zero-bubble --dp-noise 0", "pipeline-schedule", "dp-noise"},
     {"--pipeline-schedule gpipe", "pipeline-schedule", "pipeline"},
     {"--pipeline-warmup a --pipeline 1", "pipeline-warmup", "pipeline"},
-    {"--pipeline 2 --pipeline-schedule gpipe --pipeline-warmup b", "pipeline-warmup", "pipeline-schedule"},
+    {"--pipeline 2 --pipeline-schedule gpipe --pipeline-warmup b", "pipeline-warmup",
+     "pipeline-schedule"},
     {"--cyclic-mode single", "cyclic-mode", "cyclic"},
     {"--cyclic v1 --cyclic-slack 1", "cyclic-slack", "cyclic"},
     {"--cyclic-stages 2", "cyclic-stages", "cyclic"},
@@ -578,7 +667,8 @@ static const char *const clashes[][3] = {
     {"--share 2 --plan", "share", "pipeline"},
     {"--share 2 --dp-epsilon 1", "share", "dp-noise"},
     {"--share 2 --delink-at 5 --cyclic v1", "delink-at", "cyclic"},
-    {"--pipeline 2 --pipeline-schedule zero-bubble --recompute block", "pipeline-schedule", "recompute"},
+    {"--pipeline 2 --pipeline-schedule zero-bubble --recompute block", "pipeline-schedule",
+     "recompute"},
     {"--profile-steps 3:4 --dp-noise 1", "profile-steps", "dp-noise"},
     {"--dtype fp32 --stochastic-rounding 1", "stochastic-rounding", "dtype"},
     {"--zero-quantized-weights", "zero-quantized-weights", "zero"},
@@ -603,28 +693,41 @@ static const char *const clashes[][3] = {
     {"--dp-epsilon 8 --dp-unit document --windows continuous", "dp-unit", "windows"},
     {"--dp-epsilon 8 --dp-windows-per-document 1", "dp-windows-per-document", "dp-unit"},
     {"--dp-windows-per-document 1", "dp-windows-per-document", "dp-unit"},
-    {"--dp-epsilon 8 --dp-unit document --windows document --dp-windows-per-document 2 --dp-accountant rdp", "dp-windows-per-document", "dp-accountant"},
+    {"--dp-epsilon 8 --dp-unit document --windows document --dp-windows-per-document 2 "
+     "--dp-accountant rdp",
+     "dp-windows-per-document", "dp-accountant"},
     {"--dp-noise 1 --dp-clip-style flat --recompute block", "dp-clip-style", "recompute"},
     {"--dp-noise 1 --dp-clip-style stage --recompute block", "dp-clip-style", "recompute"},
     {"--dp-noise 1 --zero 3 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"},
     {"--dp-epsilon 1 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"},
-    {"--dp-noise 0 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"}, // 0 is private too
+    {"--dp-noise 0 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"},
     {"--dp-epsilon 1 --reduce-dtype bf16", "reduce-dtype", "dp-noise"},
     {"--dp-noise 1 --reduce-dtype bf16", "reduce-dtype", "dp-noise"},
     {"--dp-epsilon 1 --skip-loss-z 5", "skip-loss-z", "dp-noise"},
     {"--dp-noise 1 --skip-grad-z 5", "skip-grad-z", "dp-noise"},
-    {"--dp-account x --dp-neighbours replace-one --dp-accountant rdp", "dp-neighbours", "dp-accountant"},
+    {"--dp-account x --dp-neighbours replace-one --dp-accountant rdp", "dp-neighbours",
+     "dp-accountant"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
     (void)state;
-    for (int i = 0; i < CLASHES; i++) { check_refused(clashes[i][0], text_of("--%s with --%s: ", clashes[i][1], clashes[i][2]), "--compat"); }
+    for (int i = 0; i < CLASHES; i++) {
+        check_refused(clashes[i][0], text_of("--%s with --%s: ", clashes[i][1], clashes[i][2]),
+                      "--compat");
+    }
     for (int i = 0; i < OPTION_PAIRS; i++) { // and no pair without a line above
         bool met = false;
-        for (int j = 0; j < CLASHES; j++) { met = met || (!strcmp(option_pairs[i].a, clashes[j][1]) && !strcmp(option_pairs[i].b, clashes[j][2])); }
-        if (!met) { fail_msg("no command line for --%s with --%s", option_pairs[i].a, option_pairs[i].b); }
-        assert_non_null(option_find(text_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
-        assert_non_null(option_find(text_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
+        for (int j = 0; j < CLASHES; j++) {
+            met = met || (!strcmp(option_pairs[i].a, clashes[j][1]) &&
+                          !strcmp(option_pairs[i].b, clashes[j][2]));
+        }
+        if (!met) {
+            fail_msg("no command line for --%s with --%s", option_pairs[i].a, option_pairs[i].b);
+        }
+        assert_non_null(
+            option_find(text_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
+        assert_non_null(
+            option_find(text_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
     }
 }
 static void test_near_misses_are_accepted(void **state) {
@@ -646,26 +749,31 @@ static void test_near_misses_are_accepted(void **state) {
         "--warmup 5 --steps -1",
         "--json --dry-run 1",
         "--json --plan --profile x --cluster 1x1 --device-memory 16G --pipeline auto",
-        "--plan --profile x --cluster 1x1 --pipeline 5:3,3:1 --pipeline-warmup b --pipeline-schedule dapple",
+        "--plan --profile x --cluster 1x1 --pipeline 5:3,3:1 --pipeline-warmup b "
+        "--pipeline-schedule dapple",
         "--pipeline 1",
         "--json --dp-account x --dp-accountant rdp",
         "--dp-account x --dp-neighbours replace-one",
         "--dp-epsilon 8",
         "--dp-noise 0",
-        "--dp-epsilon 8 --dp-noise 1 --dp-delta 0 --dp-clip 0.5 --dp-clip-style flat --dp-clip-function automatic --dp-unit sequence --dp-show-private",
+        "--dp-epsilon 8 --dp-noise 1 --dp-delta 0 --dp-clip 0.5 --dp-clip-style flat "
+        "--dp-clip-function automatic --dp-unit sequence --dp-show-private",
         "--dp-noise 1 --dp-accountant rdp",
         "--dp-noise 1 --dp-neighbours replace-one",
         "--dp-noise 1 --dp-unit document --windows document",
         "--dp-noise 1 --dp-unit document --windows document --dp-windows-per-document 4",
-        "--dp-noise 1 --dp-unit document --windows document --dp-windows-per-document 1 --dp-accountant rdp",
-        "--dp-noise 1 --recompute block --zero 3 --zero-quantized-weights --zero-hpz-partition-size 2",
+        "--dp-noise 1 --dp-unit document --windows document --dp-windows-per-document 1 "
+        "--dp-accountant rdp",
+        "--dp-noise 1 --recompute block --zero 3 --zero-quantized-weights "
+        "--zero-hpz-partition-size 2",
         "--dp-clip-style unit --dp-noise 1 --recompute block",
         "--pipeline 3:1,3:1 --dp-epsilon 8 --dp-clip-style stage --pipeline-schedule gpipe",
         "--pipeline 2 --dp-noise 1 --dp-clip-style unit --recompute block --zero 3",
         "--dp-noise 1 --skip-loss-z 0 --skip-grad-z 0 --reduce-dtype fp32 --dtype bf16",
         "--skip-loss-z 5 --reduce-dtype bf16 --dp-epsilon 0",
         "--cluster=",
-        "--share 2x3 --delink-at 5 --delink-moments reset --delink-warmup 2 --steps 6 --pipeline 2 --zero 3",
+        "--share 2x3 --delink-at 5 --delink-moments reset --delink-warmup 2 --steps 6 --pipeline 2 "
+        "--zero 3",
         "--share 4 --share-lr 1e-3 --lr 4e-3 --delink-at 5 --steps 6",
         "--share none --delink --delink-moments reset",
     };
@@ -677,7 +785,7 @@ static void test_near_misses_are_accepted(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Texts for the user
 
 static void test_help_prints_every_flag(void **state) {
@@ -689,10 +797,12 @@ static void test_help_prints_every_flag(void **state) {
     fclose(f);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *at = strstr(text, text_of("\n  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
+        const char *at = strstr(
+            text, text_of("\n  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
         if (!at) { fail_msg("--%s is not in --help", spec->name); }
         char *row = strndup(at + 1, strcspn(at + 1, "\n"));
-        bool all = strstr(row, spec->help) && strstr(row, spec->choices) && strstr(row, text_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
+        bool all = strstr(row, spec->help) && strstr(row, spec->choices) &&
+                   strstr(row, text_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
         if (!all) { fail_msg("--%s: something is missing in: %s", spec->name, row); }
         assert_non_null(strstr(text, text_of("\n%s\n", spec->group)));
         free(row);
@@ -709,7 +819,8 @@ static void test_compat_prints_every_pair(void **state) {
     fclose(f);
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
-        assert_non_null(strstr(text, text_of("--%-12s with --%-12s %s\n", pair->a, pair->b, pair->why)));
+        assert_non_null(
+            strstr(text, text_of("--%-12s with --%-12s %s\n", pair->a, pair->b, pair->why)));
     }
     free(text);
 }
@@ -718,8 +829,9 @@ static void test_help_is_found_anywhere(void **state) {
     static const struct {
         const char *line;
         bool help;
-    } cases[] = {{"--help", true}, {"-h", true},         {"--bogus --help", true}, {"--steps 5 -h", true},
-                 {"", false},      {"--steps 5", false}, {"--helpx", false},       {"-help", false}};
+    } cases[] = {{"--help", true},       {"-h", true},    {"--bogus --help", true},
+                 {"--steps 5 -h", true}, {"", false},     {"--steps 5", false},
+                 {"--helpx", false},     {"-help", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);

@@ -1,6 +1,7 @@
-// test_pipeline.c: proves pipeline.h: what --pipeline accepts and refuses; that every plan of a small model on few ranks makes a valid program
-// that holds as many micro-batches as the paper says and has the bubble it says. And timeline.h: what it draws. Damaged pipelines are
-// among those of test_schedule.c.
+// test_pipeline.c: proves pipeline.h: what --pipeline accepts and refuses; that every plan of a
+// small model on few ranks makes a valid program that holds as many micro-batches as the paper says
+// and has the bubble it says. And timeline.h: what it draws. Damaged pipelines are among those of
+// test_schedule.c.
 #include "ops_cpu.h"
 #include "pipeline.h"
 #include "engine/timeline.h"
@@ -16,30 +17,50 @@
 #include "engine/simulator.h"
 #include "engine/validator.h"
 
-static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL), stage_two = ZERO_STAGE(2, true, NULL), stage_three = ZERO_STAGE(3, true, NULL);
+static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL), stage_two = ZERO_STAGE(2, true, NULL),
+                        stage_three = ZERO_STAGE(3, true, NULL);
 // Activations of 4 blocks on the host.
-static unsigned char stashed_blocks[] = {0, 0, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 0};
+static unsigned char stashed_blocks[] = {0,
+                                         0,
+                                         1 << STATE_ACTIVATIONS,
+                                         1 << STATE_ACTIVATIONS,
+                                         1 << STATE_ACTIVATIONS,
+                                         1 << STATE_ACTIVATIONS,
+                                         0};
 static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false, 7);
 static const ZeroPolicy stashing = ZERO_STAGE(0, false, &stashed);
-static Program empty_clipped_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy, bool clips) {
+static Program empty_clipped_program(const Placement *placement, int layers, int ranks,
+                                     const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, policy, placement, clips), p.ranks = ranks;
+    p.map = unit_map(&m, policy, placement, clips);
+    p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program empty_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy) {
+static Program empty_program(const Placement *placement, int layers, int ranks,
+                             const ZeroPolicy *policy) {
     return empty_clipped_program(placement, layers, ranks, policy, false);
 }
-static const PipelineKind kinds[4] = {PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE}; // the third with policy B
-static PipelinePlan plan_of(const char *text, int units, int ranks, PipelineKind kind, Warmup warmup, int64_t rows, int M) {
-    PipelinePlan plan = {pipeline_placement(text, units, ranks), kind, warmup, rows, M, INT64_MAX, false, CLIPS_NOTHING};
+// the third with policy B
+static const PipelineKind kinds[4] = {PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_DAPPLE,
+                                      PIPELINE_ZERO_BUBBLE};
+static PipelinePlan plan_of(const char *text, int units, int ranks, PipelineKind kind,
+                            Warmup warmup, int64_t rows, int M) {
+    PipelinePlan plan = {pipeline_placement(text, units, ranks),
+                         kind,
+                         warmup,
+                         rows,
+                         M,
+                         INT64_MAX,
+                         false,
+                         CLIPS_NOTHING};
     return plan;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // --pipeline
 
 enum { UNITS = 6, RANKS = 4 }; // of the model and the job that the texts are for
@@ -82,7 +103,8 @@ static const Text texts[] = {
     {"6:4,0:0", "stage 1 is not", false},
     {"5:3,-1:1", "stage 1 is not", false},
     {"5:3, 1:1", "stage 1 is not", false},
-    {"4:3,1:1", "add up to 5: make them add up to the model's 6 (embedding, 4 blocks, head)", false},
+    {"4:3,1:1", "add up to 5: make them add up to the model's 6 (embedding, 4 blocks, head)",
+     false},
     {"6:3,1:1", "the units of the stages add up to 7", false},
     {"5:3,1:2", "the replicas of the stages add up to 5: make them add up to the 4 ranks", false},
     {"5:1,1:1", "the replicas of the stages add up to 2", false},
@@ -91,7 +113,8 @@ static const Text texts[] = {
 static void write_placement(const Placement *p, char *text, size_t bytes) {
     size_t n = 0;
     for (int s = 0; s < p->stages && n < bytes; s++) {
-        n += (size_t)snprintf(text + n, bytes - n, "%s%d:%d", s ? "," : "", p->stage[s].units, p->stage[s].replicas);
+        n += (size_t)snprintf(text + n, bytes - n, "%s%d:%d", s ? "," : "", p->stage[s].units,
+                              p->stage[s].replicas);
     }
 }
 static void test_texts(void **state) {
@@ -102,15 +125,21 @@ static void test_texts(void **state) {
         char error[300] = "", back[300] = "";
         bool good = pipeline_parse(texts[i].text, UNITS, RANKS, &placement, error, sizeof error);
         if (good) {
-            write_placement(&placement, back, sizeof back), assert_true(pipeline_check_placement(&placement, UNITS, RANKS)), placement_free(&placement);
+            write_placement(&placement, back, sizeof back);
+            assert_true(pipeline_check_placement(&placement, UNITS, RANKS));
+            placement_free(&placement);
         }
-        if (good != texts[i].good || !(good ? !strcmp(back, texts[i].expected) : strstr(error, texts[i].expected) != NULL)) {
-            print_error("\"%s\": expected %s, found %s%s\n", texts[i].text, texts[i].expected, back, error), wrong++;
+        if (good != texts[i].good ||
+            !(good ? !strcmp(back, texts[i].expected) : strstr(error, texts[i].expected) != NULL)) {
+            print_error("\"%s\": expected %s, found %s%s\n", texts[i].text, texts[i].expected, back,
+                        error);
+            wrong++;
         }
     }
     assert_int_equal(wrong, 0);
 }
-// Texts by chance: none crashes; what is accepted is a placement, and the same when it is written back.
+// Texts by chance: none crashes; what is accepted is a placement, and the same when it is written
+// back.
 static void test_texts_by_chance(void **state) {
     (void)state;
     const char letters[] = "0123456,,,,::::11112223 -x%";
@@ -118,7 +147,9 @@ static void test_texts_by_chance(void **state) {
     for (uint64_t i = 0; i < 400000; i++) {
         char text[16] = "", back[64] = "", error[64];
         const int length = (int)(random_u64(11, i, 0) % 12);
-        for (int k = 0; k < length; k++) { text[k] = letters[random_u64(11, i, (uint64_t)k + 1) % (sizeof letters - 1)]; }
+        for (int k = 0; k < length; k++) {
+            text[k] = letters[random_u64(11, i, (uint64_t)k + 1) % (sizeof letters - 1)];
+        }
         const int units = 3 + (int)(i % 4), ranks = 1 + (int)(i / 4 % 4);
         Placement placement, again;
         if (!pipeline_parse(text, units, ranks, &placement, error, sizeof error)) {
@@ -129,9 +160,12 @@ static void test_texts_by_chance(void **state) {
         write_placement(&placement, back, sizeof back);
         assert_true(pipeline_parse(back, units, ranks, &again, error, sizeof error));
         for (int s = 0; s < placement.stages; s++) {
-            assert_memory_equal(again.stage[s].ranks, placement.stage[s].ranks, (size_t)again.stage[s].replicas * sizeof(int));
+            assert_memory_equal(again.stage[s].ranks, placement.stage[s].ranks,
+                                (size_t)again.stage[s].replicas * sizeof(int));
         }
-        placement_free(&placement), placement_free(&again), accepted++;
+        placement_free(&placement);
+        placement_free(&again);
+        accepted++;
     }
     assert_true(accepted > 1000);
 }
@@ -148,16 +182,20 @@ static void test_a_wrong_text_ends_the_program(void **state) {
     assert_non_null(strstr(said, "hint: "));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plans
 
-// Every way to write n as a sum of `parts` numbers from 1 on; index counts them. False: there is none with this index.
+// Every way to write n as a sum of `parts` numbers from 1 on; index counts them. False: there is
+// none with this index.
 static bool composition(int n, int parts, int index, int *out) {
     for (int bits = 0; bits < 1 << (n - 1); bits++) { // a set bit i: a part ends after i + 1
         int at = 0, begin = 0;
         if (__builtin_popcount((unsigned)bits) != parts - 1 || index--) { continue; }
         for (int i = 0; i < n; i++) {
-            if (i == n - 1 || (bits >> i & 1)) { out[at++] = i + 1 - begin, begin = i + 1; }
+            if (i == n - 1 || (bits >> i & 1)) {
+                out[at++] = i + 1 - begin;
+                begin = i + 1;
+            }
         }
         return true;
     }
@@ -189,13 +227,15 @@ static void check_peaks(const Program *p, const PipelinePlan *plan, int kind) {
     for (int s = 0; s < S; s++) {
         for (int i = 0; i < plan->placement.stage[s].replicas; i++) {
             int r = plan->placement.stage[s].ranks[i];
-            int64_t live = expected_live(kind, S, s, plan->depth, p->micro_batches), found = peak_live(&p->rank[r], p->micro_batches);
+            int64_t live = expected_live(kind, S, s, plan->depth, p->micro_batches),
+                    found = peak_live(&p->rank[r], p->micro_batches);
             assert_int_equal(p->limits[r].in_flight, live);
             assert_true(kind == 3 ? found <= live : found == live);
         }
     }
 }
-// GPipe: no forward after a backward. DAPPLE: after its first backward a rank takes turns, until no forward is left.
+// GPipe: no forward after a backward. DAPPLE: after its first backward a rank takes turns, until no
+// forward is left.
 static void check_turns(const Program *p, int kind) {
     for (int r = 0; r < p->ranks && kind < 3; r++) {
         const Action *before = NULL;
@@ -203,14 +243,18 @@ static void check_turns(const Program *p, int kind) {
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
             if (!action_computes(a->kind)) { continue; }
-            bool forward = a->kind == ACT_FORWARD, new_one = !before || before->micro != a->micro || (before->kind == ACT_FORWARD) != forward;
+            bool forward = a->kind == ACT_FORWARD,
+                 new_one = !before || before->micro != a->micro ||
+                           (before->kind == ACT_FORWARD) != forward;
             if (forward && kind == 0) { assert_false(backward); }
             if (forward && new_one && backward) { assert_true(before->kind != ACT_FORWARD); }
-            backward = backward || !forward, before = a;
+            backward = backward || !forward;
+            before = a;
         }
     }
 }
-// The messages of a boundary bring each sample of a micro-batch down and back once, in as few messages as there are overlaps.
+// The messages of a boundary bring each sample of a micro-batch down and back once, in as few
+// messages as there are overlaps.
 static void check_messages(const Program *p, const PipelinePlan *plan) {
     for (int s = 0; s + 1 < plan->placement.stages; s++) {
         const int unit = plan->placement.stage[s + 1].first_unit;
@@ -218,29 +262,45 @@ static void check_messages(const Program *p, const PipelinePlan *plan) {
         for (int r = 0; r < p->ranks; r++) {
             for (int i = 0; i < p->rank[r].count; i++) {
                 const Action *a = &p->rank[r].actions[i];
-                if (a->kind == ACT_RECV_FORWARD && a->unit == unit - 1) { down += a->rows, messages++; }
-                if (a->kind == ACT_SEND_BACKWARD && a->unit == unit) { back += a->rows, messages++; }
+                if (a->kind == ACT_RECV_FORWARD && a->unit == unit - 1) {
+                    down += a->rows;
+                    messages++;
+                }
+                if (a->kind == ACT_SEND_BACKWARD && a->unit == unit) {
+                    back += a->rows;
+                    messages++;
+                }
             }
         }
-        const int64_t overlaps = plan->placement.stage[s].replicas + plan->placement.stage[s + 1].replicas - 1;
-        assert_int_equal(down, p->samples), assert_int_equal(back, p->samples);
+        const int64_t overlaps =
+            plan->placement.stage[s].replicas + plan->placement.stage[s + 1].replicas - 1;
+        assert_int_equal(down, p->samples);
+        assert_int_equal(back, p->samples);
         assert_true(messages <= 2 * p->micro_batches * overlaps);
     }
 }
 // One plan, with everything that is lowered. tight: also that one place less is refused.
-static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks, int64_t samples, const ZeroPolicy *policy, bool clips, bool tight) {
+static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks, int64_t samples,
+                       const ZeroPolicy *policy, bool clips, bool tight) {
     char error[400];
     Program p = empty_program(&plan->placement, layers, ranks, policy);
     schedule_pipeline(&p, plan, samples, true);
-    check_peaks(&p, plan, kind), check_turns(&p, kind), check_messages(&p, plan);
-    if (plan->recompute) { schedule_lower_recompute(&p), unit_map_recomputes(&p.map, &plan->placement); }
+    check_peaks(&p, plan, kind);
+    check_turns(&p, kind);
+    check_messages(&p, plan);
+    if (plan->recompute) {
+        schedule_lower_recompute(&p);
+        unit_map_recomputes(&p.map, &plan->placement);
+    }
     if (clips) { schedule_lower_clip(&p); }
-    zero_lower(&p, policy, true), schedule_lower_stash(&p);
+    zero_lower(&p, policy, true);
+    schedule_lower_stash(&p);
     if (!schedule_validate(&p, error, sizeof error)) {
         char text[100];
         write_placement(&plan->placement, text, sizeof text);
-        fail_msg("%s M %d rows %d samples %d kind %d depth %d clips %d: %s", text, plan->micro_batches, (int)plan->micro_rows, (int)samples, kind,
-                 (int)plan->depth, clips, error);
+        fail_msg("%s M %d rows %d samples %d kind %d depth %d clips %d: %s", text,
+                 plan->micro_batches, (int)plan->micro_rows, (int)samples, kind, (int)plan->depth,
+                 clips, error);
     }
     for (int r = 0; tight && r < ranks; r++) {
         p.limits[r].in_flight--;
@@ -251,13 +311,17 @@ static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks
     program_free(&p);
 }
 // What --pipeline would say of these stages.
-static void write_stages(char *text, size_t bytes, int stages, const int *units, const int *replicas) {
+static void write_stages(char *text, size_t bytes, int stages, const int *units,
+                         const int *replicas) {
     size_t n = 0;
-    for (int s = 0; s < stages; s++) { n += (size_t)snprintf(text + n, bytes - n, "%s%d:%d", s ? "," : "", units[s], replicas[s]); }
+    for (int s = 0; s < stages; s++) {
+        n += (size_t)snprintf(text + n, bytes - n, "%s%d:%d", s ? "," : "", units[s], replicas[s]);
+    }
 }
 
-// All splits of 6 units over 1 to 4 ranks with all numbers of replicas, 1 to 8 micro-batches, the last one short; in turns bounded memory,
-// recomputation, gradients that leave in each micro-batch, activations on the host, clipping by stages; micro-batches of fewer samples than replicas, and
+// All splits of 6 units over 1 to 4 ranks with all numbers of replicas, 1 to 8 micro-batches, the
+// last one short; in turns bounded memory, recomputation, gradients that leave in each micro-batch,
+// activations on the host, clipping by stages; micro-batches of fewer samples than replicas, and
 // empty ones.
 static void test_all_plans(void **state) {
     (void)state;
@@ -269,11 +333,16 @@ static void test_all_plans(void **state) {
                     char text[100];
                     write_stages(text, sizeof text, S, units, replicas);
                     for (int i = 0; i < 8 * 4 * 3 * 2; i++, plans++) {
-                        const int M = 1 + i % 8, kind = i / 8 % 4, bound = i / 32 % 3, rows = 1 + plans / 8 % 5;
-                        PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
-                        plan.depth = bound && kind ? bound : INT64_MAX, plan.recompute = i / 96 && kind < 3;
-                        int64_t samples = max_i64(1, plans % 7 ? (int64_t)M * rows - plans % 3 : M / 2);
-                        const bool clips = !plan.recompute && plans / 2 % 2, stashes = kind < 3 && !clips && plans % 3 == 0;
+                        const int M = 1 + i % 8, kind = i / 8 % 4, bound = i / 32 % 3,
+                                  rows = 1 + plans / 8 % 5;
+                        PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind],
+                                                    kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
+                        plan.depth = bound && kind ? bound : INT64_MAX;
+                        plan.recompute = i / 96 && kind < 3;
+                        int64_t samples =
+                            max_i64(1, plans % 7 ? (int64_t)M * rows - plans % 3 : M / 2);
+                        const bool clips = !plan.recompute && plans / 2 % 2,
+                                   stashes = kind < 3 && !clips && plans % 3 == 0;
                         check_plan(&plan, kind, 4, ranks, samples,
                                    stashes         ? &stashing
                                    : plans % 2     ? &plain
@@ -293,14 +362,18 @@ static int64_t rows_of_kind(const Program *p, ActionKind kind, int unit) {
     int64_t rows = 0;
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
-            rows += p->rank[r].actions[i].kind == kind && p->rank[r].actions[i].unit == unit ? p->rank[r].actions[i].rows : 0;
+            rows += p->rank[r].actions[i].kind == kind && p->rank[r].actions[i].unit == unit
+                        ? p->rank[r].actions[i].rows
+                        : 0;
         }
     }
     return rows;
 }
-// One plan that clips. Each sample's norm comes to the first stage, and its factor back, once, from the stages that share a norm with it; with fewer
-// places than the limits say, of which the last stage needs all, it is refused.
-static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samples, const ZeroPolicy *policy) {
+// One plan that clips. Each sample's norm comes to the first stage, and its factor back, once, from
+// the stages that share a norm with it; with fewer places than the limits say, of which the last
+// stage needs all, it is refused.
+static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samples,
+                               const ZeroPolicy *policy) {
     char error[400], text[100];
     const int S = plan->placement.stages, last = plan->placement.stage[S - 1].ranks[0];
     Program p = empty_clipped_program(&plan->placement, 4, ranks, policy, true);
@@ -309,14 +382,16 @@ static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samp
     zero_lower(&p, policy, true);
     write_placement(&plan->placement, text, sizeof text);
     if (!schedule_validate(&p, error, sizeof error)) {
-        fail_msg("%s M %d rows %d samples %d kind %d clips %d: %s", text, plan->micro_batches, (int)plan->micro_rows, (int)samples, plan->kind, plan->clips,
-                 error);
+        fail_msg("%s M %d rows %d samples %d kind %d clips %d: %s", text, plan->micro_batches,
+                 (int)plan->micro_rows, (int)samples, plan->kind, plan->clips, error);
     }
     for (int s = 0; s < S; s++) {
         const Stage *stage = &plan->placement.stage[s];
         const bool sends = s && (plan->clips == CLIPS_ALL || s == S - 1);
         for (int kind = ACT_SEND_NORM; kind <= ACT_RECV_FACTOR; kind++) {
-            assert_int_equal(rows_of_kind(&p, (ActionKind)kind, stage->first_unit + stage->units - 1), sends ? samples : 0);
+            assert_int_equal(
+                rows_of_kind(&p, (ActionKind)kind, stage->first_unit + stage->units - 1),
+                sends ? samples : 0);
         }
     }
     assert_int_equal(rows_of_kind(&p, ACT_TIED, 5), S > 1 ? samples : 0);
@@ -327,7 +402,8 @@ static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samp
     }
     program_free(&p);
 }
-// All splits again, of steps that clip by unit, by stage and by the norm of all; of no samples, too.
+// All splits again, of steps that clip by unit, by stage and by the norm of all; of no samples,
+// too.
 static void test_clipped_plans(void **state) {
     (void)state;
     const int lengths[] = {1, 2, 3, 5, 8, 13};
@@ -340,12 +416,16 @@ static void test_clipped_plans(void **state) {
                     write_stages(text, sizeof text, S, units, replicas);
                     for (int i = 0; i < 6 * 3 * 3; i++, plans++) {
                         const int M = lengths[i % 6], kind = i / 6 % 3, rows = 1 + plans / 8 % 5;
-                        PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
-                        plan.clips = (Clips)(CLIPS_UNITS + i / 18), plan.recompute = plan.clips == CLIPS_UNITS && plans % 3 == 0;
-                        check_clipped_plan(&plan, ranks, M == 1 && plans % 2 ? 0 : (int64_t)M * rows - plans % 2 * (rows > 1),
-                                           plans % 2       ? &plain
-                                           : plans / 4 % 2 ? &stage_two
-                                                           : &stage_three);
+                        PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind],
+                                                    kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
+                        plan.clips = (Clips)(CLIPS_UNITS + i / 18);
+                        plan.recompute = plan.clips == CLIPS_UNITS && plans % 3 == 0;
+                        check_clipped_plan(
+                            &plan, ranks,
+                            M == 1 && plans % 2 ? 0 : (int64_t)M * rows - plans % 2 * (rows > 1),
+                            plans % 2       ? &plain
+                            : plans / 4 % 2 ? &stage_two
+                                            : &stage_three);
                         placement_free(&plan.placement);
                     }
                 }
@@ -357,16 +437,20 @@ static void test_clipped_plans(void **state) {
 // Wide stages of unequal width: 11:5 and 15:1 of 16, and others, with remainders.
 static void test_unequal_replicas(void **state) {
     (void)state;
-    const char *const wide[] = {"3:11,3:5", "3:15,3:1", "3:1,3:15", "2:5,3:11", "1:7,2:1,2:5,1:3", "1:2,1:3,1:5,1:3,1:2,1:1"};
+    const char *const wide[] = {"3:11,3:5", "3:15,3:1",        "3:1,3:15",
+                                "2:5,3:11", "1:7,2:1,2:5,1:3", "1:2,1:3,1:5,1:3,1:2,1:1"};
     const int units[] = {6, 6, 6, 5, 6, 6};
     for (int i = 0; i < 6 * 4 * 6; i++) {
         const int64_t rows[] = {1, 7, 16, 37, 64, 5};
         const int kind = i / 6 % 4;
-        PipelinePlan plan = plan_of(wide[i % 6], units[i % 6], 16, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows[i / 24], 5);
-        check_plan(&plan, kind, units[i % 6] - 2, 16, max_i64(1, 5 * rows[i / 24] - 3), &plain, false, i % 5 == 0);
+        PipelinePlan plan = plan_of(wide[i % 6], units[i % 6], 16, kinds[kind],
+                                    kind == 2 ? WARMUP_B : WARMUP_A, rows[i / 24], 5);
+        check_plan(&plan, kind, units[i % 6] - 2, 16, max_i64(1, 5 * rows[i / 24] - 3), &plain,
+                   false, i % 5 == 0);
         placement_free(&plan.placement);
     }
-    PipelinePlan plan = plan_of("3:11,3:5", 6, 16, PIPELINE_DAPPLE, WARMUP_A, 16, 1); // parts of 16 samples: 1 1 2 1 2 1 2 1 2 1 2 and 3 3 3 3 4
+    // parts of 16 samples: 1 1 2 1 2 1 2 1 2 1 2 and 3 3 3 3 4
+    PipelinePlan plan = plan_of("3:11,3:5", 6, 16, PIPELINE_DAPPLE, WARMUP_A, 16, 1);
     Program p = empty_program(&plan.placement, 4, 16, &plain);
     schedule_pipeline(&p, &plan, 16, true);
     const int64_t expected[][3] = {{1, 1, 11}, {2, 1, 11}, {2, 1, 12}, {3, 1, 12}};
@@ -375,24 +459,31 @@ static void test_unequal_replicas(void **state) {
         for (int i = 0; i < p.rank[r].count; i++) {
             const Action *a = &p.rank[r].actions[i];
             if (a->kind != ACT_SEND_FORWARD) { continue; }
-            assert_int_equal(r, expected[found][0]), assert_int_equal(a->rows, expected[found][1]), assert_int_equal(a->peer, expected[found][2]), found++;
+            assert_int_equal(r, expected[found][0]);
+            assert_int_equal(a->rows, expected[found][1]);
+            assert_int_equal(a->peer, expected[found][2]);
+            found++;
         }
     }
     assert_int_equal(found, 4);
-    placement_free(&plan.placement), program_free(&p);
+    placement_free(&plan.placement);
+    program_free(&p);
 }
-// Live micro-batches of DAPPLE do not grow with the number of micro-batches, and any order of ranks serves.
+// Live micro-batches of DAPPLE do not grow with the number of micro-batches, and any order of ranks
+// serves.
 static void test_live_is_constant(void **state) {
     (void)state;
     for (int M = 8; M <= 64; M *= 2) {
         PipelinePlan plan = plan_of("1:1,2:2,2:2,1:1", 6, 6, PIPELINE_DAPPLE, WARMUP_A, 4, M);
         int swap = plan.placement.stage[0].ranks[0];
-        plan.placement.stage[0].ranks[0] = plan.placement.stage[2].ranks[1], plan.placement.stage[2].ranks[1] = swap;
+        plan.placement.stage[0].ranks[0] = plan.placement.stage[2].ranks[1];
+        plan.placement.stage[2].ranks[1] = swap;
         Program p = empty_program(&plan.placement, 4, 6, &plain);
         schedule_pipeline(&p, &plan, 4 * M, true);
         const int64_t expected[6] = {2, 3, 3, 2, 4, 1}; // rank 4 has the first stage
         for (int r = 0; r < 6; r++) { assert_int_equal(peak_live(&p.rank[r], M), expected[r]); }
-        placement_free(&plan.placement), program_free(&p);
+        placement_free(&plan.placement);
+        program_free(&p);
     }
 }
 // Of three parts of an input the one in the middle is missing.
@@ -407,14 +498,24 @@ static void test_a_gap_is_refused(void **state) {
     for (int r = 1; r < 4; r += 2) { // both ends
         Schedule *s = &p.rank[r];
         int i = 0;
-        while (!(s->actions[i].kind == (r == 1 ? ACT_SEND_FORWARD : ACT_RECV_FORWARD) && s->actions[i].first_row == 1)) { i++; }
+        while (!(s->actions[i].kind == (r == 1 ? ACT_SEND_FORWARD : ACT_RECV_FORWARD) &&
+                 s->actions[i].first_row == 1)) {
+            i++;
+        }
         memmove(s->actions + i, s->actions + i + 1, (size_t)(--s->count - i) * sizeof(Action));
     }
     assert_false(schedule_validate(&p, error, sizeof error));
-    assert_non_null(strstr(error, "rank 3: FORWARD unit 3 storage -1 micro-batch 0: its input is not there"));
-    placement_free(&plan.placement), program_free(&p);
+    assert_non_null(
+        strstr(error, "rank 3: FORWARD unit 3 storage -1 micro-batch 0: its input is not there"));
+    placement_free(&plan.placement);
+    program_free(&p);
 }
-static void visit_nothing(void *context, int rank, const Action *a, int peer) { (void)context, (void)rank, (void)a, (void)peer; }
+static void visit_nothing(void *context, int rank, const Action *a, int peer) {
+    (void)context;
+    (void)rank;
+    (void)a;
+    (void)peer;
+}
 // Without training there are forwards and their messages, one micro-batch live.
 static void test_evaluation(void **state) {
     (void)state;
@@ -433,7 +534,8 @@ static void test_evaluation(void **state) {
             assert_int_equal(p.limits[r].in_flight, 1);
         }
         assert_int_equal(forwards, 5 * (2 + 2 + 3 + 1));
-        placement_free(&plan.placement), program_free(&p);
+        placement_free(&plan.placement);
+        program_free(&p);
     }
 }
 static void test_bad_plans(void **state) {
@@ -457,24 +559,33 @@ static void test_bad_plans(void **state) {
         int64_t samples = i == 3 ? 13 : i == 12 ? -1 : 12;
         if (i == 1) { plan.micro_batches = 0; }
         if (i == 2) { plan.micro_rows = 0; }
-        if (i == 4) { plan.depth = 0, plan.kind = PIPELINE_DAPPLE; }
+        if (i == 4) {
+            plan.depth = 0;
+            plan.kind = PIPELINE_DAPPLE;
+        }
         if (i == 5) { plan.depth = 3; }
-        if (i == 6) { plan.kind = PIPELINE_ZERO_BUBBLE, plan.recompute = true; }
+        if (i == 6) {
+            plan.kind = PIPELINE_ZERO_BUBBLE;
+            plan.recompute = true;
+        }
         if (i == 7) { plan.placement.stage[1].ranks[0] = 1; } // in two stages
         if (i == 8) { plan.placement.stage[1].ranks[0] = 4; }
         if (i == 9) { plan.placement.stage[1].replicas = 1; }
         if (i == 10) { plan.placement.stage[1].units = 3; }
         if (i == 11) { plan.placement.stage[0].units = 0; }
         bool good = pipeline_check(&plan, 6, 4, samples, error, sizeof error);
-        if (good != !expected[i] || (expected[i] && !strstr(error, expected[i]))) { fail_msg("%d: %s", i, error); }
+        if (good != !expected[i] || (expected[i] && !strstr(error, expected[i]))) {
+            fail_msg("%d: %s", i, error);
+        }
         placement_free(&plan.placement);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Times
 
-// Every stage costs 1 forward, 1 for its input gradients and 1 for its weight gradients, whatever units it has.
+// Every stage costs 1 forward, 1 for its input gradients and 1 for its weight gradients, whatever
+// units it has.
 typedef struct {
     const PipelinePlan *plan;
     double message;
@@ -484,7 +595,8 @@ static ActionCost even_cost(const void *context, int rank, const Action *a) {
     ActionCost cost = {0, 0};
     if (action_sends(a->kind)) { cost.message_s = even->message; }
     if (!action_computes(a->kind)) { return cost; }
-    const Stage *stage = &even->plan->placement.stage[placement_stage_of_unit(&even->plan->placement, a->unit)];
+    const Stage *stage =
+        &even->plan->placement.stage[placement_stage_of_unit(&even->plan->placement, a->unit)];
     (void)rank;
     bool embedding = stage->first_unit == 0; // it has no input gradient: others' cost more
     cost.compute_s = 1.0 / (stage->units - (a->kind == ACT_BACKWARD_INPUT && embedding));
@@ -492,28 +604,32 @@ static ActionCost even_cost(const void *context, int rank, const Action *a) {
     return cost;
 }
 static double bubble(const Program *p, const Even *even) {
-    double *busy = (double *)calloc((size_t)p->ranks, sizeof(double)), all = 0, end = schedule_simulate(p, even_cost, even, busy);
+    double *busy = (double *)calloc((size_t)p->ranks, sizeof(double)), all = 0,
+           end = schedule_simulate(p, even_cost, even, busy);
     for (int r = 0; r < p->ranks; r++) { all += busy[r]; }
     free(busy);
     return 1 - all / (end * p->ranks);
 }
-// Even stages and no cost of messages: (S - 1) / (M + S - 1) of a step is idle in GPipe and DAPPLE. Where a third of the work can wait for
-// the bubbles, and fills them: (S - 1) / (3 M + S - 1).
+// Even stages and no cost of messages: (S - 1) / (M + S - 1) of a step is idle in GPipe and DAPPLE.
+// Where a third of the work can wait for the bubbles, and fills them: (S - 1) / (3 M + S - 1).
 static void test_bubbles(void **state) {
     (void)state;
     for (int i = 0; i < 9 * 24 * 4; i++) {
         int S = i / 24 % 9 + 1, M = 1 + i % 24, kind = i / 216;
         char text[16];
         snprintf(text, sizeof text, "%d", S);
-        PipelinePlan plan = plan_of(text, 10, S, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, 1, M);
+        PipelinePlan plan =
+            plan_of(text, 10, S, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, 1, M);
         Even even = {&plan, 0};
         Program p = empty_program(&plan.placement, 8, S, &plain);
         schedule_pipeline(&p, &plan, M, true);
-        double found = bubble(&p, &even), expected = (double)(S - 1) / (M + S - 1), filled = (double)(S - 1) / (3 * M + S - 1);
+        double found = bubble(&p, &even), expected = (double)(S - 1) / (M + S - 1),
+               filled = (double)(S - 1) / (3 * M + S - 1);
         bool zero = plan.kind == PIPELINE_ZERO_BUBBLE;
         if (!zero || M >= S) { assert_true(fabs(found - (zero ? filled : expected)) < 1e-12); }
         if (zero) { assert_true(found <= expected + 1e-12); }
-        placement_free(&plan.placement), program_free(&p);
+        placement_free(&plan.placement);
+        program_free(&p);
     }
 }
 // The planner replays thousands of schedules.
@@ -534,14 +650,17 @@ static void test_speed(void **state) {
         schedule_pipeline(&p, &plan, M, true);
         assert_true(fabs(bubble(&p, &even) - (double)(S - 1) / (M + S - 1)) < 1e-9);
         double took = seconds_now() - start;
-        print_message("%d stages, %d micro-batches: built and simulated in %.3f ms\n", S, M, 1e3 * took);
+        print_message("%d stages, %d micro-batches: built and simulated in %.3f ms\n", S, M,
+                      1e3 * took);
         assert_true(took < cases[i].most);
-        placement_free(&plan.placement), program_free(&p);
+        placement_free(&plan.placement);
+        program_free(&p);
     }
 }
 
-// Messages beside compute: two stages, two micro-batches, 1 for each forward, 2 for each backward, messages 0.5. Stage 1 receives its second
-// input while it computes, so it waits only for the first; the gradients come back while stage 0 has nothing to do.
+// Messages beside compute: two stages, two micro-batches, 1 for each forward, 2 for each backward,
+// messages 0.5. Stage 1 receives its second input while it computes, so it waits only for the
+// first; the gradients come back while stage 0 has nothing to do.
 static void test_messages_overlap(void **state) {
     (void)state;
     PipelinePlan plan = plan_of("2", 6, 2, PIPELINE_DAPPLE, WARMUP_A, 1, 2);
@@ -549,11 +668,14 @@ static void test_messages_overlap(void **state) {
     Program p = empty_program(&plan.placement, 4, 2, &plain);
     schedule_pipeline(&p, &plan, 2, true);
     double busy[2];
-    assert_true(fabs(schedule_simulate(&p, even_cost, &even, busy) - 10) < 1e-12); // 1 + 0.5, then 1 + 2 + 1 + 2, 0.5 + 2
+    // 1 + 0.5, then 1 + 2 + 1 + 2, 0.5 + 2
+    assert_true(fabs(schedule_simulate(&p, even_cost, &even, busy) - 10) < 1e-12);
     assert_true(fabs(busy[0] - 6) < 1e-12 && fabs(busy[1] - 6) < 1e-12);
-    placement_free(&plan.placement), program_free(&p);
+    placement_free(&plan.placement);
+    program_free(&p);
 }
-// Messages to one receiver, or from one sender, go one after another: the second input comes at 1 + 0.5 + 0.5, the second gradient at 5 + 1.
+// Messages to one receiver, or from one sender, go one after another: the second input comes at 1 +
+// 0.5 + 0.5, the second gradient at 5 + 1.
 static void test_links_carry_one_message(void **state) {
     (void)state;
     PipelinePlan plan = plan_of("3:2,3:1", 6, 3, PIPELINE_DAPPLE, WARMUP_A, 2, 1);
@@ -561,7 +683,8 @@ static void test_links_carry_one_message(void **state) {
     Program p = empty_program(&plan.placement, 4, 3, &plain);
     schedule_pipeline(&p, &plan, 2, true);
     assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 8) < 1e-12);
-    placement_free(&plan.placement), program_free(&p);
+    placement_free(&plan.placement);
+    program_free(&p);
 }
 // Steps do not overlap, where nothing meets at a norm either.
 static void test_steps_are_apart(void **state) {
@@ -571,9 +694,11 @@ static void test_steps_are_apart(void **state) {
     Program p = empty_program(&plan.placement, 4, 2, &plain);
     schedule_pipeline(&p, &plan, 4, false);
     assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 5) < 1e-12);
-    placement_free(&plan.placement), program_free(&p);
+    placement_free(&plan.placement);
+    program_free(&p);
 }
-// Policy B lets messages that take as long as a forward travel while its stages compute; policy A waits for them.
+// Policy B lets messages that take as long as a forward travel while its stages compute; policy A
+// waits for them.
 static void test_policies(void **state) {
     (void)state;
     double end[2];
@@ -583,12 +708,13 @@ static void test_policies(void **state) {
         Program p = empty_program(&plan.placement, 4, 4, &plain);
         schedule_pipeline(&p, &plan, 16, true);
         end[b] = schedule_simulate(&p, even_cost, &even, NULL);
-        placement_free(&plan.placement), program_free(&p);
+        placement_free(&plan.placement);
+        program_free(&p);
     }
     assert_true(end[1] < 0.9 * end[0]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Pictures
 
 static char *drawn(const char *stages, int M, int kind, double message, bool trace, int columns) {
@@ -605,7 +731,9 @@ static char *drawn(const char *stages, int M, int kind, double message, bool tra
     if (trace) { schedule_trace(f, &p, times); }
     if (!trace) { schedule_timeline(f, &p, times, columns); }
     fclose(f);
-    schedule_times_free(&p, times), placement_free(&plan.placement), program_free(&p);
+    schedule_times_free(&p, times);
+    placement_free(&plan.placement);
+    program_free(&p);
     return text;
 }
 static void test_timeline(void **state) {
@@ -614,13 +742,21 @@ static void test_timeline(void **state) {
         int kind, columns;
         const char *rows;
     } pictures[] = {
-        {0, 36, "rank 0   |F0-F1-F2-.........B0----B1----B2----|  75 % busy\nrank 1   |...F0-F1-F2-B0----B1----B2----......|  75 % busy\n"},
-        {1, 36, "rank 0   |F0-F1-......B0----F2-B1----...B2----|  75 % busy\nrank 1   |...F0-B0----F1-B1----F2-B2----......|  75 % busy\n"},
-        {3, 30, "rank 0   |F0-F1-...B0----F2-B1----B2----|  90 % busy\nrank 1   |...F0-B0-F1-B1-W0-F2-B2-W1-W2-|  90 % busy\n"},
-        {1, 12, "rank 0   |FF..B0FB1.B2|  75 % busy\nrank 1   |.FB0FB1FB2..|  75 % busy\n"}, // no room for the numbers of forwards
+        // no room for the numbers of forwards
+        {0, 36,
+         "rank 0   |F0-F1-F2-.........B0----B1----B2----|  75 % busy\nrank 1   "
+         "|...F0-F1-F2-B0----B1----B2----......|  75 % busy\n"},
+        {1, 36,
+         "rank 0   |F0-F1-......B0----F2-B1----...B2----|  75 % busy\nrank 1   "
+         "|...F0-B0----F1-B1----F2-B2----......|  75 % busy\n"},
+        {3, 30,
+         "rank 0   |F0-F1-...B0----F2-B1----B2----|  90 % busy\nrank 1   "
+         "|...F0-B0-F1-B1-W0-F2-B2-W1-W2-|  90 % busy\n"},
+        {1, 12, "rank 0   |FF..B0FB1.B2|  75 % busy\nrank 1   |.FB0FB1FB2..|  75 % busy\n"},
     };
     for (int i = 0; i < 4; i++) {
-        char *text = drawn("3:1,3:1", 3, pictures[i].kind, 0, false, pictures[i].columns), *rows = strchr(text, '\n') + 1;
+        char *text = drawn("3:1,3:1", 3, pictures[i].kind, 0, false, pictures[i].columns),
+             *rows = strchr(text, '\n') + 1;
         assert_string_equal(rows, pictures[i].rows);
         free(text);
     }
@@ -628,21 +764,29 @@ static void test_timeline(void **state) {
     assert_non_null(strstr(text, "F9B9--F-B10-|"));
     free(text);
 }
-// The trace has two threads' names and each rank's actions that take time: 3 micro-batches x 9 compute actions, less the embedding's; messages.
+// The trace has two threads' names and each rank's actions that take time: 3 micro-batches x 9
+// compute actions, less the embedding's; messages.
 static void test_trace(void **state) {
     (void)state;
     char *text = drawn("3:1,3:1", 3, 1, 0.5, true, 0);
     int compute = 0, messages = 0, depth = 0;
     for (const char *c = text; (c = strstr(c, "\"cat\":\"compute\"")) != NULL; c++) { compute++; }
-    for (const char *c = text; (c = strstr(c, "\"cat\":\"messages\",\"ph\":\"X\"")) != NULL; c++) { messages++; }
+    for (const char *c = text; (c = strstr(c, "\"cat\":\"messages\",\"ph\":\"X\"")) != NULL; c++) {
+        messages++;
+    }
     for (const char *c = text; *c; c++) {
-        depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']'), assert_true(depth > 0 || !strcmp(c, "}\n") || *c == '\n');
+        depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
+        assert_true(depth > 0 || !strcmp(c, "}\n") || *c == '\n');
     }
     assert_int_equal(compute, 3 * 9 + 3 * 8);
     assert_true(messages >= 2 * 3);
-    assert_null(strstr(text, "}\n{")), assert_null(strstr(text, "},\n\n")), assert_null(strstr(text, ",\n]"));
+    assert_null(strstr(text, "}\n{"));
+    assert_null(strstr(text, "},\n\n"));
+    assert_null(strstr(text, ",\n]"));
     assert_int_equal(strncmp(text, "{\"displayTimeUnit\"", 18), 0);
-    assert_non_null(strstr(text, "{\"name\":\"FORWARD 0.0\",\"cat\":\"compute\",\"ph\":\"X\",\"pid\":0,\"tid\":0,\"ts\":0.000,\"dur\":333333.333,\"args\":"));
+    assert_non_null(strstr(text, "{\"name\":\"FORWARD "
+                                 "0.0\",\"cat\":\"compute\",\"ph\":\"X\",\"pid\":0,\"tid\":0,"
+                                 "\"ts\":0.000,\"dur\":333333.333,\"args\":"));
     free(text);
 }
 

@@ -1,5 +1,6 @@
-// test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of any form, good and bad; the paper's plans on
-// its configurations A and C; plans against brute force and against PipeDream's; times of planning.
+// test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
+// any form, good and bad; the paper's plans on its configurations A and C; plans against brute
+// force and against PipeDream's; times of planning.
 #include "planner.h"
 
 #include <setjmp.h> // cmocka needs it
@@ -9,7 +10,9 @@
 #include "child.h" // bodies that end the program
 
 #define PROFILES "test/golden/dapple_profiles.json"
-static const char *const config_a = "2x8,intra=25,inter=3,gather=1", *const config_b = "16x1,inter=3,gather=1", *const config_c = "16x1,inter=1.2";
+static const char *const config_a = "2x8,intra=25,inter=3,gather=1",
+                         *const config_b = "16x1,inter=3,gather=1",
+                         *const config_c = "16x1,inter=1.2";
 
 static bool close_to(double x, double y) { return fabs(x - y) <= 1e-9 * fmax(fabs(x), fabs(y)); }
 static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples) {
@@ -20,9 +23,14 @@ static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples
 static Plan plan_of(const char *text, int64_t micro_batch) {
     Plan p;
     memset(&p, 0, sizeof p);
-    p.micro_batch = micro_batch, p.kind = PIPELINE_DAPPLE, p.warmup = WARMUP_A;
-    for (int used = 0; sscanf(text, " %d:%d%n", &p.units[p.stages], &p.replicas[p.stages], &used) == 2; p.stages++, text += used + (text[used] > ' ')) {
-        const char *letters = "afsp", *letter = strchr(letters, text[used] ? text[used] : 'a'); // append, fresh, scatter, spread
+    p.micro_batch = micro_batch;
+    p.kind = PIPELINE_DAPPLE;
+    p.warmup = WARMUP_A;
+    for (int used = 0;
+         sscanf(text, " %d:%d%n", &p.units[p.stages], &p.replicas[p.stages], &used) == 2;
+         p.stages++, text += used + (text[used] > ' ')) {
+        // append, fresh, scatter, spread
+        const char *letters = "afsp", *letter = strchr(letters, text[used] ? text[used] : 'a');
         p.policy[p.stages] = (unsigned char)(letter ? letter - letters : 0);
     }
     return p;
@@ -33,30 +41,36 @@ static bool look_at(const PlanTask *t, const Plan *p, PlanCosts *c, int *ranks) 
     return plan_costs(t, p, ranks, c);
 }
 static double speedup(const PlanTask *t, double step_s) {
-    return (double)t->samples * (t->model->forward[t->model->units] + t->model->backward[t->model->units]) / step_s;
+    return (double)t->samples *
+           (t->model->forward[t->model->units] + t->model->backward[t->model->units]) / step_s;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // By hand
 
 static void test_equations(void **state) {
     (void)state;
-    // Two stages and their link, alike: the pivot is the last (nothing gains by moving), M = 4: 1 + 0.5 + 1, 3 x 3, then what drains.
+    // Two stages and their link, alike: the pivot is the last (nothing gains by moving), M = 4: 1 +
+    // 0.5 + 1, 3 x 3, then what drains.
     const double f[] = {1, 0.5, 1}, b[] = {2, 0.5, 2}, none[] = {0, 0, 0};
     assert_int_equal(equation_pivot(3, f, b, 4), 2);
     assert_true(close_to(equation_latency(3, f, b, none, 4), 2.5 + 9 + 4.5));
-    // The first stage slower: (M - 1) 6 > (M - 1) 3 + 1 moves the pivot there. The way to it: 2; steady: 18; end: its own backward.
+    // The first stage slower: (M - 1) 6 > (M - 1) 3 + 1 moves the pivot there. The way to it: 2;
+    // steady: 18; end: its own backward.
     const double slow_f[] = {2, 0.5, 1}, slow_b[] = {4, 0.5, 2};
     assert_int_equal(equation_pivot(3, slow_f, slow_b, 4), 0);
     assert_true(close_to(equation_latency(3, slow_f, slow_b, none, 4), 2 + 18 + 4));
-    // All-reduces: stage 0's adds to its own drain; the last one's hides behind the backwards from the pivot to it, both included.
+    // All-reduces: stage 0's adds to its own drain; the last one's hides behind the backwards from
+    // the pivot to it, both included.
     const double first[] = {3, 0, 0}, last[] = {0, 0, 11};
     assert_true(close_to(equation_latency(3, slow_f, slow_b, first, 4), 2 + 18 + 4 + 3));
     assert_true(close_to(equation_latency(3, slow_f, slow_b, last, 4), 2 + 18 + fmax(4, 11 - 6.5)));
     // What is between s and the pivot counts: with M = 2, 1 x 4.5 is not more than 1 x 3 + 1.5.
     const double mid_f[] = {1.5, 0.5, 1}, mid_b[] = {3, 1, 2};
-    assert_int_equal(equation_pivot(3, mid_f, mid_b, 2), 2), assert_int_equal(equation_pivot(3, mid_f, mid_b, 3), 0);
-    // Always against the pivot so far: stage 1 takes over from 2, stage 0 does not from 1, though it would from 2.
+    assert_int_equal(equation_pivot(3, mid_f, mid_b, 2), 2);
+    assert_int_equal(equation_pivot(3, mid_f, mid_b, 3), 0);
+    // Always against the pivot so far: stage 1 takes over from 2, stage 0 does not from 1, though
+    // it would from 2.
     const double three_f[] = {2, 2.1, 1}, three_b[] = {2, 2.1, 1};
     assert_int_equal(equation_pivot(3, three_f, three_b, 10), 1);
     assert_true(close_to(equation_latency(1, f, b, first, 1), 1 + 2 + 3));
@@ -66,19 +80,25 @@ static void test_links(void **state) {
     (void)state;
     Cluster c = cluster_parse("2x4,intra=10,inter=2,gather=1,latency=5");
     const double latency = 5e-6, GB = 1e9;
-    assert_true(plan_all_reduce_s(&c, 1, false, GB) == 0 && plan_all_reduce_s(&c, 4, false, 0) == 0);
-    assert_true(close_to(plan_all_reduce_s(&c, 4, false, GB), 1.5 / 20 + 2 * latency)); // two pairs at once
+    assert_true(plan_all_reduce_s(&c, 1, false, GB) == 0 &&
+                plan_all_reduce_s(&c, 4, false, 0) == 0);
+    // two pairs at once
+    assert_true(close_to(plan_all_reduce_s(&c, 4, false, GB), 1.5 / 20 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, 3, false, GB), 4.0 / 3 / 10 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, 8, true, GB), 1.75 / 2 + 2 * latency));
     const int ranks[] = {0, 1, 2, 3, 4, 5, 6, 7};
-    PlanRanks node0 = plan_ranks(&c, ranks, 4), node1 = plan_ranks(&c, ranks + 4, 4), one = plan_ranks(&c, ranks + 7, 1), both = plan_ranks(&c, ranks + 2, 4),
+    PlanRanks node0 = plan_ranks(&c, ranks, 4), node1 = plan_ranks(&c, ranks + 4, 4),
+              one = plan_ranks(&c, ranks + 7, 1), both = plan_ranks(&c, ranks + 2, 4),
               half = plan_ranks(&c, ranks, 2);
     assert_true(plan_transfer_s(&c, &node0, &node1, 0) == 0);
     assert_true(close_to(plan_transfer_s(&c, &half, &node0, GB), 0.1 + latency)); // inside a node
-    assert_true(close_to(plan_transfer_s(&c, &node0, &node1, GB), 1 + latency));  // many into one node
-    assert_true(close_to(plan_transfer_s(&c, &both, &node1, GB), 0.5 + latency)); // half of them are there
-    assert_true(close_to(plan_transfer_s(&c, &one, &half, GB), 0.5 + latency));   // one sender
-    assert_true(close_to(plan_transfer_s(&c, &node0, &both, GB), 0.5 + latency)); // to several nodes
+    // many into one node
+    assert_true(close_to(plan_transfer_s(&c, &node0, &node1, GB), 1 + latency));
+    // half of them are there
+    assert_true(close_to(plan_transfer_s(&c, &both, &node1, GB), 0.5 + latency));
+    assert_true(close_to(plan_transfer_s(&c, &one, &half, GB), 0.5 + latency)); // one sender
+    // to several nodes
+    assert_true(close_to(plan_transfer_s(&c, &node0, &both, GB), 0.5 + latency));
     c = cluster_parse("1x4,intra=10");
     assert_true(plan_all_reduce_s(&c, 4, false, GB) > 0);
 }
@@ -90,7 +110,9 @@ static void expect_ranks(const char *cluster, const char *stages, const char *wa
     Plan p = plan_of(stages, 1);
     plan_place(&t, &p, ranks, scratch);
     for (int s = 0; s < p.stages; s++) {
-        for (int i = 0; i < p.replicas[s]; i++) { sprintf(text + strlen(text), "%s%d", i ? "," : s ? " " : "", ranks[at++]); }
+        for (int i = 0; i < p.replicas[s]; i++) {
+            sprintf(text + strlen(text), "%s%d", i ? "," : s ? " " : "", ranks[at++]);
+        }
     }
     assert_string_equal(text, wanted);
 }
@@ -101,14 +123,19 @@ static void test_placement(void **state) {
     expect_ranks(cluster, "1:2a 1:4f 1:6a", "0,1 4,5,6,7 2,3,8,9,10,11");
     expect_ranks(cluster, "1:2f 1:2f 1:2f 1:6f", "0,1 4,5 8,9 2,3,6,7,10,11");
     expect_ranks(cluster, "1:3s 1:2a 1:7s", "0,4,8 9,10 1,2,3,5,6,7,11");
-    expect_ranks(cluster, "1:4a 1:4s 1:4s", "0,1,2,3 4,5,8,9 6,7,10,11"); // no room where somebody is: anywhere
+    // no room where somebody is: anywhere
+    expect_ranks(cluster, "1:4a 1:4s 1:4s", "0,1,2,3 4,5,8,9 6,7,10,11");
 }
 
-// Three units: 1, 2, 3 ms forward, twice that backward; 10, 20, 30 MB of activations and gradients; 4 and 8 MB cross the borders.
+// Three units: 1, 2, 3 ms forward, twice that backward; 10, 20, 30 MB of activations and gradients;
+// 4 and 8 MB cross the borders.
 static PlanModel small_model(void) {
     PlanModel m = plan_model_make(3);
-    for (int u = 0; u < 3; u++) { plan_model_add(&m, u, 1e-3 * (u + 1), 2e-3 * (u + 1), 1e7 * (u + 1), 1e7 * (u + 1)); }
-    m.cut[1] = 4e6, m.cut[2] = 8e6;
+    for (int u = 0; u < 3; u++) {
+        plan_model_add(&m, u, 1e-3 * (u + 1), 2e-3 * (u + 1), 1e7 * (u + 1), 1e7 * (u + 1));
+    }
+    m.cut[1] = 4e6;
+    m.cut[2] = 8e6;
     return m;
 }
 static void test_costs(void **state) {
@@ -121,26 +148,36 @@ static void test_costs(void **state) {
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.micro_batches, 3);
     assert_true(close_to(c.forward[0], 4e-3) && close_to(c.backward[0], 8e-3));
-    assert_true(close_to(c.forward[1], 2 * 5e-3) && close_to(c.backward[1], 2 * 10e-3));          // of 4 samples the busiest of 3 has 2
-    assert_true(close_to(c.send[0], 16e6 / 1e9) && close_to(c.send_back[0], 16e6 * 2 / 3 / 1e9)); // two of three send from outside
+    // of 4 samples the busiest of 3 has 2
+    assert_true(close_to(c.forward[1], 2 * 5e-3) && close_to(c.backward[1], 2 * 10e-3));
+    // two of three send from outside
+    assert_true(close_to(c.send[0], 16e6 / 1e9) && close_to(c.send_back[0], 16e6 * 2 / 3 / 1e9));
     assert_true(c.reduce[0] == 0 && close_to(c.reduce[1], 4.0 / 3 * 5e7 / 1e9));
-    // Of stage 1, unit 2's all-reduce (40 ms) begins 12 ms into the last backward, unit 1's (26.7 ms) follows it; the backward takes 20 ms.
+    // Of stage 1, unit 2's all-reduce (40 ms) begins 12 ms into the last backward, unit 1's (26.7
+    // ms) follows it; the backward takes 20 ms.
     assert_true(close_to(c.reduce_late[1], 12e-3 + 40e-3 + 4.0 / 3 * 20e6 / 1e9 - 20e-3));
-    assert_true(close_to(c.memory[0], 4 * 1e7 + 2 * 4 * 1e7) && close_to(c.memory[1], 4 * 5e7 + 2 * (4e6 + 5e7)));
+    assert_true(close_to(c.memory[0], 4 * 1e7 + 2 * 4 * 1e7) &&
+                close_to(c.memory[1], 4 * 5e7 + 2 * (4e6 + 5e7)));
     p.recompute = true; // inputs of two micro-batches in flight, one whole one
     assert_true(look_at(&t, &p, &c, ranks));
-    assert_true(close_to(c.memory[0], 4 * 1e7 + 4 * 1e7) && close_to(c.memory[1], 4 * 5e7 + 2 * 4e6 + 2 * 5e7));
+    assert_true(close_to(c.memory[0], 4 * 1e7 + 4 * 1e7) &&
+                close_to(c.memory[1], 4 * 5e7 + 2 * 4e6 + 2 * 5e7));
     assert_true(close_to(c.backward[0], 12e-3) && close_to(c.backward[1], 30e-3));
-    p.recompute = false, t.even_slices = true;
+    p.recompute = false;
+    t.even_slices = true;
     assert_true(look_at(&t, &p, &c, ranks) && close_to(c.forward[1], 4.0 / 3 * 5e-3));
-    t.even_slices = false, t.memory = 1e8; // one micro-batch in flight fits stage 0; stage 1 does not fit
+    // one micro-batch in flight fits stage 0; stage 1 does not fit
+    t.even_slices = false;
+    t.memory = 1e8;
     assert_false(look_at(&t, &p, &c, ranks));
-    p = plan_of("2:2 1:2", 2), t.memory = 160e6; // states 120 MB, each in flight 30
+    p = plan_of("2:2 1:2", 2);
+    t.memory = 160e6; // states 120 MB, each in flight 30
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.depth, 1);
     plan_model_free(&m);
 }
-// A step by pencil: two stages of one rank, F = 1, B = 2, messages for nothing; M = 3: 3 x 3 and the way there and back.
+// A step by pencil: two stages of one rank, F = 1, B = 2, messages for nothing; M = 3: 3 x 3 and
+// the way there and back.
 static void test_replay(void **state) {
     (void)state;
     PlanModel m = plan_model_make(2);
@@ -151,17 +188,22 @@ static void test_replay(void **state) {
     Plan p = plan_of("1:1 1:1", 1);
     assert_true(look_at(&t, &p, &c, ranks));
     double step = plan_simulate(&p, &c);
-    assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) && close_to(plan_bubble(&p, &c, step), 0.25));
+    assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) &&
+                close_to(plan_bubble(&p, &c, step), 0.25));
     assert_true(close_to(plan_equations(&c), 12));
-    p.kind = PIPELINE_ZERO_BUBBLE; // weight parts take half of the backward pass: (S - 1) / (3 M + S - 1) is idle
+    // weight parts take half of the backward pass: (S - 1) / (3 M + S - 1) is idle
+    p.kind = PIPELINE_ZERO_BUBBLE;
     assert_true(look_at(&t, &p, &c, ranks));
     step = plan_simulate(&p, &c);
-    assert_true(close_to(step, 10) && plan_bound(&c) <= 10 && close_to(plan_bubble(&p, &c, step), 0.1));
-    plan_model_split(&m, 0, 0, 0), plan_model_split(&m, 1, 0, 0); // nothing may wait: as before
+    assert_true(close_to(step, 10) && plan_bound(&c) <= 10 &&
+                close_to(plan_bubble(&p, &c, step), 0.1));
+    plan_model_split(&m, 0, 0, 0);
+    plan_model_split(&m, 1, 0, 0); // nothing may wait: as before
     assert_true(look_at(&t, &p, &c, ranks) && close_to(plan_simulate(&p, &c), 12));
     plan_model_free(&m);
 }
-// Many units and samples, whose messages cost nothing: the best are the smallest micro-batches, of which a rank's schedule takes only so many.
+// Many units and samples, whose messages cost nothing: the best are the smallest micro-batches, of
+// which a rank's schedule takes only so many.
 static void test_short_schedules(void **state) {
     (void)state;
     PlanModel m = plan_model_make(60);
@@ -170,32 +212,58 @@ static void test_short_schedules(void **state) {
     PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
     *a = planner_answer(&t);
     assert_int_equal(a->best.plan.stages, 2);
-    assert_int_equal(a->best.plan.micro_batch, 4); // 4096 x 30 units x 24 actions are 2.9 million; twice as many are too many
+    // 4096 x 30 units x 24 actions are 2.9 million; twice as many are too many
+    assert_int_equal(a->best.plan.micro_batch, 4);
     for (int k = 0; k < a->others; k++) { assert_true(plan_is_short(&t, &a->other[k].plan)); }
     t.micro_batch = 1;
     *a = planner_answer(&t);
     assert_int_equal(a->best.plan.stages, 0);
-    free(a), plan_model_free(&m);
+    free(a);
+    plan_model_free(&m);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The paper's plans
 
 typedef struct {
     const char *model;
     int64_t samples, pinned; // of a step; micro-batch
-    const char *a, *c;       // what equations 1 to 3 choose of the plans of table 4 on A and C ("": data parallel, "straight", or stages)
+    // what equations 1 to 3 choose of the plans of table 4 on A and C ("": data parallel,
+    // "straight", or stages)
+    const char *a, *c;
     double speedup_a, speedup_c;
     const char *table[3]; // table 4 on A, B, C, with the cuts of section 1.6 of the notes
 } Paper;
-// Speed-ups: another evaluation of the same equations on the same profiles gave 12.7 (VGG C), 12.4 and 5.2 (GNMT), 15.1 and 11.6 (BERT), 15.6 and 10.5
-// (XLNet), 12.4 and 5.4 (AmoebaNet, whose micro-batch is 8, since large ones with unequal stages win where it is free).
+// Speed-ups: another evaluation of the same equations on the same profiles gave 12.7 (VGG C), 12.4
+// and 5.2 (GNMT), 15.1 and 11.6 (BERT), 15.6 and 10.5 (XLNet), 12.4 and 5.4 (AmoebaNet, whose
+// micro-batch is 8, since large ones with unequal stages win where it is free).
 static const Paper papers[] = {
     {"vgg-19", 2048, 1, "", "22:15 4:1", 16, 12.7, {"", "", "22:15 4:1"}},
-    {"gnmt-16", 1024, 1, "39:8 57:8", "straight", 12.4, 5.2, {"39:8 57:8", "39:8 57:8", "straight"}},
+    {"gnmt-16",
+     1024,
+     1,
+     "39:8 57:8",
+     "straight",
+     12.4,
+     5.2,
+     {"39:8 57:8", "39:8 57:8", "straight"}},
     {"bert-48", 64, 1, "28:8 25:8", "straight", 15.1, 11.6, {"27:8 26:8", "straight", "straight"}},
-    {"xlnet-36", 128, 1, "24:8 19:8", "straight", 15.6, 10.5, {"24:8 19:8", "24:8 19:8", "straight"}},
-    {"amoebanet-36", 128, 8, "31:8 13:8", "33:11 11:5", 12.4, 5.4, {"31:8 13:8", "33:11 11:5", "33:11 11:5"}},
+    {"xlnet-36",
+     128,
+     1,
+     "24:8 19:8",
+     "straight",
+     15.6,
+     10.5,
+     {"24:8 19:8", "24:8 19:8", "straight"}},
+    {"amoebanet-36",
+     128,
+     8,
+     "31:8 13:8",
+     "33:11 11:5",
+     12.4,
+     5.4,
+     {"31:8 13:8", "33:11 11:5", "33:11 11:5"}},
 };
 enum { PAPERS = (int)(sizeof papers / sizeof papers[0]) };
 
@@ -238,8 +306,8 @@ static Plan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s
     }
     return best;
 }
-// Among these the equations choose what another evaluation of them found, and nearly all of what the
-// paper has. Among all plans they choose none that they find worse.
+// Among these the equations choose what another evaluation of them found, and nearly all of what
+// the paper has. Among all plans they choose none that they find worse.
 static void expect_choice(const Paper *p, const char *cluster, const char *stages, double wanted) {
     PlanModel m = paper_model(p);
     PlanTask t = task_of(&m, cluster, p->samples);
@@ -249,9 +317,10 @@ static void expect_choice(const Paper *p, const char *cluster, const char *stage
     t.even_slices = false;
     t.micro_batch = p->pinned > 1 ? p->pinned : 0;
     EquationChoice all = planner_by_equations(&t);
-    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n", p->model, cluster, chosen.stages, chosen.units[0],
-                  chosen.units[1], chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s), speedup(&t, all.step_s), all.plan.stages,
-                  all.complete ? "" : " (not complete)");
+    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n",
+                  p->model, cluster, chosen.stages, chosen.units[0], chosen.units[1],
+                  chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s),
+                  speedup(&t, all.step_s), all.plan.stages, all.complete ? "" : " (not complete)");
     assert_int_equal(chosen.stages, plan.stages);
     assert_memory_equal(chosen.replicas, plan.replicas, (size_t)plan.stages * sizeof(int));
     if (plan.stages == 2) { assert_int_equal(chosen.units[0], plan.units[0]); }
@@ -279,24 +348,29 @@ static void test_paper_plans_are_beaten(void **state) {
         *a = planner_answer(&t);
         Plan plan = paper_plan(&t, p->table[i % 3]);
         Candidate theirs = plan_best_setting(&t, &plan);
-        print_message("%-12s %c %6.2f s: %5.2f in %d stages, micro-batch %d; table 4 %5.2f", p->model, "ABC"[i % 3], (double)clock() / CLOCKS_PER_SEC - begin,
-                      speedup(&t, a->best.step_s), a->best.plan.stages, (int)a->best.plan.micro_batch, speedup(&t, theirs.step_s));
+        print_message("%-12s %c %6.2f s: %5.2f in %d stages, micro-batch %d; table 4 %5.2f",
+                      p->model, "ABC"[i % 3], (double)clock() / CLOCKS_PER_SEC - begin,
+                      speedup(&t, a->best.step_s), a->best.plan.stages,
+                      (int)a->best.plan.micro_batch, speedup(&t, theirs.step_s));
         assert_true(a->best.step_s <= theirs.step_s * (1 + 1e-12));
         for (int k = 0; k < a->others; k++) {
             print_message("; %s %.2f", a->name[k], speedup(&t, a->other[k].step_s));
             assert_true(a->best.step_s <= a->other[k].step_s * (1 + 1e-12));
         }
         print_message("\n");
-        free(a), plan_model_free(&m);
+        free(a);
+        plan_model_free(&m);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Brute force
 
 static uint64_t random_state;
 static int below(int n) { return (int)(mix64(random_state++) >> 33) % n; }
-static double between(double low, double high) { return low * pow(high / low, below(1 << 20) / (double)(1 << 20)); }
+static double between(double low, double high) {
+    return low * pow(high / low, below(1 << 20) / (double)(1 << 20));
+}
 
 typedef struct {
     const PlanTask *task;
@@ -310,17 +384,24 @@ static void brute_settings(Brute *b) {
     static PlanCosts c;
     for (int64_t micro = 1; micro <= b->task->samples; micro++) {
         for (int k = 0; k < 5 && b->task->samples % micro == 0; k++) { // the last one: zero bubble
-            b->plan.micro_batch = micro, b->plan.warmup = k & 1 ? WARMUP_B : WARMUP_A, b->plan.recompute = k & 2;
+            b->plan.micro_batch = micro;
+            b->plan.warmup = k & 1 ? WARMUP_B : WARMUP_A;
+            b->plan.recompute = k & 2;
             b->plan.kind = k == 4 ? PIPELINE_ZERO_BUBBLE : PIPELINE_DAPPLE;
             if (k == 4 && b->plan.stages == 1) { continue; }
-            if (!plan_costs(b->task, &b->plan, b->ranks, &c) || (b->plan.recompute && isinf(b->task->memory))) { continue; }
+            if (!plan_costs(b->task, &b->plan, b->ranks, &c) ||
+                (b->plan.recompute && isinf(b->task->memory))) {
+                continue;
+            }
             double step = plan_simulate(&b->plan, &c);
             assert_true(plan_bound(&c) <= step * (1 + 1e-9));
-            b->best = fmin(b->best, step), b->plans++;
+            b->best = fmin(b->best, step);
+            b->plans++;
         }
     }
 }
-// All partitions from this unit on, with all numbers of ranks of each node, on those from `placed` on.
+// All partitions from this unit on, with all numbers of ranks of each node, on those from `placed`
+// on.
 static void brute(Brute *b, int first, int placed) {
     const Cluster *c = &b->task->cluster;
     const int s = b->plan.stages, all = task_ranks(b->task);
@@ -332,14 +413,17 @@ static void brute(Brute *b, int first, int placed) {
         int take[16] = {0};
         for (bool more = true; more;) {
             int node = 0, n = placed;
-            while (node < c->nodes && b->used[node] + ++take[node] > c->ranks) { take[node++] = 0; } // counts up, node by node
+            // counts up, node by node
+            while (node < c->nodes && b->used[node] + ++take[node] > c->ranks) { take[node++] = 0; }
             more = node < c->nodes;
             if (!more) { break; }
             for (int k = 0; k < c->nodes; k++) {
                 for (int i = 0; i < take[k]; i++) { b->ranks[n++] = k * c->ranks + b->used[k] + i; }
             }
             for (int k = 0; k < c->nodes; k++) { b->used[k] += take[k]; }
-            b->plan.units[s] = units, b->plan.replicas[s] = n - placed, b->plan.stages = s + 1;
+            b->plan.units[s] = units;
+            b->plan.replicas[s] = n - placed;
+            b->plan.stages = s + 1;
             brute(b, first + units, n);
             b->plan.stages = s;
             for (int k = 0; k < c->nodes; k++) { b->used[k] -= take[k]; }
@@ -350,8 +434,11 @@ static PlanModel random_model(int units) {
     PlanModel m = plan_model_make(units);
     double parameters = between(1e5, 1e8), activations = between(1e4, 1e7);
     for (int u = 0; u < units; u++) {
-        plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2), activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
-        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]), activations * between(0.1, 2)); // none, half or all of it
+        plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2),
+                       activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
+        // none, half or all of it
+        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]),
+                         activations * between(0.1, 2));
         m.cut[u] = u ? activations * between(0.1, 3) : 0;
     }
     m.batch = 1 + below(4);
@@ -359,7 +446,8 @@ static PlanModel random_model(int units) {
 }
 static void test_brute_force(void **state) {
     (void)state;
-    static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4", "2x2", "2x2", "2x2", "4x1", "2x3"};
+    static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",
+                                         "2x2", "2x2", "2x2", "4x1", "2x3"};
     const int instances = getenv("TEST_ALL") ? 2000 : 220;
     random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
     double worst = 0, begin = (double)clock() / CLOCKS_PER_SEC;
@@ -370,35 +458,56 @@ static void test_brute_force(void **state) {
         const char *shape = shapes[below(10)];
         PlanModel m = random_model(shape[2] == '3' && shape[0] == '2' ? 3 : 2 + below(4));
         char cluster[200];
-        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape, between(1, 100), between(0.1, 10), between(0.05, 10),
+        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape,
+                 between(1, 100), between(0.1, 10), between(0.05, 10),
                  below(2) ? between(1, 1e3) : 0);
         PlanTask t = task_of(&m, cluster, samples[below(5)]);
-        if (below(2)) { t.memory = (m.states * m.parameters[m.units] + (double)t.samples * m.activations[m.units]) / between(1, 8); }
+        if (below(2)) {
+            t.memory =
+                (m.states * m.parameters[m.units] + (double)t.samples * m.activations[m.units]) /
+                between(1, 8);
+        }
         t.even_slices = below(4) == 0;
         Brute b;
         memset(&b, 0, sizeof b);
-        b.task = &t, b.best = INFINITY, b.plan.kind = PIPELINE_DAPPLE;
+        b.task = &t;
+        b.best = INFINITY;
+        b.plan.kind = PIPELINE_DAPPLE;
         brute(&b, 0, 0);
         PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
         *a = planner_answer(&t);
         assert_int_equal(isinf(b.best), a->best.plan.stages == 0);
         if (isfinite(b.best)) {
             double over = a->best.step_s / b.best - 1;
-            if (over > 1e-3) { print_message("%s, %d units, %d samples: %.3f %% over\n", cluster, m.units, (int)t.samples, 100 * over); }
-            for (int k = 0; k < a->others; k++) { assert_true(a->other[k].plan.kind == PIPELINE_GPIPE || a->best.step_s <= a->other[k].step_s * (1 + 1e-12)); }
+            if (over > 1e-3) {
+                print_message("%s, %d units, %d samples: %.3f %% over\n", cluster, m.units,
+                              (int)t.samples, 100 * over);
+            }
+            for (int k = 0; k < a->others; k++) {
+                assert_true(a->other[k].plan.kind == PIPELINE_GPIPE ||
+                            a->best.step_s <= a->other[k].step_s * (1 + 1e-12));
+            }
             assert_true(over > -1e-9);
-            worst = fmax(worst, over), exact += over < 1e-9, plans += b.plans, done++, limited += isfinite(t.memory);
+            worst = fmax(worst, over);
+            exact += over < 1e-9;
+            plans += b.plans;
+            done++;
+            limited += isfinite(t.memory);
             zero_bubbles += a->best.plan.kind == PIPELINE_ZERO_BUBBLE;
         }
-        free(a), plan_model_free(&m);
+        free(a);
+        plan_model_free(&m);
     }
-    print_message("%d instances (%d with a limit of memory), %" PRId64 " plans: %d times the very best, %.3f %% slower at worst; %d of zero bubble; %.1f s\n",
-                  done, limited, plans, exact, 100 * worst, zero_bubbles, (double)clock() / CLOCKS_PER_SEC - begin);
+    print_message(
+        "%d instances (%d with a limit of memory), %" PRId64
+        " plans: %d times the very best, %.3f %% slower at worst; %d of zero bubble; %.1f s\n",
+        done, limited, plans, exact, 100 * worst, zero_bubbles,
+        (double)clock() / CLOCKS_PER_SEC - begin);
     assert_true(worst < 0.01 && zero_bubbles > 0);
 }
 
-// Seconds of the best by the equations of all plans from this unit and rank on, of two stages or more,
-// with the paper's placement policies.
+// Seconds of the best by the equations of all plans from this unit and rank on, of two stages or
+// more, with the paper's placement policies.
 static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
     const int s = p->stages, units = t->model->units - unit, ranks = task_ranks(t) - rank;
     static PlanCosts c;
@@ -417,8 +526,8 @@ static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
     }
     return best;
 }
-// The same search as --plan's, on more and larger instances than test_plan.py, whose reference is an
-// independent one.
+// The same search as --plan's, on more and larger instances than test_plan.py, whose reference is
+// an independent one.
 static void test_equations_search(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x4", "6x1", "1x6", "5x1", "2x2", "2x3", "3x2"};
@@ -434,7 +543,8 @@ static void test_equations_search(void **state) {
             m.cut[u] /= 10;
         }
         char cluster[200];
-        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape, between(1, 100), between(0.1, 10), between(0.05, 10),
+        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape,
+                 between(1, 100), between(0.1, 10), between(0.05, 10),
                  below(2) ? between(1, 1e3) : 0);
         PlanTask t = task_of(&m, cluster, samples[below(6)]);
         t.micro_batch = below(2) ? 1 : 2;
@@ -444,7 +554,9 @@ static void test_equations_search(void **state) {
         Plan p = plan_even(&t, 1, t.micro_batch);
         p.stages = 0;
         const double best = equations_brute(&t, &p, 0, 0);
-        if (e.cut || !close_to(best, e.best_s)) { fail_msg("%s, %d units: %.12g, the best is %.12g", cluster, m.units, e.best_s, best); }
+        if (e.cut || !close_to(best, e.best_s)) {
+            fail_msg("%s, %d units: %.12g, the best is %.12g", cluster, m.units, e.best_s, best);
+        }
         deep += e.best.stages > 2;
         equation_search_free(&e);
         plan_model_free(&m);
@@ -453,7 +565,7 @@ static void test_equations_search(void **state) {
     assert_true(deep > instances / 8);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Profiles
 
 static char profile_path[] = "/tmp/test_planner_XXXXXX";
@@ -466,31 +578,44 @@ static void write_profile(const char *text, size_t bytes) {
 static void load_profile(const void *name) {
     PlanModel m = profile_load((const char *)name);
     for (int u = 0; u <= m.units; u++) { // every number is one
-        if (!(m.forward[u] >= 0 && m.backward[u] >= 0 && m.activations[u] >= 0 && m.parameters[u] >= 0 && m.cut[u] >= 0)) { abort(); }
+        if (!(m.forward[u] >= 0 && m.backward[u] >= 0 && m.activations[u] >= 0 &&
+              m.parameters[u] >= 0 && m.cut[u] >= 0)) {
+            abort();
+        }
     }
     plan_model_free(&m);
 }
-#define NODE(id, name, fwd, bwd, act, param)                                                                                                                   \
-    "{\"id\":" id ",\"name\":\"" name "\",\"fwd_ms\":" fwd ",\"bwd_ms\":" bwd ",\"act_bytes\":" act ",\"param_bytes\":" param "}"
-#define MODEL(nodes, edges) "{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" nodes "],\"edges\":[" edges "]}}}"
+#define NODE(id, name, fwd, bwd, act, param)                                                       \
+    "{\"id\":" id ",\"name\":\"" name "\",\"fwd_ms\":" fwd ",\"bwd_ms\":" bwd                      \
+    ",\"act_bytes\":" act ",\"param_bytes\":" param "}"
+#define MODEL(nodes, edges)                                                                        \
+    "{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" nodes "],\"edges\":[" edges "]}}}"
 #define GOOD NODE("1", "a", "1", "2", "100", "10")
 static void test_profile(void **state) {
     (void)state;
-    // Not in the order of ids: the file's counts where edges go forward in it. Input* costs nothing. What two need crosses once.
-    const char *text = MODEL(NODE("9", "Input9", "5", "5", "500", "5") "," NODE("3", "a", "2", "4", "[100,60]", "10") "," NODE(
-                                 "1", "b", "4", "6", "40", "20") "," NODE("2", "c", "6", "8", "20", "0"),
-                             "[9,3],[3,1],[3,2],[1,2]");
+    // Not in the order of ids: the file's counts where edges go forward in it. Input* costs
+    // nothing. What two need crosses once.
+    const char *text = MODEL(
+        NODE("9", "Input9", "5", "5", "500", "5") "," NODE(
+            "3", "a", "2", "4", "[100,60]",
+            "10") "," NODE("1", "b", "4", "6", "40", "20") "," NODE("2", "c", "6", "8", "20", "0"),
+        "[9,3],[3,1],[3,2],[1,2]");
     write_profile(text, strlen(text));
     PlanModel m = profile_load(profile_path);
     assert_int_equal(m.units, 4);
-    assert_true(m.forward[1] == 0 && m.cut[1] == 0 && m.parameters[1] == 0 && close_to(m.forward[2], 1e-3) && close_to(m.backward[4], 9e-3));
-    assert_true(close_to(m.cut[2], 80) && close_to(m.cut[3], 100) && m.cut[4] == 0 && close_to(m.activations[4], 110) && m.parameters[4] == 30);
+    assert_true(m.forward[1] == 0 && m.cut[1] == 0 && m.parameters[1] == 0 &&
+                close_to(m.forward[2], 1e-3) && close_to(m.backward[4], 9e-3));
+    assert_true(close_to(m.cut[2], 80) && close_to(m.cut[3], 100) && m.cut[4] == 0 &&
+                close_to(m.activations[4], 110) && m.parameters[4] == 30);
     plan_model_free(&m);
     // An edge goes back: by id, as far as inputs allow.
-    text = MODEL(NODE("5", "a", "1", "0", "0", "0") "," NODE("7", "b", "2", "0", "0", "0") "," NODE("6", "c", "4", "0", "0", "0"), "[5,7],[6,5]");
+    text = MODEL(NODE("5", "a", "1", "0", "0", "0") "," NODE("7", "b", "2", "0", "0", "0") "," NODE(
+                     "6", "c", "4", "0", "0", "0"),
+                 "[5,7],[6,5]");
     write_profile(text, strlen(text));
     m = profile_load(profile_path);
-    assert_true(close_to(m.forward[1], 2e-3) && close_to(m.forward[2], 2.5e-3) && close_to(m.forward[3], 3.5e-3));
+    assert_true(close_to(m.forward[1], 2e-3) && close_to(m.forward[2], 2.5e-3) &&
+                close_to(m.forward[3], 3.5e-3));
     plan_model_free(&m);
     m = profile_load(PROFILES ":gnmt-16"); // Input1 is in front of it in neither order
     assert_int_equal(m.units, 96);
@@ -530,13 +655,16 @@ static void test_bad_profiles(void **state) {
         {MODEL(GOOD, "[1,3]"), "no pair of ids"},
         {MODEL(GOOD, "[1]"), "no pair of ids"},
         {MODEL(GOOD, "7"), "no pair of ids"},
-        {"{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" GOOD "]}}}", "\"edges\" is expected"},
+        {"{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" GOOD "]}}}",
+         "\"edges\" is expected"},
     };
     char message[3000], deep[400];
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         write_profile(texts[i][0], strlen(texts[i][0]));
         int code = run_child(load_profile, profile_path, message, sizeof message);
-        if (code != EXIT_INPUT || !strstr(message, texts[i][1])) { fail_msg("%s: exit code %d: %s", texts[i][0], code, message); }
+        if (code != EXIT_INPUT || !strstr(message, texts[i][1])) {
+            fail_msg("%s: exit code %d: %s", texts[i][0], code, message);
+        }
     }
     memset(deep, '[', sizeof deep);
     write_profile(deep, sizeof deep);
@@ -554,7 +682,8 @@ static void test_fuzz(void **state) {
     const size_t bytes = fread(text, 1, sizeof text, f);
     fclose(f);
     random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 2;
-    static const char *const pieces[] = {"-", "1e999", "null", "[", "]", "{", "}", ",", "\"", "\\", ":", "0", "NaN", "1e15", "\"id\":1", ""};
+    static const char *const pieces[] = {"-",  "1e999", "null", "[", "]",   "{",    "}",        ",",
+                                         "\"", "\\",    ":",    "0", "NaN", "1e15", "\"id\":1", ""};
     int loaded = 0, refused = 0;
     for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300); i++) {
         static char damaged[1 << 17];
@@ -566,15 +695,20 @@ static void test_fuzz(void **state) {
             size_t at = (size_t)below((int)length), gone = (size_t)below(8), n = strlen(piece);
             if (below(20) == 0) { gone = length; }
             gone = gone < length - at ? gone : length - at;
-            memmove(damaged + at + n, damaged + at + gone, length - at - gone), memcpy(damaged + at, piece, n);
+            memmove(damaged + at + n, damaged + at + gone, length - at - gone);
+            memcpy(damaged + at, piece, n);
             length += n - gone;
         }
         write_profile(damaged, length);
         char name[100];
         snprintf(name, sizeof name, "%s:gnmt-16", profile_path);
         int code = run_child(load_profile, name, message, sizeof message);
-        if (code != EXIT_INPUT && code != EXIT_DONE) { fail_msg("seed %llu: exit code %d: %s", (unsigned long long)random_state, code, message); }
-        loaded += code == EXIT_DONE, refused += code == EXIT_INPUT;
+        if (code != EXIT_INPUT && code != EXIT_DONE) {
+            fail_msg("seed %llu: exit code %d: %s", (unsigned long long)random_state, code,
+                     message);
+        }
+        loaded += code == EXIT_DONE;
+        refused += code == EXIT_INPUT;
     }
     print_message("%d damaged profiles refused, %d harmless\n", refused, loaded);
     assert_true(refused > 20);
@@ -584,13 +718,18 @@ static int make_profile_file(void **state) {
     int file = mkstemp(profile_path);
     return file < 0 || close(file);
 }
-static int remove_profile_file(void **state) { return (void)state, unlink(profile_path); }
+static int remove_profile_file(void **state) {
+    (void)state;
+    return unlink(profile_path);
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Time
 
-static void expect_time(int layers, const char *cluster, int64_t samples, double memory, double limit_s) {
-    PlanModel m = plan_model_make(layers + 2); // about a GPT of 1024 channels and 1024 tokens on fast devices, bf16
+static void expect_time(int layers, const char *cluster, int64_t samples, double memory,
+                        double limit_s) {
+    // about a GPT of 1024 channels and 1024 tokens on fast devices, bf16
+    PlanModel m = plan_model_make(layers + 2);
     plan_model_add(&m, 0, 1e-5, 1e-5, 2e6, 100e6);
     for (int u = 1; u <= layers; u++) { plan_model_add(&m, u, 1e-3, 2e-3, 60e6, 25e6); }
     plan_model_add(&m, layers + 1, 2e-3, 4e-3, 200e6, 100e6);
@@ -601,13 +740,18 @@ static void expect_time(int layers, const char *cluster, int64_t samples, double
     double begin = (double)clock() / CLOCKS_PER_SEC;
     *a = planner_answer(&t);
     double took = (double)clock() / CLOCKS_PER_SEC - begin;
-    print_message("%d units, %s, %d samples: %.2f s; %.1f in %d stages, micro-batch %d", m.units, cluster, (int)samples, took, speedup(&t, a->best.step_s),
-                  a->best.plan.stages, (int)a->best.plan.micro_batch);
-    for (int k = 0; k < a->others; k++) { print_message("; %s %.1f", a->name[k], speedup(&t, a->other[k].step_s)); }
+    print_message("%d units, %s, %d samples: %.2f s; %.1f in %d stages, micro-batch %d", m.units,
+                  cluster, (int)samples, took, speedup(&t, a->best.step_s), a->best.plan.stages,
+                  (int)a->best.plan.micro_batch);
+    for (int k = 0; k < a->others; k++) {
+        print_message("; %s %.1f", a->name[k], speedup(&t, a->other[k].step_s));
+    }
     print_message("\n");
     assert_true(a->best.plan.stages > 0);
-    assert_true(took < 4 * limit_s); // processor time on a machine that others use; alone it is under limit_s
-    free(a), plan_model_free(&m);
+    // processor time on a machine that others use; alone it is under limit_s
+    assert_true(took < 4 * limit_s);
+    free(a);
+    plan_model_free(&m);
 }
 static void test_time(void **state) {
     (void)state;

@@ -1,5 +1,6 @@
-// test_report.c: what the program tells that no run can show everywhere: the energy meter against counters that are files of
-// ours, memory against what the kernel says, words for a shell. The log's events are tested on the real program (test_train.py).
+// test_report.c: what the program tells that no run can show everywhere: the energy meter against
+// counters that are files of ours, memory against what the kernel says, words for a shell. The
+// log's events are tested on the real program (test_train.py).
 #include "ops_cpu.h"
 #include "report.h"
 
@@ -29,21 +30,27 @@ static void forget(int package, const char *name) {
 
 static void test_energy_of_all_packages(void **state) {
     (void)state;
-    counter(0, "energy_uj", "5000000"), counter(0, "max_energy_range_uj", "10000000");
-    counter(3, "energy_uj", "100"), counter(3, "max_energy_range_uj", "10000000");
+    counter(0, "energy_uj", "5000000");
+    counter(0, "max_energy_range_uj", "10000000");
+    counter(3, "energy_uj", "100");
+    counter(3, "max_energy_range_uj", "10000000");
     EnergyMeter m = energy_meter(folder);
     assert_int_equal(m.packages, 2);
     assert_true(energy_joules(&m) == 0);
-    counter(0, "energy_uj", "7000000"), counter(3, "energy_uj", "1000100");
+    counter(0, "energy_uj", "7000000");
+    counter(3, "energy_uj", "1000100");
     assert_true(fabs(energy_joules(&m) - 3) < 1e-12);
     assert_true(fabs(energy_joules(&m) - 3) < 1e-12); // counted once
-    counter(0, "energy_uj", "1000000");               // wrapped: 3 J to the end of its range, 1 J more
+    // wrapped: 3 J to the end of its range, 1 J more
+    counter(0, "energy_uj", "1000000");
     assert_true(fabs(energy_joules(&m) - 7) < 1e-12);
     counter(0, "energy_uj", "nonsense"); // unreadable for once
     assert_true(fabs(energy_joules(&m) - 7) < 1e-12);
     counter(0, "energy_uj", "1500000");
     assert_true(fabs(energy_joules(&m) - 7.5) < 1e-12);
-    for (int package = 0; package < 4; package += 3) { forget(package, "max_energy_range_uj"), forget(package, "energy_uj"); }
+    for (int package = 0; package < 4; package += 3) {
+        forget(package, "max_energy_range_uj"), forget(package, "energy_uj");
+    }
 }
 static void test_energy_without_a_counter(void **state) {
     (void)state;
@@ -54,7 +61,8 @@ static void test_energy_without_a_counter(void **state) {
 
 static void test_memory_available(void **state) {
     (void)state;
-    double available = memory_available(), total = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double available = memory_available(),
+           total = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     assert_true(available > 0x1p20 && isfinite(available));
     assert_true(available < 4 * total); // swap comes on top
     assert_true(isnan(file_number("/nowhere")));
@@ -74,27 +82,34 @@ static void take_away(const char *name) {
     assert_int_equal(unlink(path), 0);
 }
 
-// What a control group allows more: its limit less its usage, of which the page cache nobody used lately does not count.
+// What a control group allows more: its limit less its usage, of which the page cache nobody used
+// lately does not count.
 static void test_memory_of_a_group(void **state) {
     (void)state;
     assert_true(isinf(memory_group_available(folder)));
-    put("memory.max", "1000\n"), put("memory.current", "900\n");
+    put("memory.max", "1000\n");
+    put("memory.current", "900\n");
     assert_true(memory_group_available(folder) == 100);
     put("memory.stat", "active_file 7\ninactive_file 300\nworkingset_refault_file 9\n");
     assert_true(memory_group_available(folder) == 400);
     put("memory.max", "max\n");
     assert_true(isinf(memory_group_available(folder)));
-    put("memory.limit_in_bytes", "5000\n"), put("memory.usage_in_bytes", "4000\n");
-    put("memory.stat", "inactive_file 1\ntotal_inactive_file 2000\n"); // version 1: this group alone, and with those below it
+    put("memory.limit_in_bytes", "5000\n");
+    put("memory.usage_in_bytes", "4000\n");
+    // version 1: this group alone, and with those below it
+    put("memory.stat", "inactive_file 1\ntotal_inactive_file 2000\n");
     assert_true(memory_group_available(folder) == 3000);
-    const char *const names[] = {"memory.max", "memory.current", "memory.stat", "memory.limit_in_bytes", "memory.usage_in_bytes"};
+    const char *const names[] = {"memory.max", "memory.current", "memory.stat",
+                                 "memory.limit_in_bytes", "memory.usage_in_bytes"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { take_away(names[i]); }
 }
 
 // What a shell reads is the word again.
 static void test_shell_words(void **state) {
     (void)state;
-    const char *const words[] = {"plain", "", "two words", "a'b", "$HOME `x` \"y\" \\", "*.bin", "tab\there", "--name=value", "{a,b}", "~", "#"};
+    const char *const words[] = {
+        "plain",        "",      "two words", "a'b", "$HOME `x` \"y\" \\", "*.bin", "tab\there",
+        "--name=value", "{a,b}", "~",         "#"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char command[400] = "printf %s", found[200];
         int saved = dup(STDOUT_FILENO);
@@ -119,8 +134,14 @@ static void test_shell_words(void **state) {
     }
 }
 
-static int make_folder(void **state) { return (void)state, mkdtemp(folder) ? 0 : 1; }
-static int remove_folder(void **state) { return (void)state, rmdir(folder); }
+static int make_folder(void **state) {
+    (void)state;
+    return mkdtemp(folder) ? 0 : 1;
+}
+static int remove_folder(void **state) {
+    (void)state;
+    return rmdir(folder);
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {

@@ -1,6 +1,7 @@
-// test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every small layout and stage, that the
-// validator refuses each kind of hand-made damage for the right reason, that the simulator gives the times one works out
-// with a pencil, that the printer leaves nothing out, that each sample is dealt to exactly one rank, and how often and how far ahead
+// test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every
+// small layout and stage, that the validator refuses each kind of hand-made damage for the right
+// reason, that the simulator gives the times one works out with a pencil, that the printer leaves
+// nothing out, that each sample is dealt to exactly one rank, and how often and how far ahead
 // parameters travel.
 #include "ops_cpu.h"
 #include "pipeline.h"
@@ -14,17 +15,20 @@
 
 #include <cmocka.h> // after the headers it needs
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
 static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
 static const ZeroPolicy stage_two = ZERO_STAGE(2, true, NULL);
-static const ZeroPolicy stage_three = ZERO_POLICY(3, 2, false, true, false, NULL, NULL); // with secondary copies on pairs of ranks
+// with secondary copies on pairs of ranks
+static const ZeroPolicy stage_three = ZERO_POLICY(3, 2, false, true, false, NULL, NULL);
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = OFFLOAD(moments, false, NULL, false, false, 5), far_away = OFFLOAD(moments, true, NULL, false, false, 5);
+static const Offload coming = OFFLOAD(moments, false, NULL, false, false, 5),
+                     far_away = OFFLOAD(moments, true, NULL, false, false, 5);
+// all of these on disk
 static const Offload stored = OFFLOAD(moments, false, moments, false, false, 5),
-                     stored_far = OFFLOAD(moments, true, moments, false, false, 5); // all of these on disk
+                     stored_far = OFFLOAD(moments, true, moments, false, false, 5);
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
 static const Offload sums = OFFLOAD(gradients, false, NULL, true, false, 7);
@@ -35,8 +39,12 @@ static const ZeroPolicy delayed = ZERO_STAGE(2, true, &one_step_late);
 static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
 static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
 // The same with the parameters and the activations of 4 blocks.
-enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS };
-static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
+enum {
+    FAR_STATES = 1 << STATE_M | 1 << STATE_V,
+    STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS
+};
+static unsigned char all_kinds[] = {FAR_STATES,  FAR_STATES,  STASH_BLOCK, STASH_BLOCK,
+                                    STASH_BLOCK, STASH_BLOCK, FAR_STATES};
 static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, false, 7);
 static const ZeroPolicy everything_far = ZERO_STAGE(0, false, &all_on_host);
 static const ZeroPolicy host_updates = ZERO_STAGE(0, false, &far_away);
@@ -54,20 +62,26 @@ static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle
 static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = map_of(layers, policy, ranks, style), p.ranks = ranks;
+    p.map = map_of(layers, policy, ranks, style);
+    p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy, ClipStyle style) {
+static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
+                       const ZeroPolicy *policy, ClipStyle style) {
     Program p = empty_program(layers, ranks, policy, style);
     schedule_sequential(&p, samples, rows, true);
-    if (recompute) { schedule_lower_recompute(&p), p.map.stash_inputs = p.map.stash != NULL; }
+    if (recompute) {
+        schedule_lower_recompute(&p);
+        p.map.stash_inputs = p.map.stash != NULL;
+    }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
     schedule_lower_stash(&p);
     return p;
 }
-static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy) {
+static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
+                       const ZeroPolicy *policy) {
     return clipped(layers, ranks, samples, rows, recompute, policy, NOT_CLIPPED);
 }
 static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
@@ -75,25 +89,48 @@ static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, 
 }
 
 // A pipeline by hand. Two units a stage. Per rank a text of steps, a letter and the micro-batch:
-//   F B    forward and backward of the stage's units     S R    output to the next stage, input from the one before
+//   F B    forward and backward of the stage's units     S R    output to the next stage, input
+//          from the one before
 //   s r    gradient to the stage before, from the next one
 static void add_stage(Schedule *s, char step, int micro, int stage) {
     int first = 2 * stage, last = first + 1;
     Action a = action_make(ACT_FORWARD, first, -1, micro);
-    a.first_row = 2 * micro, a.rows = 2;
+    a.first_row = 2 * micro;
+    a.rows = 2;
     switch (step) {
-    case 'F': schedule_add(s, a), a.unit = last, schedule_add(s, a); return;
+    case 'F':
+        schedule_add(s, a);
+        a.unit = last;
+        schedule_add(s, a);
+        return;
     case 'B':
         for (a.unit = last; a.unit >= first; a.unit--) {
             a.kind = ACT_BACKWARD_INPUT;
             if (a.unit) { schedule_add(s, a); }
-            a.kind = ACT_BACKWARD_WEIGHT, schedule_add(s, a);
+            a.kind = ACT_BACKWARD_WEIGHT;
+            schedule_add(s, a);
         }
         return;
-    case 'S': a.kind = ACT_SEND_FORWARD, a.unit = last, a.peer = stage + 1; break;
-    case 'R': a.kind = ACT_RECV_FORWARD, a.unit = first - 1, a.peer = stage - 1; break;
-    case 's': a.kind = ACT_SEND_BACKWARD, a.unit = first, a.peer = stage - 1; break;
-    default: a.kind = ACT_RECV_BACKWARD, a.unit = last + 1, a.peer = stage + 1; break;
+    case 'S':
+        a.kind = ACT_SEND_FORWARD;
+        a.unit = last;
+        a.peer = stage + 1;
+        break;
+    case 'R':
+        a.kind = ACT_RECV_FORWARD;
+        a.unit = first - 1;
+        a.peer = stage - 1;
+        break;
+    case 's':
+        a.kind = ACT_SEND_BACKWARD;
+        a.unit = first;
+        a.peer = stage - 1;
+        break;
+    default:
+        a.kind = ACT_RECV_BACKWARD;
+        a.unit = last + 1;
+        a.peer = stage + 1;
+        break;
     }
     schedule_add(s, a);
 }
@@ -101,26 +138,40 @@ static Program pipeline(int stages, const char *const steps[]) {
     Program p = empty_program(2 * stages - 2, stages, &plain, NOT_CLIPPED);
     for (int r = 0; r < stages; r++) {
         for (const char *c = steps[r]; *c; c++) {
-            if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
+            if (*c != ' ') {
+                add_stage(&p.rank[r], *c, c[1] - '0', r);
+                c++;
+            }
         }
     }
     const Limits limits = {2, 2, 2, 1, 0};
-    p.micro_batches = 2, p.samples = 4;
+    p.micro_batches = 2;
+    p.samples = 4;
     program_limit(&p, limits);
     zero_lower(&p, &plain, true);
     return p;
 }
 static const char *const two_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 R1 s0 F1 B1 s1"};
-static const char *const three_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 R1 F1 S1 r0 B0 s0 r1 B1 s1", "R0 F0 R1 F1 B0 s0 B1 s1"};
+static const char *const three_stages[] = {
+    "F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 R1 F1 S1 r0 B0 s0 r1 B1 s1", "R0 F0 R1 F1 B0 s0 B1 s1"};
 // Natural, but each waits for the other: rank 0 sends an activation while rank 1 sends a gradient.
 static const char *const crossing_sends[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
-static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
+static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1",
+                                                "R0 F0 B0 s0 R1 F1 B1 s1"};
 
-// A pipeline by pipeline.h: 3 micro-batches of 3 samples in stages of 2 units, on 3 ranks. split: the first stage on rank 0, its outputs
-// go to ranks 1 (1 sample of each micro-batch) and 2 (2 samples); else the first stage on ranks 0 and 1, and both send to rank 2.
+// A pipeline by pipeline.h: 3 micro-batches of 3 samples in stages of 2 units, on 3 ranks. split:
+// the first stage on rank 0, its outputs go to ranks 1 (1 sample of each micro-batch) and 2 (2
+// samples); else the first stage on ranks 0 and 1, and both send to rank 2.
 static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle style) {
     Program p = empty_program(2, 3, &plain, style);
-    PipelinePlan plan = {pipeline_placement(split ? "2:1,2:2" : "2:2,2:1", 4, 3), kind, WARMUP_A, 3, 3, INT64_MAX, recompute, CLIPS_NOTHING};
+    PipelinePlan plan = {pipeline_placement(split ? "2:1,2:2" : "2:2,2:1", 4, 3),
+                         kind,
+                         WARMUP_A,
+                         3,
+                         3,
+                         INT64_MAX,
+                         recompute,
+                         CLIPS_NOTHING};
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
@@ -129,16 +180,21 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     return p;
 }
 
-// A pipeline that clips: 3 micro-batches of 3 samples, 4 units. By unit: rank 0, then 1 and 2, with 2 units each; by stage: ranks 0 and 1, then 2;
-// by the norm of all: stages of 1, 2 and 1 units, a rank each.
+// A pipeline that clips: 3 micro-batches of 3 samples, 4 units. By unit: rank 0, then 1 and 2, with
+// 2 units each; by stage: ranks 0 and 1, then 2; by the norm of all: stages of 1, 2 and 1 units, a
+// rank each.
 static Program private_pipeline(Clips clips) {
-    const char *const text = clips == CLIPS_UNITS ? "2:1,2:2" : clips == CLIPS_STAGES ? "2:2,2:1" : "1:1,2:1,1:1";
+    const char *const text = clips == CLIPS_UNITS    ? "2:1,2:2"
+                             : clips == CLIPS_STAGES ? "2:2,2:1"
+                                                     : "1:1,2:1,1:1";
     GptConfig config = {2, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    PipelinePlan plan = {pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
+    PipelinePlan plan = {
+        pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, &plain, &plan.placement, true), p.ranks = 3;
+    p.map = unit_map(&m, &plain, &plan.placement, true);
+    p.ranks = 3;
     p.rank = calloc(3, sizeof(Schedule));
     schedule_pipeline(&p, &plan, 9, true);
     zero_lower(&p, &plain, true);
@@ -177,10 +233,12 @@ typedef enum {
 } Base;
 static Program base_program(Base base) {
     switch (base) {
-    case BASE_PLAIN: return sequential(2, 1, 4, 2, false); // units 0..3, storages 0..4, micro-batches 0 and 1
+    // units 0..3, storages 0..4, micro-batches 0 and 1
+    case BASE_PLAIN: return sequential(2, 1, 4, 2, false);
     case BASE_RECOMPUTE: return sequential(2, 1, 4, 2, true);
     case BASE_RANKS: return sequential(2, 2, 4, 1, false);
-    case BASE_GRADIENTS: return sharded(4, 2, 4, 1, false, &stage_two); // units 0..5, storages 0..6: blocks 2 and 4 share a room, 3 and 5
+    // units 0..5, storages 0..6: blocks 2 and 4 share a room, 3 and 5
+    case BASE_GRADIENTS: return sharded(4, 2, 4, 1, false, &stage_two);
     case BASE_PARAMETERS: return sharded(4, 2, 4, 1, false, &stage_three);
     case BASE_FLAT: return clipped(2, 1, 4, 2, false, &plain, CLIPPED_FLAT);
     case BASE_TWO: return pipeline(2, two_stages);
@@ -194,7 +252,8 @@ static Program base_program(Base base) {
     case BASE_TIED: return private_pipeline(CLIPS_UNITS);
     case BASE_TIED_STAGES: return private_pipeline(CLIPS_STAGES);
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
-    case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
+    // pieces: 2 of storage 0, 1 of each of the others
+    case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates);
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
     case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
     case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
@@ -207,48 +266,62 @@ static Program base_program(Base base) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Accepted
 
 static void test_sequential_programs_are_valid(void **state) {
     (void)state;
     char error[400];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
-        int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
+        int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9,
+            rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
         for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : STASH_BLOCK; }
         const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false, layers + 3);
-        const Offload *const of_sums[] = {&sums, &one_step_late}, *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
-        for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
+        const Offload *const of_sums[] = {&sums, &one_step_late},
+                             *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
+        // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
+        for (int j = 0; j < 4 * 2 * 4; j++) {
             const bool quantized = j / 8 == 1, partition = j / 4 % 2;
-            ZeroPolicy policy = ZERO_POLICY(j % 4, partition ? ranks : 1, quantized, ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
+            ZeroPolicy policy =
+                ZERO_POLICY(j % 4, partition ? ranks : 1, quantized,
+                            ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
-                fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
+                fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers,
+                         ranks, samples, rows, recompute, j, error);
             }
             program_free(&p);
         }
     }
 }
-// Clipping changes neither which collectives there are nor their order, whatever a rank has samples for; flat clipping lets reductions wait
-// while gathers go on, and the next gather of wte waits while it is lent. Of no samples at all there is one micro-batch.
+// Clipping changes neither which collectives there are nor their order, whatever a rank has samples
+// for; flat clipping lets reductions wait while gathers go on, and the next gather of wte waits
+// while it is lent. Of no samples at all there is one micro-batch.
 static const Action *next_collective(const Schedule *s, int *i, bool gathers, bool reductions) {
     for (; *i < s->count; (*i)++) {
         ActionKind kind = s->actions[*i].kind;
-        if ((gathers && kind == ACT_PREFETCH) || (reductions && (kind == ACT_REDUCE || kind == ACT_NORM || kind == ACT_UPDATE))) { return &s->actions[(*i)++]; }
+        if ((gathers && kind == ACT_PREFETCH) ||
+            (reductions && (kind == ACT_REDUCE || kind == ACT_NORM || kind == ACT_UPDATE))) {
+            return &s->actions[(*i)++];
+        }
     }
     return NULL;
 }
-static void check_same_collectives(const Program *p, const Program *q, bool gathers, bool reductions) {
+static void check_same_collectives(const Program *p, const Program *q, bool gathers,
+                                   bool reductions) {
     for (int r = 0; r < p->ranks; r++) {
         const Action *a, *b;
         int i = 0, j = 0;
         do {
-            a = next_collective(&p->rank[r], &i, gathers, reductions), b = next_collective(&q->rank[r], &j, gathers, reductions);
+            a = next_collective(&p->rank[r], &i, gathers, reductions);
+            b = next_collective(&q->rank[r], &j, gathers, reductions);
             assert_int_equal(a != NULL, b != NULL);
             if (a && b) {
-                assert_int_equal(a->kind, b->kind), assert_int_equal(a->storage, b->storage);
-                assert_int_equal(a->micro, b->micro), assert_int_equal(a->near, b->near);
+                assert_int_equal(a->kind, b->kind);
+                assert_int_equal(a->storage, b->storage);
+                assert_int_equal(a->micro, b->micro);
+                assert_int_equal(a->near, b->near);
             }
         } while (a);
     }
@@ -257,19 +330,30 @@ static void test_clipped_programs_are_valid(void **state) {
     (void)state;
     char error[400];
     for (int i = 0; i < 3 * 4 * 7 * 3 * 4 * 2; i++) {
-        int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
+        int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3,
+            stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
-        bool keeps_gathered = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows, keeps_gathered, NULL, NULL);
-        Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
+        // logits are made again for the gradient of wte
+        bool keeps_gathered = style == CLIPPED_BY_UNIT && i / 5 % 2;
+        ZeroPolicy policy =
+            ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows,
+                        keeps_gathered, NULL, NULL);
+        Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2,
+                            &policy, style);
         policy.keeps_gathered = false;
-        Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
+        Program q =
+            sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
         if (!schedule_validate(&p, error, sizeof error)) {
-            fail_msg("layers %d ranks %d samples %d rows %d stage %d style %d: %s", layers, ranks, samples, rows, stage, style, error);
+            fail_msg("layers %d ranks %d samples %d rows %d stage %d style %d: %s", layers, ranks,
+                     samples, rows, stage, style, error);
         }
-        if (style == CLIPPED_BY_UNIT && !keeps_gathered) { check_same_collectives(&p, &q, true, true); }
-        check_same_collectives(&p, &q, true, false), check_same_collectives(&p, &q, false, true);
-        program_free(&p), program_free(&q);
+        if (style == CLIPPED_BY_UNIT && !keeps_gathered) {
+            check_same_collectives(&p, &q, true, true);
+        }
+        check_same_collectives(&p, &q, true, false);
+        check_same_collectives(&p, &q, false, true);
+        program_free(&p);
+        program_free(&q);
     }
 }
 static void test_pipelines_are_valid(void **state) {
@@ -278,14 +362,16 @@ static void test_pipelines_are_valid(void **state) {
     for (int base = BASE_TWO; base <= BASE_ZERO_BUBBLE; base++) {
         if (base == BASE_SENDS || base == BASE_RECEIVES) { continue; } // these are not
         Program p = base_program((Base)base);
-        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("program %d: %s", base, error); }
+        if (!schedule_validate(&p, error, sizeof error)) {
+            fail_msg("program %d: %s", base, error);
+        }
         program_free(&p);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Refused: one change each, to an action named by rank, kind, unit or storage (-1: any) and micro-batch (-1: any): the first
-// one of that name, or the last one (LAST).
+// -------------------------------------------------------------------------------------------------
+// Refused: one change each, to an action named by rank, kind, unit or storage (-1: any) and
+// micro-batch (-1: any): the first one of that name, or the last one (LAST).
 enum { LAST = -2 };
 
 typedef enum {
@@ -333,131 +419,219 @@ typedef struct {
 
 static const Damage damages[] = {
     // rows and samples
-    {"backward of other rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, 1, "rows differ from its forward's"},
-    {"backward from another row", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 1, 0, FIRST_ROW, 1, "rows differ from its forward's"},
-    {"negative first row", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, FIRST_ROW, -1, "a field is out of range"},
-    {"rows beyond the step", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, FIRST_ROW, 3, "a field is out of range"},
-    {"a sample twice", BASE_PLAIN, 0, ACT_FORWARD, 0, 1, FIRST_ROW, 1, "sample 1 is computed already"},
-    {"no weight buffers", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, WORKS, 0, "the weight part before it has not run"},
-    {"another order of reductions", BASE_RANKS, 1, ACT_REDUCE, 1, -1, SWAP, 0, "rank 1: REDUCE of storage 0 where rank 0 has REDUCE of storage 1"},
+    {"backward of other rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, 1,
+     "rows differ from its forward's"},
+    {"backward from another row", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 1, 0, FIRST_ROW, 1,
+     "rows differ from its forward's"},
+    {"negative first row", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, FIRST_ROW, -1,
+     "a field is out of range"},
+    {"rows beyond the step", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, FIRST_ROW, 3,
+     "a field is out of range"},
+    {"a sample twice", BASE_PLAIN, 0, ACT_FORWARD, 0, 1, FIRST_ROW, 1,
+     "sample 1 is computed already"},
+    {"no weight buffers", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, WORKS, 0,
+     "the weight part before it has not run"},
+    {"another order of reductions", BASE_RANKS, 1, ACT_REDUCE, 1, -1, SWAP, 0,
+     "rank 1: REDUCE of storage 0 where rank 0 has REDUCE of storage 1"},
     // compute
-    {"no embedding forward", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: its input is not there"},
-    {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0, "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
-    {"no head forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, DROP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
-    {"no head backward", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: its backward input has not run"},
+    {"no embedding forward", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, DROP, 0,
+     "FORWARD unit 1 storage -1 micro-batch 0: its input is not there"},
+    {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0,
+     "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
+    {"no head forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, DROP, 0,
+     "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
+    {"no head backward", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, DROP, 0,
+     "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: its backward input has not run"},
     {"no block backward input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 1, DROP, 0,
      "BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: its backward input has not run"},
-    {"no first block's backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 1, DROP, 0, "unit 0 micro-batch 1 has a forward but no backward weight"},
-    {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0, "the weight part before it has not run"},
-    {"no embedding backward", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, DROP, 0, "more live micro-batches than the 1 slots"},
-    {"embedding backward before the block's", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MOVE_UP, 25, // to its forward, where wte and wpe are held
+    {"no first block's backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 1, DROP, 0,
+     "unit 0 micro-batch 1 has a forward but no backward weight"},
+    {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0,
+     "the weight part before it has not run"},
+    {"no embedding backward", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, DROP, 0,
+     "more live micro-batches than the 1 slots"},
+    // to its forward, where wte and wpe are held
+    {"embedding backward before the block's", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MOVE_UP, 25,
      "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 0: its backward input has not run"},
-    {"forward twice", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, REPEAT, 0, "FORWARD unit 1 storage -1 micro-batch 0: runs twice"},
-    {"backward input twice", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, REPEAT, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: runs twice"},
-    {"backward weight twice", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, REPEAT, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: runs twice"},
-    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_UP, 2, // over its input part and the release
+    {"forward twice", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, REPEAT, 0,
+     "FORWARD unit 1 storage -1 micro-batch 0: runs twice"},
+    {"backward input twice", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, REPEAT, 0,
+     "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: runs twice"},
+    {"backward weight twice", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, REPEAT, 0,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: runs twice"},
+    // over its input part and the release
+    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_UP, 2,
      "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its backward input has not run"},
-    {"backward before forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, SWAP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
-    {"backward of the wrong unit", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, UNIT, 2, "parameters of storage 3 are not acquired"},
-    {"forward of the other micro-batch", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, MICRO, 1, "micro-batch 1: its input is not there"},
+    {"backward before forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, SWAP, 0,
+     "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
+    {"backward of the wrong unit", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, UNIT, 2,
+     "parameters of storage 3 are not acquired"},
+    {"forward of the other micro-batch", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, MICRO, 1,
+     "micro-batch 1: its input is not there"},
     {"unit too large", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, 4, "a field is out of range"},
     {"unit missing", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, -1, "a field is out of range"},
-    {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2, "a field is out of range"},
-    {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1, "a field is out of range"},
-    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2,
+     "a field is out of range"},
+    {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1,
+     "a field is out of range"},
+    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0,
+     "FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"negative rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, -2, "a field is out of range"},
-    {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
-    {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},
-    {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
+    {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1,
+     "a field is out of range"},
+    {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0,
+     "more live micro-batches than the 0 slots"},
+    {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0,
+     "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
     {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0,
      "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
-    {"another block recomputed before the weight part", BASE_RECOMPUTE, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_DOWN, 2,
+    {"another block recomputed before the weight part", BASE_RECOMPUTE, 0, ACT_BACKWARD_WEIGHT, 2,
+     0, MOVE_DOWN, 2,
      "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
-    {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE, "belongs between its forward and its backward"},
-    {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "belongs between its forward and its backward"},
+    {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE,
+     "belongs between its forward and its backward"},
+    {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1,
+     "belongs between its forward and its backward"},
     // parameters
-    {"not acquired", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
+    {"not acquired", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, DROP, 0,
+     "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
     {"not acquired on rank 1", BASE_RANKS, 1, ACT_ACQUIRE, 4, -1, DROP, 0,
      "rank 1: FORWARD unit 3 storage -1 micro-batch 0: parameters of storage 4 are not acquired"},
-    {"acquired too late", BASE_PLAIN, 0, ACT_ACQUIRE, 3, -1, SWAP, 0, "FORWARD unit 2 storage -1 micro-batch 0: parameters of storage 3 are not acquired"},
-    {"acquired twice", BASE_PLAIN, 0, ACT_ACQUIRE, 1, -1, REPEAT, 0, "ACQUIRE unit -1 storage 1 micro-batch -1: is acquired already"},
-    {"acquired another storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 3, "parameters of storage 2 are not acquired"},
-    {"acquired no storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, -1, "a field is out of range"},
-    {"acquired storage too large", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 5, "a field is out of range"},
-    {"acquired the next version", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, VERSION, 1, "version 1 is not the one that exists"},
-    {"acquired the version before", BASE_PLAIN, 0, ACT_ACQUIRE, 0, -1, VERSION, -1, "version -1 is not the one that exists"},
-    {"not released", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, DROP, 0, "ACQUIRE unit -1 storage 2 micro-batch -1: is acquired already"},
-    {"released twice", BASE_PLAIN, 0, ACT_RELEASE, 4, -1, REPEAT, 0, "RELEASE unit -1 storage 4 micro-batch -1: is not acquired"},
-    {"released too early", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, MOVE_UP, 1, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
-    {"released another storage", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, STORAGE, 3, "RELEASE unit -1 storage 3 micro-batch -1: is not acquired"},
-    {"acquired after the update", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, TO_END, 0, "parameters of storage 2 are not acquired"},
-    {"held at the end", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, KIND, ACT_ACQUIRE, "storage 2 is not updated, or still held, at the end"},
+    {"acquired too late", BASE_PLAIN, 0, ACT_ACQUIRE, 3, -1, SWAP, 0,
+     "FORWARD unit 2 storage -1 micro-batch 0: parameters of storage 3 are not acquired"},
+    {"acquired twice", BASE_PLAIN, 0, ACT_ACQUIRE, 1, -1, REPEAT, 0,
+     "ACQUIRE unit -1 storage 1 micro-batch -1: is acquired already"},
+    {"acquired another storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 3,
+     "parameters of storage 2 are not acquired"},
+    {"acquired no storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, -1,
+     "a field is out of range"},
+    {"acquired storage too large", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 5,
+     "a field is out of range"},
+    {"acquired the next version", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, VERSION, 1,
+     "version 1 is not the one that exists"},
+    {"acquired the version before", BASE_PLAIN, 0, ACT_ACQUIRE, 0, -1, VERSION, -1,
+     "version -1 is not the one that exists"},
+    {"not released", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, DROP, 0,
+     "ACQUIRE unit -1 storage 2 micro-batch -1: is acquired already"},
+    {"released twice", BASE_PLAIN, 0, ACT_RELEASE, 4, -1, REPEAT, 0,
+     "RELEASE unit -1 storage 4 micro-batch -1: is not acquired"},
+    {"released too early", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, MOVE_UP, 1,
+     "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
+    {"released another storage", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, STORAGE, 3,
+     "RELEASE unit -1 storage 3 micro-batch -1: is not acquired"},
+    {"acquired after the update", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, TO_END, 0,
+     "parameters of storage 2 are not acquired"},
+    {"held at the end", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, KIND, ACT_ACQUIRE,
+     "storage 2 is not updated, or still held, at the end"},
     // gradients and updates
-    {"no reduction", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: storage 3 is not reduced"},
-    {"no reduction on rank 1", BASE_RANKS, 1, ACT_REDUCE, 0, -1, DROP, 0, "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
-    {"reduced twice", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, REPEAT, 0, "REDUCE unit -1 storage 3 micro-batch -1: runs twice"},
+    {"no reduction", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, DROP, 0,
+     "NORM unit -1 storage -1 micro-batch -1: storage 3 is not reduced"},
+    {"no reduction on rank 1", BASE_RANKS, 1, ACT_REDUCE, 0, -1, DROP, 0,
+     "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"reduced twice", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, REPEAT, 0,
+     "REDUCE unit -1 storage 3 micro-batch -1: runs twice"},
     {"reduced before any contribution", BASE_PLAIN, 0, ACT_REDUCE, 2, -1, TO_FRONT, 0,
      "REDUCE unit -1 storage 2 micro-batch -1: 2 contributions are still to come"},
-    {"wte reduced before any", BASE_PLAIN, 0, ACT_REDUCE, 0, -1, TO_FRONT, 0, "REDUCE unit -1 storage 0 micro-batch -1: 4 contributions are still to come"},
-    {"reduced before the last one", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, MOVE_UP, 1, "REDUCE unit -1 storage 4 micro-batch -1: 1 contributions are still to come"},
-    {"reduced another storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 3, "REDUCE unit -1 storage 3 micro-batch -1: 1 contributions are still to come"},
+    {"wte reduced before any", BASE_PLAIN, 0, ACT_REDUCE, 0, -1, TO_FRONT, 0,
+     "REDUCE unit -1 storage 0 micro-batch -1: 4 contributions are still to come"},
+    {"reduced before the last one", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, MOVE_UP, 1,
+     "REDUCE unit -1 storage 4 micro-batch -1: 1 contributions are still to come"},
+    {"reduced another storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 3,
+     "REDUCE unit -1 storage 3 micro-batch -1: 1 contributions are still to come"},
     {"reduced no storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 5, "a field is out of range"},
-    {"no norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, DROP, 0, "UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
-    {"no norm on rank 0 of 2", BASE_RANKS, 0, ACT_NORM, -1, -1, DROP, 0, "rank 0: UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
-    {"norm twice", BASE_PLAIN, 0, ACT_NORM, -1, -1, REPEAT, 0, "NORM unit -1 storage -1 micro-batch -1: deadlock"},
-    {"norm before the last reduction", BASE_PLAIN, 0, ACT_NORM, -1, -1, MOVE_UP, 3, "NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
-    {"update before the norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, SWAP, 0, "UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
-    {"update before everything", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, TO_FRONT, 0, "UPDATE unit -1 storage 2 micro-batch -1: needs REDUCE and NORM first"},
-    {"no update", BASE_PLAIN, 0, ACT_UPDATE, 1, -1, DROP, 0, "PREFETCH unit -1 storage 1 micro-batch -1: version 1 is not the one that exists"},
-    {"no update on rank 1", BASE_RANKS, 1, ACT_UPDATE, 1, -1, DROP, 0, "rank 1: PREFETCH unit -1 storage 1 micro-batch -1: version 1"},
-    {"updated twice", BASE_PLAIN, 0, ACT_UPDATE, 0, -1, REPEAT, 0, "UPDATE unit -1 storage 0 micro-batch -1: runs twice"},
-    {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4, "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not"},
-    {"updated while held", BASE_PLAIN, 0, ACT_RELEASE, 1, LAST, TO_END, 0, "UPDATE unit -1 storage 1 micro-batch -1: its parameters are in use"},
-    {"never released", BASE_PLAIN, 0, ACT_RELEASE, 3, LAST, DROP, 0, "UPDATE unit -1 storage 3 micro-batch -1: its parameters are in use"},
+    {"no norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, DROP, 0,
+     "UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"no norm on rank 0 of 2", BASE_RANKS, 0, ACT_NORM, -1, -1, DROP, 0,
+     "rank 0: UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"norm twice", BASE_PLAIN, 0, ACT_NORM, -1, -1, REPEAT, 0,
+     "NORM unit -1 storage -1 micro-batch -1: deadlock"},
+    {"norm before the last reduction", BASE_PLAIN, 0, ACT_NORM, -1, -1, MOVE_UP, 3,
+     "NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"update before the norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, SWAP, 0,
+     "UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"update before everything", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, TO_FRONT, 0,
+     "UPDATE unit -1 storage 2 micro-batch -1: needs REDUCE and NORM first"},
+    {"no update", BASE_PLAIN, 0, ACT_UPDATE, 1, -1, DROP, 0,
+     "PREFETCH unit -1 storage 1 micro-batch -1: version 1 is not the one that exists"},
+    {"no update on rank 1", BASE_RANKS, 1, ACT_UPDATE, 1, -1, DROP, 0,
+     "rank 1: PREFETCH unit -1 storage 1 micro-batch -1: version 1"},
+    {"updated twice", BASE_PLAIN, 0, ACT_UPDATE, 0, -1, REPEAT, 0,
+     "UPDATE unit -1 storage 0 micro-batch -1: runs twice"},
+    {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4,
+     "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not"},
+    {"updated while held", BASE_PLAIN, 0, ACT_RELEASE, 1, LAST, TO_END, 0,
+     "UPDATE unit -1 storage 1 micro-batch -1: its parameters are in use"},
+    {"never released", BASE_PLAIN, 0, ACT_RELEASE, 3, LAST, DROP, 0,
+     "UPDATE unit -1 storage 3 micro-batch -1: its parameters are in use"},
     // stage 2: gradients that leave in each micro-batch, from rooms that blocks share
-    {"not reduced in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, DROP, 0, "the room of storage 5 holds the gradient of storage 3"},
-    {"not reduced before the next takes its room", BASE_GRADIENTS, 0, ACT_REDUCE, 5, 0, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
+    {"not reduced in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, DROP, 0,
+     "the room of storage 5 holds the gradient of storage 3"},
+    {"not reduced before the next takes its room", BASE_GRADIENTS, 0, ACT_REDUCE, 5, 0, DROP, 0,
+     "the room of storage 3 holds the gradient of storage 5"},
     {"wte not reduced in the first micro-batch", BASE_GRADIENTS, 1, ACT_REDUCE, 0, 0, DROP, 0,
      "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
     {"reduced as another micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, MICRO, 1,
      "REDUCE unit -1 storage 3 micro-batch 1: 1 contributions are still to come"},
-    {"reduced in no micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, MICRO, -1, "a field is out of range"},
-    {"reduced twice in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 1, REPEAT, 0, "REDUCE unit -1 storage 3 micro-batch 1: runs twice"},
+    {"reduced in no micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, MICRO, -1,
+     "a field is out of range"},
+    {"reduced twice in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 1, REPEAT, 0,
+     "REDUCE unit -1 storage 3 micro-batch 1: runs twice"},
     {"other reductions of a micro-batch on a rank", BASE_GRADIENTS, 1, ACT_REDUCE, 1, 0, SWAP, 0,
      "rank 1: REDUCE of storage 0 where rank 0 has REDUCE of storage 1"},
     {"gathered before the update", BASE_GRADIENTS, 0, ACT_UPDATE, 3, -1, SWAP, 0,
      "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not the one that exists"},
     // stage 3: parameters that come for each use, into rooms that blocks share
-    {"not gathered", BASE_PARAMETERS, 0, ACT_PREFETCH, 3, -1, DROP, 0, "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"not gathered", BASE_PARAMETERS, 0, ACT_PREFETCH, 3, -1, DROP, 0,
+     "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
     {"not gathered the last time", BASE_PARAMETERS, 1, ACT_PREFETCH, 3, LAST, DROP, 0,
      "rank 1: ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
-    {"used before it is gathered", BASE_PARAMETERS, 0, ACT_ACQUIRE, 4, -1, MOVE_UP, 8, "ACQUIRE unit -1 storage 4 micro-batch -1: no gather is under way"},
-    {"gathered twice", BASE_PARAMETERS, 0, ACT_PREFETCH, 1, -1, REPEAT, 0, "PREFETCH unit -1 storage 1 micro-batch -1: its parameters are in use"},
-    {"gathered into a room in use", BASE_PARAMETERS, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 1, "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
-    {"gathered while it is held", BASE_PARAMETERS, 0, ACT_RELEASE, 0, -1, TO_END, 0, "PREFETCH unit -1 storage 0 micro-batch -1: its parameters are in use"},
-    {"gathered the next version", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, VERSION, 1, "version 1 is not the one that exists"},
-    {"gathered for nobody", BASE_PARAMETERS, 0, ACT_UPDATE, 6, -1, KIND, ACT_PREFETCH, "storage 6 is not updated, or still held, at the end"},
-    {"gathered no storage", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, STORAGE, 7, "a field is out of range"},
+    {"used before it is gathered", BASE_PARAMETERS, 0, ACT_ACQUIRE, 4, -1, MOVE_UP, 8,
+     "ACQUIRE unit -1 storage 4 micro-batch -1: no gather is under way"},
+    {"gathered twice", BASE_PARAMETERS, 0, ACT_PREFETCH, 1, -1, REPEAT, 0,
+     "PREFETCH unit -1 storage 1 micro-batch -1: its parameters are in use"},
+    {"gathered into a room in use", BASE_PARAMETERS, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 1,
+     "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
+    {"gathered while it is held", BASE_PARAMETERS, 0, ACT_RELEASE, 0, -1, TO_END, 0,
+     "PREFETCH unit -1 storage 0 micro-batch -1: its parameters are in use"},
+    {"gathered the next version", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, VERSION, 1,
+     "version 1 is not the one that exists"},
+    {"gathered for nobody", BASE_PARAMETERS, 0, ACT_UPDATE, 6, -1, KIND, ACT_PREFETCH,
+     "storage 6 is not updated, or still held, at the end"},
+    {"gathered no storage", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, STORAGE, 7,
+     "a field is out of range"},
     {"copies that nobody has made", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, COPIES, 1,
      "PREFETCH unit -1 storage 2 micro-batch -1: no gather has made the copies"},
-    {"copies on one rank only", BASE_PARAMETERS, 1, ACT_PREFETCH, 4, LAST, COPIES, 0, "rank 1: PREFETCH of storage 4 where rank 0 has PREFETCH of storage 4"},
-    {"gathers in another order", BASE_PARAMETERS, 1, ACT_PREFETCH, 2, -1, SWAP, 0, "rank 1: PREFETCH of storage 3 where rank 0 has PREFETCH of storage 2"},
+    {"copies on one rank only", BASE_PARAMETERS, 1, ACT_PREFETCH, 4, LAST, COPIES, 0,
+     "rank 1: PREFETCH of storage 4 where rank 0 has PREFETCH of storage 4"},
+    {"gathers in another order", BASE_PARAMETERS, 1, ACT_PREFETCH, 2, -1, SWAP, 0,
+     "rank 1: PREFETCH of storage 3 where rank 0 has PREFETCH of storage 2"},
     {"a gather before a reduction", BASE_PARAMETERS, 1, ACT_PREFETCH, 1, LAST, MOVE_UP, 6,
      "rank 1: PREFETCH of storage 1 where rank 0 has REDUCE of storage 5"},
     // states on the host
-    {"a piece that does not come", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
-    {"a piece twice", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 0, -1, REPEAT, 0, "FETCH unit -1 storage 0 micro-batch -1: piece 0 is not the next one"},
-    {"a piece that stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 0, -1, DROP, 0, "FETCH unit -1 storage 1 micro-batch -1: its room is taken"},
-    {"the last piece stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
-    {"a piece goes before its update", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 2, -1, MOVE_UP, 1, "EVICT unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
-    {"a piece without update", BASE_DEVICE_UPDATES, 0, ACT_UPDATE, 0, LAST, DROP, 0, "EVICT unit -1 storage 0 micro-batch -1: piece 1 is not updated"},
-    {"a gradient that does not leave", BASE_HOST_UPDATES, 0, ACT_EVICT, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece that does not come", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 2, -1, DROP, 0,
+     "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece twice", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 0, -1, REPEAT, 0,
+     "FETCH unit -1 storage 0 micro-batch -1: piece 0 is not the next one"},
+    {"a piece that stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 0, -1, DROP, 0,
+     "FETCH unit -1 storage 1 micro-batch -1: its room is taken"},
+    {"the last piece stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 4, -1, DROP, 0,
+     "storage 4 is not updated, or still held, at the end"},
+    {"a piece goes before its update", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 2, -1, MOVE_UP, 1,
+     "EVICT unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"a piece without update", BASE_DEVICE_UPDATES, 0, ACT_UPDATE, 0, LAST, DROP, 0,
+     "EVICT unit -1 storage 0 micro-batch -1: piece 1 is not updated"},
+    {"a gradient that does not leave", BASE_HOST_UPDATES, 0, ACT_EVICT, 2, -1, DROP, 0,
+     "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
     {"a gradient leaves before the norm", BASE_HOST_UPDATES, 0, ACT_EVICT, 0, -1, MOVE_UP, 1,
      "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
-    {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
-    {"parameters that do not come for a use", BASE_FAR, 0, ACT_PREFETCH, 3, LAST, DROP, 0, "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
-    {"parameters into a room in use", BASE_FAR, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 2, "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
-    {"activations that do not leave", BASE_FAR, 0, ACT_EVICT_STASH, -1, -1, DROP, 0, "FORWARD unit 3 storage -1 micro-batch 0: its room holds the activations"},
+    {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0,
+     "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
+    {"parameters that do not come for a use", BASE_FAR, 0, ACT_PREFETCH, 3, LAST, DROP, 0,
+     "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"parameters into a room in use", BASE_FAR, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 2,
+     "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
+    {"activations that do not leave", BASE_FAR, 0, ACT_EVICT_STASH, -1, -1, DROP, 0,
+     "FORWARD unit 3 storage -1 micro-batch 0: its room holds the activations"},
     {"activations that do not come back", BASE_FAR, 0, ACT_FETCH_STASH, -1, LAST, DROP, 0,
      "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations are not there"},
     {"activations that come too early", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, MOVE_UP, 4,
@@ -472,82 +646,119 @@ static const Damage damages[] = {
      "FETCH_STASH unit 2 storage -1 micro-batch 0: its room holds the activations"},
     {"an input before it is made", BASE_FAR_INPUTS, 0, ACT_EVICT_STASH, -1, -1, TO_FRONT, 0,
      "EVICT_STASH unit 1 storage -1 micro-batch 0: its activations are not there"},
-    {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1,
+     "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // sums of gradients on the host: of two ranks, and of one, where they come back
-    {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
-    {"a sum of wte that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 0, -1, DROP, 0, "the sum of storage 0 has not left"},
-    {"a sum that leaves twice", BASE_SUMS, 1, ACT_EVICT_SUM, 4, -1, REPEAT, 0, "rank 1: EVICT_SUM unit -1 storage 4 micro-batch -1: its sum is not there"},
-    {"a sum that leaves before it is one", BASE_SUMS, 0, ACT_EVICT_SUM, 6, -1, TO_FRONT, 0, "EVICT_SUM unit -1 storage 6 micro-batch -1: its sum is not there"},
-    {"the last sum stays", BASE_SUMS, 0, ACT_EVICT_SUM, 0, LAST, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: the sum of storage 0 has not left"},
+    {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0,
+     "the room of storage 3 holds the gradient of storage 5"},
+    {"a sum of wte that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 0, -1, DROP, 0,
+     "the sum of storage 0 has not left"},
+    {"a sum that leaves twice", BASE_SUMS, 1, ACT_EVICT_SUM, 4, -1, REPEAT, 0,
+     "rank 1: EVICT_SUM unit -1 storage 4 micro-batch -1: its sum is not there"},
+    {"a sum that leaves before it is one", BASE_SUMS, 0, ACT_EVICT_SUM, 6, -1, TO_FRONT, 0,
+     "EVICT_SUM unit -1 storage 6 micro-batch -1: its sum is not there"},
+    {"the last sum stays", BASE_SUMS, 0, ACT_EVICT_SUM, 0, LAST, DROP, 0,
+     "NORM unit -1 storage -1 micro-batch -1: the sum of storage 0 has not left"},
     {"a piece of a gradient before the norm", BASE_SUMS, 0, ACT_FETCH, 0, -1, MOVE_UP, 1,
      "FETCH unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
-    {"a sum that does not come back", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 5, -1, DROP, 0, "the sum of storage 5 is not back"},
-    {"a sum that comes back twice", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, REPEAT, 0, "FETCH_SUM unit -1 storage 3 micro-batch -1: its sum is not there"},
+    {"a sum that does not come back", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 5, -1, DROP, 0,
+     "the sum of storage 5 is not back"},
+    {"a sum that comes back twice", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, REPEAT, 0,
+     "FETCH_SUM unit -1 storage 3 micro-batch -1: its sum is not there"},
     {"a sum that comes into a room in use", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, MOVE_UP, 3,
      "FETCH_SUM unit -1 storage 3 micro-batch -1: its room holds the gradient of storage 5"},
     // updates by the gradient of the step before
     {"a delayed update after its gradient", BASE_DELAYED, 0, ACT_UPDATE, 6, -1, MOVE_DOWN, 60,
      "UPDATE unit -1 storage 6 micro-batch -1: its gradient is written over"},
-    {"no delayed update", BASE_DELAYED, 0, ACT_UPDATE, 3, -1, DROP, 0, "FETCH unit -1 storage 3 micro-batch -1: piece 0 is not updated"},
-    {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
-    {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
-    {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
+    {"no delayed update", BASE_DELAYED, 0, ACT_UPDATE, 3, -1, DROP, 0,
+     "FETCH unit -1 storage 3 micro-batch -1: piece 0 is not updated"},
+    {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0,
+     "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
+    {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0,
+     "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0,
+     "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
     // states on disk
-    {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
-    {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
-    {"a piece read twice", BASE_DEVICE_READS, 0, ACT_READ, 1, -1, REPEAT, 0, "READ unit -1 storage 1 micro-batch -1: piece 0 is not the next one on disk"},
-    {"a piece read early", BASE_HOST_READS, 0, ACT_READ, 3, -1, TO_FRONT, 0, "READ unit -1 storage 2 micro-batch -1: its room on the host is taken"},
-    {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0, "READ unit -1 storage 3 micro-batch -1: its room on the host is taken"},
-    {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
+    {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0,
+     "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
+    {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0,
+     "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece read twice", BASE_DEVICE_READS, 0, ACT_READ, 1, -1, REPEAT, 0,
+     "READ unit -1 storage 1 micro-batch -1: piece 0 is not the next one on disk"},
+    {"a piece read early", BASE_HOST_READS, 0, ACT_READ, 3, -1, TO_FRONT, 0,
+     "READ unit -1 storage 2 micro-batch -1: its room on the host is taken"},
+    {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0,
+     "READ unit -1 storage 3 micro-batch -1: its room on the host is taken"},
+    {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0,
+     "storage 4 is not updated, or still held, at the end"},
     {"a piece written before it is back", BASE_DEVICE_READS, 0, ACT_WRITE, 2, -1, MOVE_UP, 1,
      "WRITE unit -1 storage 2 micro-batch -1: piece 0 is not back from its update"},
-    {"a piece written twice", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, REPEAT, 0, "WRITE unit -1 storage 4 micro-batch -1: piece 0 is not the next one on disk"},
+    {"a piece written twice", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, REPEAT, 0,
+     "WRITE unit -1 storage 4 micro-batch -1: piece 0 is not the next one on disk"},
     // clipping by the norm over all units
-    {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
-    {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
-    {"clipped before the last input part", BASE_FLAT, 0, ACT_CLIP, 0, 0, MOVE_UP, 2, "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1 are not known"},
+    {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0,
+     "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
+    {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0,
+     "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
+    {"clipped before the last input part", BASE_FLAT, 0, ACT_CLIP, 0, 0, MOVE_UP, 2,
+     "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1 are not known"},
     {"a weight part before clipping", BASE_FLAT, 0, ACT_BACKWARD_WEIGHT, 3, 0, MOVE_UP, 1,
      "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
-    {"clipped for the other micro-batch", BASE_FLAT, 0, ACT_CLIP, 0, 0, MICRO, 1, "CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
+    {"clipped for the other micro-batch", BASE_FLAT, 0, ACT_CLIP, 0, 0, MICRO, 1,
+     "CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
     // messages
     {"sends that cross", BASE_SENDS, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
-    {"receives that wait for each other", BASE_RECEIVES, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
+    {"receives that wait for each other", BASE_RECEIVES, 0, ACT_FORWARD, 0, 0, NOTHING, 0,
+     "deadlock"},
     {"activation not sent", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP, 0, "deadlock"},
-    {"activation not received", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 1, DROP, 0, "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: deadlock"},
+    {"activation not received", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 1, DROP, 0,
+     "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: deadlock"},
     {"gradient not sent", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, DROP, 0, "deadlock"},
-    {"gradient not received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 0, DROP, 0, "the gradient of its output is not there"},
-    {"last gradient neither sent nor received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0,
-     "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
+    {"gradient not received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 0, DROP, 0,
+     "the gradient of its output is not there"},
+    {"last gradient neither sent nor received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE,
+     0, "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
     {"activation neither sent nor received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP_MESSAGE, 0,
      "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
-    {"sent to itself", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 0, "SEND_FORWARD unit 1 storage -1 micro-batch 0: deadlock"},
+    {"sent to itself", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 0,
+     "SEND_FORWARD unit 1 storage -1 micro-batch 0: deadlock"},
     {"sent to nobody", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, -1, "(peer -1)"},
     {"sent beyond the last rank", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 2, "(peer 2)"},
     {"received from the wrong rank", BASE_THREE, 1, ACT_RECV_FORWARD, 1, 1, PEER, 2, "deadlock"},
     {"sent to the wrong rank", BASE_THREE, 1, ACT_SEND_BACKWARD, 2, 0, PEER, 2, "deadlock"},
     {"more rows sent than received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, ROWS, 3, "deadlock"},
-    {"other rows received than sent", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, FIRST_ROW, 1, "deadlock"},
+    {"other rows received than sent", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, FIRST_ROW, 1,
+     "deadlock"},
     {"sent as another micro-batch", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, MICRO, 1, "deadlock"},
-    {"received as another micro-batch", BASE_THREE, 2, ACT_RECV_FORWARD, 3, 0, MICRO, 1, "deadlock"},
+    {"received as another micro-batch", BASE_THREE, 2, ACT_RECV_FORWARD, 3, 0, MICRO, 1,
+     "deadlock"},
     {"received as another unit", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 0, UNIT, 2, "deadlock"},
-    {"sent as a gradient", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, KIND, ACT_SEND_BACKWARD, "deadlock"},
+    {"sent as a gradient", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, KIND, ACT_SEND_BACKWARD,
+     "deadlock"},
     {"unit of a message out of range", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 0, UNIT, 9, "deadlock"},
-    {"output sent before it is computed", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0, "sends an output that is not computed"},
-    {"gradient sent before it is computed", BASE_THREE, 2, ACT_SEND_BACKWARD, 4, 0, MOVE_UP, 10, "sends a gradient that is not computed"},
+    {"output sent before it is computed", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0,
+     "sends an output that is not computed"},
+    {"gradient sent before it is computed", BASE_THREE, 2, ACT_SEND_BACKWARD, 4, 0, MOVE_UP, 10,
+     "sends a gradient that is not computed"},
     {"sent after the norm", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, TO_END, 0, "deadlock"},
-    {"too few slots for a pipeline", BASE_TWO, 0, ACT_FORWARD, 0, 0, SLOTS, 1, "more live micro-batches than the 1 slots"},
-    // stages of unequal width: 2 units each. SPLIT: rank 0, then 1 and 2. JOIN: ranks 0 and 1, then 2. Micro-batch 0 has samples 0..2, of
-    // which the first replica of two has sample 0, the second samples 1 and 2
+    {"too few slots for a pipeline", BASE_TWO, 0, ACT_FORWARD, 0, 0, SLOTS, 1,
+     "more live micro-batches than the 1 slots"},
+    // stages of unequal width: 2 units each. SPLIT: rank 0, then 1 and 2. JOIN: ranks 0 and 1, then
+    // 2. Micro-batch 0 has samples 0..2, of which the first replica of two has sample 0, the second
+    // samples 1 and 2
     {"a part of an input missing", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, DROP_MESSAGE, 0,
      "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"the only part of an input missing", BASE_SPLIT, 2, ACT_RECV_FORWARD, 1, 2, DROP_MESSAGE, 0,
      "rank 2: FORWARD unit 2 storage -1 micro-batch 2: its input is not there"},
     {"a part of a gradient missing", BASE_SPLIT, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0,
-     "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
+     "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not "
+     "there"},
     {"a part sent and not received", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 1, DROP, 0, "deadlock"},
     {"a part received and not sent", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, DROP, 0, "deadlock"},
-    {"a part of a part", BASE_SPLIT, 2, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 1, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
-    {"a part of a part of a gradient", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MESSAGE_ROWS, 1, "the gradient of its output is not there"},
+    {"a part of a part", BASE_SPLIT, 2, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 1,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a part of a part of a gradient", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MESSAGE_ROWS, 1,
+     "the gradient of its output is not there"},
     {"a part twice", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, REPEAT_MESSAGE, 0,
      "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 0: sample 0 has come already"},
     {"a part of a gradient twice", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 2, REPEAT_MESSAGE, 0,
@@ -556,97 +767,143 @@ static const Damage damages[] = {
      "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 0: sample 1 has come already"},
     {"rows that the sender does not compute", BASE_JOIN, 0, ACT_SEND_FORWARD, 1, 0, MESSAGE_ROWS, 2,
      "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 0: sends rows that it does not hold"},
-    {"rows from others of the sender's", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 1, MESSAGE_FIRST_ROW, 3, "sends rows that it does not hold"},
-    {"gradients that the sender does not compute", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 1, MESSAGE_ROWS, 2,
+    {"rows from others of the sender's", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 1, MESSAGE_FIRST_ROW, 3,
+     "sends rows that it does not hold"},
+    {"gradients that the sender does not compute", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 1,
+     MESSAGE_ROWS, 2,
      "rank 1: SEND_BACKWARD unit 2 storage -1 micro-batch 1: sends rows that it does not hold"},
-    {"gradients of rows that the receiver does not compute", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0, MESSAGE_FIRST_ROW, 1,
+    {"gradients of rows that the receiver does not compute", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0,
+     MESSAGE_FIRST_ROW, 1,
      "rank 0: RECV_BACKWARD unit 2 storage -1 micro-batch 0: the rank does not compute these rows"},
-    {"a message of no rows", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 0, "sends rows that it does not hold"},
-    {"rows of another micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_FIRST_ROW, 3, "sends rows that it does not hold"},
-    {"another micro-batch's message", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 1, "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: sends"},
-    {"a message of no micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 3, "a field is out of range"},
+    {"a message of no rows", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 0,
+     "sends rows that it does not hold"},
+    {"rows of another micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_FIRST_ROW, 3,
+     "sends rows that it does not hold"},
+    {"another micro-batch's message", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 1,
+     "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: sends"},
+    {"a message of no micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 3,
+     "a field is out of range"},
     {"the output of the unit before", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_UNIT, 0,
      "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
-    {"the gradient of the unit after", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 0, MESSAGE_UNIT, 3, "the rank does not compute these rows"},
+    {"the gradient of the unit after", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 0, MESSAGE_UNIT, 3,
+     "the rank does not compute these rows"},
     {"sent to the other replica", BASE_SPLIT, 0, ACT_SEND_FORWARD, 1, 0, PEER, 2, "deadlock"},
     {"received from the other replica", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, PEER, 1, "deadlock"},
     {"one end of other rows", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, ROWS, 2, "deadlock"},
     {"one end from another row", BASE_SPLIT, 0, ACT_RECV_BACKWARD, 2, 0, FIRST_ROW, 1, "deadlock"},
     {"one end of another micro-batch", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 2, MICRO, 1, "deadlock"},
-    {"an input sent as a gradient", BASE_SPLIT, 0, ACT_SEND_FORWARD, 1, 1, KIND, ACT_SEND_BACKWARD, "deadlock"},
-    {"sent before it is computed", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0, "rank 1: SEND_FORWARD unit 1 storage -1 micro-batch 0: sends an output"},
-    {"a gradient sent before it is computed", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MOVE_UP, 4, "sends a gradient that is not computed"},
-    {"a gradient sent at the end of the step", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, TO_END, 0, "deadlock"},
-    {"an input received before a gradient is sent", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0, MOVE_DOWN, 40, "deadlock"},
-    {"received after its use", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, MOVE_DOWN, 5, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
-    {"a slot less than policy A takes", BASE_SPLIT, 0, ACT_FORWARD, 0, 0, SLOTS, 1, "rank 0: FORWARD unit 0 storage -1 micro-batch 1: more live micro-batches"},
+    {"an input sent as a gradient", BASE_SPLIT, 0, ACT_SEND_FORWARD, 1, 1, KIND, ACT_SEND_BACKWARD,
+     "deadlock"},
+    {"sent before it is computed", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0,
+     "rank 1: SEND_FORWARD unit 1 storage -1 micro-batch 0: sends an output"},
+    {"a gradient sent before it is computed", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MOVE_UP, 4,
+     "sends a gradient that is not computed"},
+    {"a gradient sent at the end of the step", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, TO_END, 0,
+     "deadlock"},
+    {"an input received before a gradient is sent", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0,
+     MOVE_DOWN, 40, "deadlock"},
+    {"received after its use", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, MOVE_DOWN, 5,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a slot less than policy A takes", BASE_SPLIT, 0, ACT_FORWARD, 0, 0, SLOTS, 1,
+     "rank 0: FORWARD unit 0 storage -1 micro-batch 1: more live micro-batches"},
     {"no place for the input that comes ahead", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, INPUTS, 1,
-     "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 1: the places of 1 micro-batches are taken"},
+     "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 1: the places of 1 micro-batches are "
+     "taken"},
     {"no place for a gradient", BASE_JOIN, 1, ACT_FORWARD, 0, 0, GRADIENTS, 0,
-     "rank 1: RECV_BACKWARD unit 2 storage -1 micro-batch 0: the places of 0 micro-batches are taken"},
+     "rank 1: RECV_BACKWARD unit 2 storage -1 micro-batch 0: the places of 0 micro-batches are "
+     "taken"},
     {"a replica without the last weight part", BASE_SPLIT, 2, ACT_BACKWARD_WEIGHT, 2, 2, DROP, 0,
      "rank 2: unit 2 micro-batch 2 has a forward but no backward weight"},
-    {"a replica of other rows", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, FIRST_ROW, 0, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
-    {"a replica with a row less", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, ROWS, 1, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a replica of other rows", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, FIRST_ROW, 0,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a replica with a row less", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, ROWS, 1,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"a stage that does not meet the others", BASE_SPLIT, 1, ACT_NORM, -1, -1, DROP, 0,
      "rank 1: UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM"},
     {"wte not reduced on the last stage", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, DROP, 0,
      "rank 2: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
     {"wte reduced in another order on a replica", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, MOVE_DOWN, 4,
      "rank 2: REDUCE of storage 4 where rank 1 has REDUCE of storage 0"},
-    {"wte not gathered on the last stage", BASE_JOIN, 2, ACT_PREFETCH, 0, -1, DROP, 0, "rank 2: nothing of storage -1 where rank 0 has PREFETCH of storage 0"},
-    {"a storage of another stage updated", BASE_SPLIT, 0, ACT_UPDATE, 2, -1, STORAGE, 3, "rank 0: UPDATE unit -1 storage 3 micro-batch -1: needs REDUCE"},
-    {"remade for the next micro-batch", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "rank 0: RECOMPUTE unit 1 storage -1 micro-batch 1: rows differ from"},
+    {"wte not gathered on the last stage", BASE_JOIN, 2, ACT_PREFETCH, 0, -1, DROP, 0,
+     "rank 2: nothing of storage -1 where rank 0 has PREFETCH of storage 0"},
+    {"a storage of another stage updated", BASE_SPLIT, 0, ACT_UPDATE, 2, -1, STORAGE, 3,
+     "rank 0: UPDATE unit -1 storage 3 micro-batch -1: needs REDUCE"},
+    {"remade for the next micro-batch", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1,
+     "rank 0: RECOMPUTE unit 1 storage -1 micro-batch 1: rows differ from"},
     {"not remade in a pipeline", BASE_REMADE, 2, ACT_RECOMPUTE, 2, 1, DROP, 0,
      "rank 2: BACKWARD_INPUT unit 2 storage -1 micro-batch 1: its activations were not"},
     {"remade, then overwritten by a forward", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 1, MOVE_UP, 3,
      "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
-    {"activations of zero bubble remade", BASE_ZERO_BUBBLE, 0, ACT_FORWARD, 0, 0, REMAKES, 1, "its activations were not recomputed"},
-    {"a weight part before its input part", BASE_ZERO_BUBBLE, 1, ACT_BACKWARD_WEIGHT, 3, 0, TO_FRONT, 0, "its backward input has not run"},
-    {"no place for weight parts that wait", BASE_ZERO_BUBBLE, 2, ACT_FORWARD, 2, 0, WORKS, 1, "the weight part before it has not run"},
-    {"no clipping of a stage", BASE_STAGE_CLIP, 0, ACT_CLIP, 0, 1, DROP, 0, "rank 0: BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: norms are not known"},
-    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1, "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
+    {"activations of zero bubble remade", BASE_ZERO_BUBBLE, 0, ACT_FORWARD, 0, 0, REMAKES, 1,
+     "its activations were not recomputed"},
+    {"a weight part before its input part", BASE_ZERO_BUBBLE, 1, ACT_BACKWARD_WEIGHT, 3, 0,
+     TO_FRONT, 0, "its backward input has not run"},
+    {"no place for weight parts that wait", BASE_ZERO_BUBBLE, 2, ACT_FORWARD, 2, 0, WORKS, 1,
+     "the weight part before it has not run"},
+    {"no clipping of a stage", BASE_STAGE_CLIP, 0, ACT_CLIP, 0, 1, DROP, 0,
+     "rank 0: BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: norms are not known"},
+    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1,
+     "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
     {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 0, 1, MOVE_UP, 3,
      "rank 2: CLIP unit 0 storage -1 micro-batch 1: the norms of unit 2"},
-    // clipping across stages. TIED: rank 0, then 1 and 2; TIED_STAGES: 0 and 1, then 2; TIED_ALL: one after another. The head is unit 3
+    // clipping across stages. TIED: rank 0, then 1 and 2; TIED_STAGES: 0 and 1, then 2; TIED_ALL:
+    // one after another. The head is unit 3
     {"a norm not sent", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, DROP, 0, "deadlock"},
-    {"a norm not received", BASE_TIED, 0, ACT_RECV_NORM, 3, 1, DROP, 0, "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1 are there"},
+    {"a norm not received", BASE_TIED, 0, ACT_RECV_NORM, 3, 1, DROP, 0,
+     "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1 are there"},
     {"a norm neither sent nor received", BASE_TIED, 0, ACT_RECV_NORM, 3, 0, DROP_MESSAGE, 0,
      "rank 0: CLIP unit 0 storage -1 micro-batch 0: not all norms of stage 1 are there"},
-    {"a norm of some samples only", BASE_TIED, 2, ACT_SEND_NORM, 3, 1, MESSAGE_ROWS, 1, "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1"},
+    {"a norm of some samples only", BASE_TIED, 2, ACT_SEND_NORM, 3, 1, MESSAGE_ROWS, 1,
+     "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1"},
     {"a norm of another stage missing", BASE_TIED_ALL, 1, ACT_SEND_NORM, 2, 1, DROP_MESSAGE, 0,
      "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1"},
-    {"a norm twice", BASE_TIED, 2, ACT_SEND_NORM, 3, 0, REPEAT_MESSAGE, 0, "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: sample 1 has come already"},
-    {"a norm sent before it is known", BASE_TIED_ALL, 2, ACT_SEND_NORM, 3, 0, MOVE_UP, 3, "the norms of unit 3 are not known"},
-    {"a norm after it is used", BASE_TIED_ALL, 0, ACT_CLIP, 0, 0, MOVE_UP, 1, "CLIP unit 0 storage -1 micro-batch 0: not all norms of stage 1 are there"},
-    {"factors made before the stage's own norms", BASE_TIED, 0, ACT_CLIP, 0, 0, MOVE_UP, 3, "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1"},
-    {"norms of another micro-batch", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, MESSAGE_MICRO, 1, "the rank does not compute these rows"},
-    {"norms of a stage that has a group of its own", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0, MESSAGE_UNIT, 2, "no norm crosses stages here"},
-    {"norms of other rows", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0, MESSAGE_ROWS, 2, "the rank does not compute these rows"},
-    {"no factors are made", BASE_TIED, 0, ACT_CLIP, 0, 1, DROP, 0, "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 1: norms are not known: CLIP has not run"},
-    {"factors made before the embedding's gradient is there", BASE_TIED_ALL, 0, ACT_RECV_BACKWARD, 1, 0, DROP_MESSAGE, 0,
-     "the gradient of the embedding's output"},
-    {"a factor sent before it is made", BASE_TIED, 0, ACT_SEND_FACTOR, 3, 0, MOVE_UP, 3, "sends factors before CLIP"},
+    {"a norm twice", BASE_TIED, 2, ACT_SEND_NORM, 3, 0, REPEAT_MESSAGE, 0,
+     "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: sample 1 has come already"},
+    {"a norm sent before it is known", BASE_TIED_ALL, 2, ACT_SEND_NORM, 3, 0, MOVE_UP, 3,
+     "the norms of unit 3 are not known"},
+    {"a norm after it is used", BASE_TIED_ALL, 0, ACT_CLIP, 0, 0, MOVE_UP, 1,
+     "CLIP unit 0 storage -1 micro-batch 0: not all norms of stage 1 are there"},
+    {"factors made before the stage's own norms", BASE_TIED, 0, ACT_CLIP, 0, 0, MOVE_UP, 3,
+     "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1"},
+    {"norms of another micro-batch", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, MESSAGE_MICRO, 1,
+     "the rank does not compute these rows"},
+    {"norms of a stage that has a group of its own", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0,
+     MESSAGE_UNIT, 2, "no norm crosses stages here"},
+    {"norms of other rows", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0, MESSAGE_ROWS, 2,
+     "the rank does not compute these rows"},
+    {"no factors are made", BASE_TIED, 0, ACT_CLIP, 0, 1, DROP, 0,
+     "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 1: norms are not known: CLIP has not run"},
+    {"factors made before the embedding's gradient is there", BASE_TIED_ALL, 0, ACT_RECV_BACKWARD,
+     1, 0, DROP_MESSAGE, 0, "the gradient of the embedding's output"},
+    {"a factor sent before it is made", BASE_TIED, 0, ACT_SEND_FACTOR, 3, 0, MOVE_UP, 3,
+     "sends factors before CLIP"},
     {"a factor not sent", BASE_TIED_STAGES, 1, ACT_SEND_FACTOR, 3, 2, DROP, 0, "deadlock"},
-    {"a factor not received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP, 0, "TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
-    {"a factor neither sent nor received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP_MESSAGE, 0,
-     "rank 2: TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
+    {"a factor not received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP, 0,
+     "TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
+    {"a factor neither sent nor received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP_MESSAGE,
+     0, "rank 2: TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
     {"a factor of some samples only", BASE_TIED_STAGES, 1, ACT_SEND_FACTOR, 3, 0, MESSAGE_ROWS, 1,
      "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
-    {"a factor twice", BASE_TIED, 2, ACT_RECV_FACTOR, 3, 1, REPEAT_MESSAGE, 0, "rank 0: SEND_FACTOR unit 3 storage -1 micro-batch 1: its place is gone"},
+    {"a factor twice", BASE_TIED, 2, ACT_RECV_FACTOR, 3, 1, REPEAT_MESSAGE, 0,
+     "rank 0: SEND_FACTOR unit 3 storage -1 micro-batch 1: its place is gone"},
     {"a stage without its factors", BASE_TIED_ALL, 1, ACT_RECV_FACTOR, 2, 0, DROP_MESSAGE, 0,
      "rank 1: BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors"},
-    {"a stage that sums before its factors come", BASE_TIED_ALL, 1, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_UP, 12,
-     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors are there"},
-    {"the classifier's part before its factor", BASE_TIED, 1, ACT_TIED, 3, 0, MOVE_UP, 10, "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
-    {"no classifier's part", BASE_TIED, 1, ACT_TIED, 3, 1, DROP, 0, "rank 1: unit 3 micro-batch 1 has a forward but no TIED"},
-    {"the classifier's part twice", BASE_TIED_ALL, 2, ACT_TIED, 3, 1, REPEAT, 0, "TIED unit 3 storage -1 micro-batch 1: runs twice"},
-    {"the classifier's part of other rows", BASE_TIED, 2, ACT_TIED, 3, 1, ROWS, 1, "rows differ from its forward's"},
+    {"a stage that sums before its factors come", BASE_TIED_ALL, 1, ACT_BACKWARD_WEIGHT, 2, 0,
+     MOVE_UP, 12, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors are there"},
+    {"the classifier's part before its factor", BASE_TIED, 1, ACT_TIED, 3, 0, MOVE_UP, 10,
+     "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
+    {"no classifier's part", BASE_TIED, 1, ACT_TIED, 3, 1, DROP, 0,
+     "rank 1: unit 3 micro-batch 1 has a forward but no TIED"},
+    {"the classifier's part twice", BASE_TIED_ALL, 2, ACT_TIED, 3, 1, REPEAT, 0,
+     "TIED unit 3 storage -1 micro-batch 1: runs twice"},
+    {"the classifier's part of other rows", BASE_TIED, 2, ACT_TIED, 3, 1, ROWS, 1,
+     "rows differ from its forward's"},
     {"wte leaves before the classifier's part", BASE_TIED, 2, ACT_TIED, 3, 2, MOVE_DOWN, 1,
      "REDUCE unit -1 storage 0 micro-batch -1: 1 contributions are still"},
     {"no place for what waits for factors", BASE_TIED, 1, ACT_FORWARD, 3, 0, CLIPS, 1,
      "rank 1: BACKWARD_INPUT unit 3 storage -1 micro-batch 1: norms of 1 micro-batches"},
-    {"no place for norms", BASE_TIED, 0, ACT_FORWARD, 0, 0, CLIPS, 0, "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: norms of 0 micro-batches are kept"},
+    {"no place for norms", BASE_TIED, 0, ACT_FORWARD, 0, 0, CLIPS, 0,
+     "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: norms of 0 micro-batches are kept"},
     {"no place for a stage's norms", BASE_TIED_ALL, 1, ACT_FORWARD, 1, 0, CLIPS, 1,
      "rank 1: BACKWARD_INPUT unit 2 storage -1 micro-batch 1: norms of 1 micro-batches"},
     {"no clipping of a stage of a pipeline", BASE_TIED_STAGES, 2, ACT_CLIP, 2, 0, DROP, 0,
@@ -667,17 +924,28 @@ static int find_action(const Schedule *s, const Damage *d) {
 }
 static void move_action(Schedule *s, int from, int to) {
     Action a = s->actions[from];
-    for (int i = from; i != to; i += to > from ? 1 : -1) { s->actions[i] = s->actions[to > from ? i + 1 : i - 1]; }
+    for (int i = from; i != to; i += to > from ? 1 : -1) {
+        s->actions[i] = s->actions[to > from ? i + 1 : i - 1];
+    }
     s->actions[to] = a;
 }
-static void drop_action(Schedule *s, int i) { move_action(s, i, s->count - 1), s->count--; }
-static void repeat_action(Schedule *s, int i) { schedule_add(s, s->actions[i]), move_action(s, s->count - 1, i); }
+static void drop_action(Schedule *s, int i) {
+    move_action(s, i, s->count - 1);
+    s->count--;
+}
+static void repeat_action(Schedule *s, int i) {
+    schedule_add(s, s->actions[i]);
+    move_action(s, s->count - 1, i);
+}
 // The other end of a message.
 static int find_end(const Program *p, int rank, Action a) {
     ActionKind kind = action_sends(a.kind) ? (ActionKind)(a.kind + 1) : (ActionKind)(a.kind - 1);
     for (int i = 0; i < p->rank[a.peer].count; i++) {
         const Action *b = &p->rank[a.peer].actions[i];
-        if (b->kind == kind && b->peer == rank && b->unit == a.unit && b->micro == a.micro && b->first_row == a.first_row) { return i; }
+        if (b->kind == kind && b->peer == rank && b->unit == a.unit && b->micro == a.micro &&
+            b->first_row == a.first_row) {
+            return i;
+        }
     }
     fail_msg("a message has one end");
     return -1;
@@ -742,7 +1010,11 @@ static void test_damage_is_refused(void **state) {
         char error[400];
         bool valid = schedule_validate(&p, error, sizeof error);
         bool good = !valid && strstr(error, d->expected) && strstr(error, "rank ");
-        if (!good) { print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++; }
+        if (!good) {
+            print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected,
+                        valid ? "VALID " : "", error);
+            wrong++;
+        }
         program_free(&p);
     }
     assert_int_equal(wrong, 0);
@@ -759,7 +1031,7 @@ static void test_error_is_cut_to_its_buffer(void **state) {
     program_free(&p);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Simulator: times that one works out by hand. Compute actions cost 1, or `row` each row.
 
 typedef struct {
@@ -769,7 +1041,9 @@ static ActionCost cost_of(const void *context, int rank, const Action *a) {
     const UnitCosts *c = (const UnitCosts *)context;
     ActionCost cost = {0, 0};
     (void)rank;
-    if (action_computes(a->kind)) { cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0; }
+    if (action_computes(a->kind)) {
+        cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0;
+    }
     if (action_sends(a->kind) || action_receives(a->kind)) { cost.message_s = c->message; }
     if (a->kind == ACT_REDUCE) { cost.message_s = c->reduce; }
     if (a->kind == ACT_NORM) { cost.compute_s = c->norm; }
@@ -789,11 +1063,13 @@ static const Timing timings[] = {
     {"two micro-batches", 1, 1, 2, 1, {0, 0, 0, 0, 0, 0}, 16, {16}},
     {"cost by rows", 1, 1, 3, 2, {1, 0, 0, 0, 0, 0}, 24, {24}},
     {"norm and 4 updates", 1, 1, 1, 1, {0, 0, 0, 10, 1, 0}, 22, {22}},
-    // REDUCE of lnf at 5, of the block at 7, of wpe and wte at 8, one after another beside the compute
+    // REDUCE of lnf at 5, of the block at 7, of wpe and wte at 8, one after another beside the
+    // compute
     {"hidden reductions", 1, 1, 1, 1, {0, 0, 0.5, 0, 0, 0}, 9, {8}},
     {"reductions at the end", 1, 1, 1, 1, {0, 0, 2, 0, 0, 0}, 13, {8}},
     {"slow reductions", 1, 1, 1, 1, {0, 0, 10, 1, 1, 0}, 50, {13}},
-    // parameters of wte, wpe, the block and lnf come 1, 2, 3, 4 after NORM; forwards want the first two, then the third, then the fourth
+    // parameters of wte, wpe, the block and lnf come 1, 2, 3, 4 after NORM; forwards want the first
+    // two, then the third, then the fourth
     {"hidden gathers", 1, 1, 1, 1, {0, 0, 0, 0, 0, 0.5}, 9, {8}},
     {"gathers that the next step waits for", 1, 1, 1, 1, {0, 0, 0, 0, 0, 1}, 10, {8}},
     {"slow gathers", 1, 1, 1, 1, {0, 0, 0, 0, 0, 10}, 46, {8}},
@@ -801,9 +1077,11 @@ static const Timing timings[] = {
     {"the slowest decides", 1, 2, 3, 1, {0, 0, 0, 0, 0, 0}, 16, {8, 16}},
     {"updates run side by side", 1, 2, 3, 1, {0, 0, 0, 1, 1, 0}, 21, {13, 21}},
     {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1, 0}, 13, {5, 13}},
-    // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others. See the steps above.
+    // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others.
+    // See the steps above.
     {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 17, {10, 12}},
-    // messages take 1: R0 is there at 3, R1 received while rank 1 goes backward (5 to 9) and there at 10, r0 at 10, r1 at 17
+    // messages take 1: R0 is there at 3, R1 received while rank 1 goes backward (5 to 9) and there
+    // at 10, r0 at 10, r1 at 17
     {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 20, {10, 12}},
     {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 23, {10, 12, 12}},
 };
@@ -812,15 +1090,17 @@ static void test_simulated_times(void **state) {
     int wrong = 0;
     for (size_t i = 0; i < sizeof timings / sizeof timings[0]; i++) {
         const Timing *t = &timings[i];
-        Program p = t->stages == 2 ? pipeline(2, two_stages) : t->stages == 3 ? pipeline(3, three_stages) : sequential(1, t->ranks, t->samples, t->rows, false);
+        Program p = t->stages == 2   ? pipeline(2, two_stages)
+                    : t->stages == 3 ? pipeline(3, three_stages)
+                                     : sequential(1, t->ranks, t->samples, t->rows, false);
         double busy[3] = {0, 0, 0}, end = schedule_simulate(&p, cost_of, &t->costs, busy);
         // the costs are small whole numbers and halves: exact in binary
         bool good = end == t->end;
         for (int r = 0; r < p.ranks; r++) { good = good && busy[r] == t->busy[r]; }
         if (!good) {
-            print_error("%s: expected end %g busy %g %g %g, found %g busy %g %g %g\n", t->name, t->end, t->busy[0], t->busy[1], t->busy[2], end, busy[0],
-                        busy[1], busy[2]),
-                wrong++;
+            print_error("%s: expected end %g busy %g %g %g, found %g busy %g %g %g\n", t->name,
+                        t->end, t->busy[0], t->busy[1], t->busy[2], end, busy[0], busy[1], busy[2]);
+            wrong++;
         }
         assert_true(schedule_simulate(&p, cost_of, &t->costs, NULL) == end);
         program_free(&p);
@@ -828,9 +1108,9 @@ static void test_simulated_times(void **state) {
     assert_int_equal(wrong, 0);
 }
 
-// One block on one rank at stage 3; what takes time costs 1. Gathers of wte, wpe, the block and lnf begin with the step, that of wte for
-// the head at 4 and that of the block for its backward at 5: so forwards begin at 2, 3 and 5, the backward of the head at 6 and that
-// of the block at 8.
+// One block on one rank at stage 3; what takes time costs 1. Gathers of wte, wpe, the block and lnf
+// begin with the step, that of wte for the head at 4 and that of the block for its backward at 5:
+// so forwards begin at 2, 3 and 5, the backward of the head at 6 and that of the block at 8.
 static void test_simulated_gathers(void **state) {
     (void)state;
     const UnitCosts costs = {0, 0, 0, 0, 0, 1};
@@ -842,15 +1122,18 @@ static void test_simulated_gathers(void **state) {
     program_free(&p);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Printer
 
 // The line must say all that the action says.
 static void check_printed(const char *line, int index, const Action *a) {
     char expected[64];
     snprintf(expected, sizeof expected, "%d %s ", index, action_names[a->kind]);
-    if (!strstr(line, expected) && !(a->kind == ACT_NORM && strstr(line, "NORM"))) { fail_msg("no \"%s\" in: %s", expected, line); }
-    snprintf(expected, sizeof expected, " unit %-3d micro-batch %-3d samples %d..%d", a->unit, a->micro, (int)a->first_row, (int)(a->first_row + a->rows - 1));
+    if (!strstr(line, expected) && !(a->kind == ACT_NORM && strstr(line, "NORM"))) {
+        fail_msg("no \"%s\" in: %s", expected, line);
+    }
+    snprintf(expected, sizeof expected, " unit %-3d micro-batch %-3d samples %d..%d", a->unit,
+             a->micro, (int)a->first_row, (int)(a->first_row + a->rows - 1));
     if (!strstr(line, expected) != (a->unit < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
     snprintf(expected, sizeof expected, " storage %-3d version %d", a->storage, (int)a->version);
     if (!strstr(line, expected) != (a->storage < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
@@ -881,11 +1164,13 @@ static void test_printer_shows_each_action_once(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Dealing
 
-// Every unit's every kind of compute sees each sample exactly once over the ranks, in order, at most `rows` at a time.
-static void check_dealing(const Program *p, int64_t samples, int64_t rows, int unit, ActionKind kind) {
+// Every unit's every kind of compute sees each sample exactly once over the ranks, in order, at
+// most `rows` at a time.
+static void check_dealing(const Program *p, int64_t samples, int64_t rows, int unit,
+                          ActionKind kind) {
     int64_t next = 0, low = samples, high = 0;
     for (int r = 0; r < p->ranks; r++) {
         int64_t mine = next;
@@ -899,7 +1184,8 @@ static void check_dealing(const Program *p, int64_t samples, int64_t rows, int u
             next += a->rows;
         }
         assert_true(micro <= p->micro_batches);
-        low = min_i64(low, next - mine), high = max_i64(high, next - mine);
+        low = min_i64(low, next - mine);
+        high = max_i64(high, next - mine);
     }
     assert_int_equal(next, samples);
     assert_true(high - low <= 1); // nearly equal parts
@@ -925,11 +1211,14 @@ static void test_evaluation_is_forward_only(void **state) {
     schedule_sequential(&p, 7, 2, false);
     for (int unit = 0; unit < 4; unit++) { check_dealing(&p, 7, 2, unit, ACT_FORWARD); }
     for (int r = 0; r < 3; r++) {
-        for (int i = 0; i < p.rank[r].count; i++) { assert_int_equal(p.rank[r].actions[i].kind, ACT_FORWARD); }
+        for (int i = 0; i < p.rank[r].count; i++) {
+            assert_int_equal(p.rank[r].actions[i].kind, ACT_FORWARD);
+        }
     }
     program_free(&p);
 }
-// Collectives are matched by their order, so every rank must reduce in the same order, with or without samples.
+// Collectives are matched by their order, so every rank must reduce in the same order, with or
+// without samples.
 static void test_reductions_have_one_order(void **state) {
     (void)state;
     for (int samples = 1; samples <= 5; samples++) {
@@ -938,7 +1227,9 @@ static void test_reductions_have_one_order(void **state) {
         for (int r = 0; r < 4; r++) {
             int n = 0;
             for (int i = 0; i < p.rank[r].count; i++) {
-                if (p.rank[r].actions[i].kind == ACT_REDUCE) { assert_int_equal(p.rank[r].actions[i].storage, expected[n++]); }
+                if (p.rank[r].actions[i].kind == ACT_REDUCE) {
+                    assert_int_equal(p.rank[r].actions[i].storage, expected[n++]);
+                }
             }
             assert_int_equal(n, 6);
         }
@@ -946,19 +1237,25 @@ static void test_reductions_have_one_order(void **state) {
     }
 }
 
-// At stage 3 a storage is gathered for each unit's forward and again for its backward, which the head has at once and the embedding does
-// without: in each micro-batch, also of a rank without samples. The first gather of a step is from all ranks, the others from the copies.
-// Never do more than two blocks travel or stay at once.
+// At stage 3 a storage is gathered for each unit's forward and again for its backward, which the
+// head has at once and the embedding does without: in each micro-batch, also of a rank without
+// samples. The first gather of a step is from all ranks, the others from the copies. Never do more
+// than two blocks travel or stay at once.
 static void check_gathers(const Program *p, int rank) {
     int gathers[8] = {0}, blocks = 0, last = p->map.storages - 1;
     for (int i = 0; i < p->rank[rank].count; i++) {
         const Action *a = &p->rank[rank].actions[i];
         bool block = a->storage > 1 && a->storage < last;
-        if (a->kind == ACT_PREFETCH) { assert_int_equal(a->near, gathers[a->storage]++ > 0), blocks += block; }
+        if (a->kind == ACT_PREFETCH) {
+            assert_int_equal(a->near, gathers[a->storage]++ > 0);
+            blocks += block;
+        }
         if (a->kind == ACT_RELEASE) { blocks -= block; }
         assert_true(blocks <= SHARED_SLOTS);
     }
-    for (int s = 0; s <= last; s++) { assert_int_equal(gathers[s], (s == 1 || s == last ? 1 : 2) * p->micro_batches); }
+    for (int s = 0; s <= last; s++) {
+        assert_int_equal(gathers[s], (s == 1 || s == last ? 1 : 2) * p->micro_batches);
+    }
 }
 static void test_gathers_of_a_step(void **state) {
     (void)state;

@@ -1,12 +1,15 @@
-// train_gpt_faulty.c: the program with a fault in it, for test_faults.py, and for test_gpu.py as C++. FAULT="HOW RANK STEP ACTION" (ACTION as
-// --show-schedule prints it, STEP as the log counts) makes that rank, about to run that action in that step,
+// train_gpt_faulty.c: the program with a fault in it, for test_faults.py, and for test_gpu.py as
+// C++. FAULT="HOW RANK STEP ACTION" (ACTION as --show-schedule prints it, STEP as the log counts)
+// makes that rank, about to run that action in that step,
 //   kill    die as by kill -9
 //   stop    be stopped, as by kill -STOP
 //   hang    live on without doing anything
 //   crash   run into a segmentation fault
-// LATE="SEED PERCENT" does an errand of the store (p2p.h) that could be done now only in that share of all looks, drawn by lot.
-// DISK="HOW RANK N" for that rank's file of --offload-dir (store/disk.h):
-//   short   each transfer stops before it is complete, by a part of a block, and every third is interrupted before it begins
+// LATE="SEED PERCENT" does an errand of the store (p2p.h) that could be done now only in that share
+// of all looks, drawn by lot. DISK="HOW RANK N" for that rank's file of --offload-dir
+// (store/disk.h):
+//   short   each transfer stops before it is complete, by a part of a block, and every third is
+//           interrupted before it begins
 //   stuck   from the N-th transfer on nothing gets on, without an error
 //   error   the N-th transfer fails
 //   end     the file ends before what the N-th transfer wants
@@ -48,7 +51,10 @@ static void fault_here(const Action *a, int64_t step) {
     long long at = -1;
     const char *fault = getenv("FAULT");
     bool read = fault && sscanf(fault, "%15s %d %lld %31s", how, &rank, &at, action) == 4;
-    if (!read || done || rank != speaker.rank || at != step + 1 || strcmp(action, action_names[a->kind])) { return; }
+    if (!read || done || rank != speaker.rank || at != step + 1 ||
+        strcmp(action, action_names[a->kind])) {
+        return;
+    }
     done = true;
     if (!strcmp(how, "kill")) { raise(SIGKILL); }
     if (!strcmp(how, "stop")) { raise(SIGSTOP); }
@@ -62,25 +68,32 @@ static char disk_fault(int64_t *at) {
     int rank = -1;
     long long n = 0;
     const char *fault = getenv("DISK");
-    const bool mine = fault && sscanf(fault, "%15s %d %lld", how, &rank, &n) >= 2 && rank == speaker.rank;
+    const bool mine =
+        fault && sscanf(fault, "%15s %d %lld", how, &rank, &n) >= 2 && rank == speaker.rank;
     *at = n;
     return mine ? strcmp(how, "stuck") ? *how : 'k' : 0;
 }
-// What a transfer comes to instead: fewer bytes of it, or -1 or 0, an error or the end of the file. Several threads ask.
+// What a transfer comes to instead: fewer bytes of it, or -1 or 0, an error or the end of the file.
+// Several threads ask.
 static ssize_t disk_comes_to(size_t bytes) {
     static int64_t transfers;
     int64_t n;
     const char how = disk_fault(&n);
     const int64_t now = __atomic_add_fetch(&transfers, 1, __ATOMIC_SEQ_CST);
-    if (how == 's' && now % 3 == 0) { return errno = EINTR, -1; }
+    if (how == 's' && now % 3 == 0) {
+        errno = EINTR;
+        return -1;
+    }
     if (how == 's' && bytes > 3 * DISK_GRAIN / 2) { return (ssize_t)(bytes - DISK_GRAIN / 2); }
     if (how == 'k' && now >= n) { return 1; }
     if (how == 'e' && now == n) { return strstr(getenv("DISK"), "end") ? 0 : (errno = EIO, -1); }
     return (ssize_t)bytes;
 }
 static ssize_t faulty_read(int file, void *memory, size_t bytes, off_t at) {
-    const ssize_t n = disk_comes_to(bytes), all = n == (ssize_t)bytes || n > DISK_GRAIN ? pread(file, memory, bytes, at) : 0;
-    if (n > 0 && n < (ssize_t)bytes) { memset((char *)memory + n, 0x7f, bytes - (size_t)n); } // what has not come
+    const ssize_t n = disk_comes_to(bytes),
+                  all = n == (ssize_t)bytes || n > DISK_GRAIN ? pread(file, memory, bytes, at) : 0;
+    // what has not come
+    if (n > 0 && n < (ssize_t)bytes) { memset((char *)memory + n, 0x7f, bytes - (size_t)n); }
     return all < 0 ? all : n;
 }
 static ssize_t faulty_write(int file, const void *memory, size_t bytes, off_t at) {
