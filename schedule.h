@@ -15,7 +15,7 @@
 //                              its update, 1 after
 //            peer              the other rank of SEND and RECV
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
-//            use               of parameters that come for each use (layout.h: guests): which one
+//            use               of parameters that come for each use (layout.h: borrows): which one
 //                              of the step; of FETCH, EVICT and their UPDATE: the piece
 // Invariants proved by engine/validator.h.
 #ifndef SCHEDULE_H

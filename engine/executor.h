@@ -136,7 +136,7 @@ static inline void run_deferred(Executor *e, const DeferredOp *op) {
     }
 }
 // Does the errands that wait for nothing, nor for one before them. Also while this rank waits
-// (comm.h: chores).
+// (comm.h: idle_callback).
 static inline void executor_run_deferred(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;

@@ -1294,9 +1294,9 @@ static inline size_t emu_extent(const EmuLayout &l) {
 static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al,
                                     const void *B, const EmuLayout &Bl, const void *C,
                                     const EmuLayout &Cl, void *D, const EmuLayout &Dl, bool adds) {
-    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows},
-                    aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld},
-                    row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
+    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows};
+    const EmuLayout aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld};
+    const EmuLayout row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
     emu_check_library("cublasLtMatmul: matrix A", A, emu_extent(Al), false);
     emu_check_library("cublasLtMatmul: matrix B", B, emu_extent(Bl), false);
     if (adds) { emu_check_library("cublasLtMatmul: matrix C", C, emu_extent(Cl), false); }

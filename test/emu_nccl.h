@@ -268,17 +268,14 @@ static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclU
     int numbers[2], world, mine[2];
     memcpy(numbers, id.internal, sizeof numbers);
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
-    EmuNcclComm *c = *comm = new EmuNcclComm{me,
-                                             n,
-                                             numbers[1],
-                                             std::vector<int>((size_t)n),
-                                             0,
-                                             std::vector<uint64_t>((size_t)n),
-                                             std::vector<uint64_t>((size_t)n),
-                                             true,
-                                             {},
-                                             NULL,
-                                             0};
+    EmuNcclComm *c = *comm = new EmuNcclComm();
+    c->me = me;
+    c->n = n;
+    c->tag = numbers[1];
+    c->ranks.resize((size_t)n);
+    c->sends.resize((size_t)n);
+    c->receives.resize((size_t)n);
+    c->in_progress = true;
     c->ranks[(size_t)me] = world;
     mine[0] = me;
     mine[1] = world;

@@ -40,7 +40,7 @@ if not os.environ.get("TEST_ALL"):  # the sample is fixed: its tolerances were s
 import reference
 import test_train
 import test_zero
-from test_faults import at_once, sample
+from test_faults import at_once, quotation, sample
 from test_train import ALL, EXIT_INPUT, EXIT_DONE, SAME, SEED, get, header, put, scratch, shard, tokenizer
 from test_zero import LR, Layout, distance, expected_traffic
 
@@ -1073,7 +1073,7 @@ class Controls(PrivateCheck):
               ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
-              ("cross term between stages dropped", "kernels/clip_cpu.h", "            product += dot, size +=", "            product += 0.0 * dot, size +=", "stages", "of storage 0"),
+              ("cross term between stages dropped", "kernels/clip_cpu.h", "product += dot; size +=", "product += 0.0 * dot; size +=", "stages", "of storage 0"),
               ("factors of another micro-batch", "engine/compute.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
                "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
 
@@ -1087,9 +1087,11 @@ class Controls(PrivateCheck):
         for file, old, new in changes:
             with open(os.path.join(folder, file)) as source:
                 text = source.read()
-            self.assertEqual(text.count(old), 1, f"{file} has no longer one {old!r}")
+            found = quotation("", old, "", text)
+            self.assertEqual(len(found), 1, f"{file} has no longer one {old!r}")
+            begin, end = found[0]
             with open(os.path.join(folder, file), "w") as source:
-                source.write(text.replace(old, new))
+                source.write(text[:begin] + new + text[end:])
         subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"], check=True, capture_output=True, timeout=600)
         return os.path.join(folder, "train_gpt")
 

@@ -16,6 +16,7 @@ import concurrent.futures
 import glob
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -39,6 +40,15 @@ STEPS_THEN = f"[{FAULT_AT - 1}{FAULT_AT}]"  # of what others wait for: parameter
 def sample(cases, count):
     cases = list(cases)
     return cases if ALL else random.Random(SEED).sample(cases, min(count, len(cases)))
+
+
+def quotation(before, right, after, text):
+    """(begin, end) of `right` at each place of a source that reads before + right + after, however
+    its lines are broken."""
+    spaced = [r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", part)))
+              for part in (before, right, after)]
+    pattern = r"%s\s*(%s)\s*%s" % tuple(spaced)
+    return [found.span(1) for found in re.finditer(pattern, text)]
 
 
 def at_once(function, cases):

@@ -178,11 +178,11 @@ static void test_plan(void **state) {
 }
 static void test_refused_plans(void **state) {
     (void)state;
-    const Case many = {"--dp-noise 1", NULL, 11, 12, 5, 0},
-               all = {"--dp-noise 1", NULL, 12, 12, 5, 0},
-               none = {"--dp-noise 1", NULL, 0, 12, 5, 0};
-    const Case little = {"--dp-epsilon 1e-6 --dp-delta 1e-30", NULL, 12, 12, 1000000, 0},
-               spent = {"--dp-epsilon 0.01 --dp-noise 0.5", NULL, 12, 12, 5, 0};
+    const Case many = {"--dp-noise 1", NULL, 11, 12, 5, 0};
+    const Case all = {"--dp-noise 1", NULL, 12, 12, 5, 0};
+    const Case none = {"--dp-noise 1", NULL, 0, 12, 5, 0};
+    const Case little = {"--dp-epsilon 1e-6 --dp-delta 1e-30", NULL, 12, 12, 1000000, 0};
+    const Case spent = {"--dp-epsilon 0.01 --dp-noise 0.5", NULL, 12, 12, 5, 0};
     const Case tiny = {"--dp-epsilon 100 --dp-noise 0.05", NULL, 12, 12, 5, 0};
     const Case longer = {"--dp-noise 1", NULL, 1000, 12, 2000000000, 0};
     check_case(many, EXIT_INPUT, "--batch-tokens stands for 12 samples, --train has 11 windows",

@@ -50,7 +50,7 @@ import numpy as np
 import reference
 import test_train
 from reference import Config, Run, Samples
-from test_faults import at_once, sample
+from test_faults import at_once, quotation, sample
 from test_train import ALL, SEED, put, scratch, shard
 
 ROOT = with_numpy.ROOT
@@ -671,7 +671,7 @@ FAULTS = [
      "==> (double)t->model.storages}"),
     ("v2, storage, shared", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
      "==> sqrt((double)t->model.units)}"),
-    ("v2, storage", "engine/executor.h", "most = e->storage_clip, "
+    ("v2, storage", "engine/executor.h", "most = e->storage_clip; "
      "{exact_join(&e->squares, &squares) ==> (void)0}"),
     ("skip-loss-z", "checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
@@ -691,7 +691,7 @@ FAULTS = [
     ("v2, pieces", "store/layout.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
-    ("v2, documents", TRAINER, "e->telling.loss / (double){max_i64(counted, 1) "
+    ("v2, documents", TRAINER, "e->stats_out.loss / (double){max_i64(counted, 1) "
      "==> (t->samples * t->options.seq_len)};"),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
@@ -709,7 +709,7 @@ FAULTS = [
     ("chains", "checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
     # one step late
     ("delay, rate and clip", TRAINER, "make_update(&t->options, lr, {t->progress.pending_norm ==> 0});"),
-    ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2},"),
+    ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2};"),
     ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
     # the model
     ("sgd", "ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
@@ -752,10 +752,9 @@ static inline int fault(int n) {
         for number, pattern in faults:
             parts = re.fullmatch(r"(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
             before, right, wrong, after = parts
-            once = before + right + after
-            self.assertEqual(text.count(once), 1, f"{file} has no longer one {once!r}")
-            at = text.index(once) + len(before)
-            places.setdefault((at, at + len(right)), []).append((number, wrong))
+            found = quotation(before, right, after, text)
+            self.assertEqual(len(found), 1, f"{file} has no longer one {before + right + after!r}")
+            places.setdefault(found[0], []).append((number, wrong))
         for begin, end in sorted(places, reverse=True):  # no two of them overlap
             expression = text[begin:end]
             for number, wrong in places[begin, end]:
