@@ -236,7 +236,7 @@ template <int ROWS> static void do_product(const void *) {
 
 typedef struct {
     void (*right)(const void *);
-    (*wrong)(const void *);
+    void (*wrong)(const void *);
     const char *said[3]; // with the fault
 } Plant;
 static const Plant plants[] = {
