@@ -7,7 +7,7 @@
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
-    order      the table of files in README.md: all are in it, and each includes only what is in
+    order      the table of files in docs/source.md: all are in it, and each includes only what is in
                its row or below
 
 Prints a line for each finding; the exit status is 1 if there is one.
@@ -184,10 +184,10 @@ class Project:
                 self.say(name, number, f"{file} has no {word}")
 
     def rows(self):
-        """The row of README's table that each file is in."""
+        """The row of the table of files that each file is in."""
         rows = {}
         for number, cell in enumerate(
-            re.findall(r"(?m)^\| (`[^|]*`) \|", self.text.get("README.md", ""))
+            re.findall(r"(?m)^\| (`[^|]*`) \|", self.text.get("docs/source.md", ""))
         ):
             folder = Path(".")
             for name in re.findall(r"`([^`]+\.(?:cuh|cu|c|h))`", cell):
@@ -202,7 +202,7 @@ class Project:
             if not name.endswith(C_LIKE) or name.startswith("test/"):
                 continue
             if name not in rows:
-                self.say(name, 1, "is not in README's table of files")
+                self.say(name, 1, "is not in the table of files of docs/source.md")
                 continue
             head = re.match(r"(?:(?:#.*|//.*)?\n)*", self.text[name])[
                 0
@@ -212,7 +212,7 @@ class Project:
                     self.say(
                         name,
                         head.count("\n", 0, found.start()) + 1,
-                        f"includes {found[1]}, which stands above it in README's table",
+                        f"includes {found[1]}, which is above it in docs/source.md's table",
                     )
 
 

@@ -9,7 +9,7 @@ tests show can be given.
     Started     every command of README.md and docs/*.md that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
-    Export      README's way from a run to a model file, a folder for transformers, and back
+    Export      docs/running.md's way from a run to a model file, a folder for transformers, and back
 
 A command that no rule of `started` covers fails the test: add a rule, or put it into ELSEWHERE.
 Standard library only, and what the scripts need; what they miss is skipped, by name.
@@ -558,15 +558,15 @@ SHORT_RUN = [
 
 # --------------------------------------------------------------------------------------------------
 class Export(unittest.TestCase):
-    def test_readme(self):
-        """A run; its command with what README says behind it; a folder for transformers; a model
+    def test_there_and_back(self):
+        """A run; its command with what the page says behind it; a folder for transformers; a model
         file again: the same bytes."""
         project = Project()
         self.addCleanup(project.temporary.cleanup)
         if project.missing:
             self.skipTest(f"prepare_data.py {project.missing[0]}: not here")
-        readme = (ROOT / "README.md").read_text()
-        behind = re.search(r"its command with\n`([^`]*)` behind it", readme)[1]
+        page = (ROOT / "docs/running.md").read_text()
+        behind = re.search(r"its command with\n`([^`]*)` behind it", page)[1]
         command = next(
             command
             for _, command in COMMANDS.documents
@@ -582,7 +582,7 @@ class Export(unittest.TestCase):
             "scripts/to_huggingface.py MODEL.bin FOLDER --tokenizer data/text_gpt2_tokenizer.bin",
             "scripts/from_huggingface.py FOLDER MODEL.bin",
         ):
-            self.assertIn(f"`{code}`", readme)
+            self.assertIn(f"`{code}`", page)
             done = project.run(
                 [PYTHON, *code.replace("FOLDER MODEL.bin", "FOLDER AGAIN.bin").split()]
             )
@@ -590,9 +590,9 @@ class Export(unittest.TestCase):
         self.assertEqual(
             (project.folder / "MODEL.bin").read_bytes(), (project.folder / "AGAIN.bin").read_bytes()
         )
-        pattern = re.search(r"scripts/plot\.py (\S+\.jsonl)", readme)[1]
+        pattern = re.search(r"scripts/plot\.py (\S+\.jsonl)", page)[1]
         self.assertEqual(
-            len(list(project.folder.glob(pattern))), 1, "the log lies where README plots logs"
+            len(list(project.folder.glob(pattern))), 1, "the log is where the page plots logs"
         )
 
 

@@ -751,7 +751,7 @@ class Plot(InFolder):
 class Lint(InFolder):
     """Each defect that lint.py looks for is found where it is, and nothing else is."""
 
-    README = """| file | its one question |
+    TABLE = """| file | its one question |
 |---|---|
 | `a.c` | the program |
 | `kernels/b.h`, `c.cuh` | parts |
@@ -780,7 +780,7 @@ static int many(int a,
 
     def lint(self, **changes):
         files = {
-            "README.md": self.README,
+            "docs/source.md": self.TABLE,
             "a.c": '#include "kernels/b.h"\n',
             "kernels/b.h": self.B,
             "kernels/c.cuh": "// llm.c's\n",
@@ -848,11 +848,14 @@ static int many(int a,
     def test_order_of_includes(self):
         self.assertEqual(
             self.lint(d_dot_h='// Ground\n#include "kernels/b.h"\nint d;\n#include "a.c"\n'),
-            ["d.h:2: includes kernels/b.h, which stands above it in README's table"],
+            ["d.h:2: includes kernels/b.h, which is above it in docs/source.md's table"],
         )
         self.assertEqual(
-            self.lint(e_dot_h="", README_dot_md=self.README + "| `f.h` | lost |\n"),
-            ["README.md:6: there is no file f.h", "e.h:1: is not in README's table of files"],
+            self.lint(e_dot_h="", docs__source_dot_md=self.TABLE + "| `f.h` | lost |\n"),
+            [
+                "docs/source.md:6: there is no file f.h",
+                "e.h:1: is not in the table of files of docs/source.md",
+            ],
         )
 
     def test_spaces_and_syntax(self):
