@@ -548,7 +548,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
             (CommRequest *)checked_malloc((size_t)comm->ranks * sizeof(CommRequest), "executor");
     }
 }
-// Lets store operations be deferred (p2p.h: Deferred), if messages have channels and another
+// Lets store operations be deferred (p2p.h: deferred), if messages have channels and another
 // message can always be posted, so that posting never waits. `window` is the longest schedule of
 // this rank.
 static inline void executor_run_deferred(void *executor);
