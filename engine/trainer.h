@@ -122,7 +122,7 @@ static inline bool asked_to_stop(const Trainer *t) {
 // Schedules
 
 // Makes the program of a step, or of a validation batch, with `samples` samples. With --cluster and
-// one stage, a single rank stands for all of them, which do alike: one that has the most samples.
+// one stage it has a single rank, which stands for all: the one with the most samples.
 static inline Program make_program(const Trainer *t, int64_t samples, bool training) {
     const bool pipeline = t->plan.placement.stages > 1;
     int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
