@@ -2,8 +2,8 @@
 // and the collectives of comm_nccl.cuh.
 //
 //   make cuda    train_gpt_cuda, by nvcc
-//   make emu     train_gpt_emu, the same source by g++ on the CPU, under an emulation of CUDA: slow,
-//                for tests
+//   make emu     train_gpt_emu, the same source by g++ on the CPU, under an emulation of CUDA:
+//                slow, for tests
 //
 #define OPS_IMPLEMENTATION
 #define DEFAULT_DTYPE "bf16"          // fastest on GPUs
