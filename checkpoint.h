@@ -1,42 +1,42 @@
-// checkpoint.h: training states on disk. Byte-level description: docs/formats.md.
+// checkpoint.h: training states on disk. docs/formats.md describes every byte.
 //
-// Checkpoint  a folder OUT/step_00000020: one state file per rank, and a manifest. A state file
-//             holds pieces of storages in global coordinates (state, storage, first element, count)
-//             in fp32, so any layout can read what any other wrote. The manifest (text) has the
-//             step, the data position, the counters, every file's size and checksum, and a checksum
-//             of itself in its last line.
-// Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then
-//             the folder is renamed. What has no complete manifest does not count. A kill at any
-//             instant loses no complete checkpoint.
-// Untrusted   whatever is read is checked before use: sizes, ranges, checksums.
-// Foreign     only files that this program writes are removed, by their exact names, and no link is
-//             followed: a checkpoint may be a link to a folder elsewhere, which is read, and left
-//             alone by --keep.
+// Checkpoint  A folder OUT/step_00000020 with one state file for each rank, and a manifest. A state
+//             file holds pieces of storages in global coordinates (state, storage, first element,
+//             count), in fp32, so any layout can read what any other has written. The manifest is
+//             text: the step, the data position, the counters, the size and checksum of every file,
+//             and a checksum of itself in its last line.
+// Atomic      Everything is written into OUT/step_00000020.tmp with fsync, the manifest last; then
+//             the folder is renamed. A folder without a complete manifest does not count. A kill at
+//             any instant loses no complete checkpoint.
+// Untrusted   Everything that is read is checked before use: sizes, ranges, checksums.
+// Foreign     Only files that this program writes are removed, by their exact names, and no link is
+//             followed: a checkpoint may be a link to a folder elsewhere, which is read, but which
+//             --keep does not touch.
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
 #include "privacy.h"          // the history of private steps
-#include "store/model_file.h" // files
+#include "store/model_file.h" // writing files, states
 
 #include <dirent.h>      // folders
 #include <sys/file.h>    // flock
 #include <sys/syscall.h> // renameat2
 
 // -------------------------------------------------------------------------------------------------
-// State files: header { magic, version, pieces }, then the piece table, then the data in the same
-// order.
-static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tats_gpt", as it lies in the file
+// State files: header { magic, version, pieces }, then the table of pieces, then their data in the
+// same order.
+static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tats_gpt" in the file (little endian)
 enum { STATE_VERSION = 1 };
 typedef struct {
     uint64_t magic, version, pieces;
 } StateHeader;
 typedef struct {
-    // StateKind, storage number, elements [begin, begin + count) of it
+    // StateKind; storage number; elements [begin, begin + count) of the storage
     int64_t state, storage, begin, count;
 } StatePiece;
 
-// The version before the newest (cyclic.h) is there in working precision; files hold fp32. Some of
-// its elements, to and from state_piece.
+// Copies n elements of the previous version of the parameters (cyclic.h) to state_piece, or from
+// it. The store has them in working precision, files have fp32.
 static uint16_t state_halves[STATE_PIECE_FLOATS];
 static inline void previous_to_host(const Store *s, int storage, int64_t at, int64_t n) {
     const char *previous = store_parameters(s, storage, store_now(s, storage) + 1) +
@@ -67,8 +67,8 @@ static inline void writer_add_previous(FileWriter *w, const Store *s, int storag
         writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
     }
 }
-// What of a state this rank writes. Of versions before the newest, which several may have, one rank
-// writes each.
+// Returns what this rank writes of a state: its slice, or a whole previous version. Several ranks
+// may have that version; its keeper writes it.
 static inline StatePiece state_piece_written(const Store *s, int kind, int storage) {
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
@@ -82,8 +82,8 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     return piece;
 }
 
-// This rank's share of every state that it holds: the slices of the reduction. Returns 0 or an
-// errno; sets size and checksum.
+// Writes this rank's slices of all states that it holds. Returns 0 or an errno; sets the file's
+// size and checksum.
 static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes,
                                    uint64_t *checksum) {
     FileWriter w;
@@ -112,7 +112,8 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     return writer_close(&w);
 }
 
-// Reads exactly n bytes into p and, if there is one, the checksum; false at the end of the file.
+// Reads exactly n bytes into p, and adds them to *sum unless that is NULL. Returns false at the end
+// of the file.
 static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
     if (fread(p, 1, n, f) != n) { return false; }
     if (sum) { checksum_add(sum, p, n); }
@@ -128,18 +129,17 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
            (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
-// Does the store want a state that a file has?
+// Does the store use this kind of state from a file?
 static inline bool state_taken(const Store *s, StateKind kind) {
     return kind != STATE_RETIRED && (kind != STATE_GRADIENT || store_delays(s));
 }
-// Which elements of a state of a storage this rank has: *first and how many.
+// Returns how many elements of a state of a storage this rank has; *first: the first of them.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
-// Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its
-// copies?
+// Does this rank need any element of a piece of `from`, for the storage itself or for its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
     for (int i = 0; state_taken(s, (StateKind)p->state) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
@@ -148,8 +148,8 @@ static inline bool state_wanted(const Store *s, const GptModel *from, const Stat
     }
     return false;
 }
-// n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece:
-// what is in my slices, of it or its copies, goes into the store.
+// Stores what this rank needs of the n elements in state_piece: those of a state of a storage of
+// `from`, from element `at` on. It goes to the storage itself or to its copies.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
                                     int64_t at, int64_t n) {
     for (int i = 0; state_taken(s, kind) && i < s->model->storages; i++) {
@@ -164,8 +164,8 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
         }
     }
 }
-// The data of a piece; what lies in my slices goes into the store. sum NULL: what is not needed is
-// passed over.
+// Reads the data of a piece and stores what this rank needs. sum NULL: a piece that is not needed
+// is skipped.
 static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p,
                                     Checksum *sum) {
     const int64_t end = p->begin + p->count;
@@ -180,10 +180,10 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
     return true;
 }
 
-// Copies the pieces of a state file, of model `from`, into the store: all of them and with a look
-// at the checksum where this rank is the one to verify the file, else those it needs. filled[state
-// * storages of `from` + storage] counts elements: pieces must follow one another without gap or
-// overlap, in the order of the files. False, with the reason: the file must not be used.
+// Copies the pieces of a state file, of model `from`, into the store. verify: this rank reads all
+// of the file and checks its checksum; otherwise only the pieces that it needs. filled[state *
+// storages of `from` + storage] counts elements: pieces must follow one another without gap or
+// overlap, in the order of the files. Returns false, with the reason, if the file must not be used.
 static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify,
                                    uint64_t bytes, uint64_t checksum, int64_t *filled, char *why,
                                    size_t why_bytes) {
@@ -223,17 +223,17 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
 // -------------------------------------------------------------------------------------------------
 // Manifest
 enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
-// of what is counted: a run may go on without overflow
+// largest accepted counter: a run can continue from it without overflow
 static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60;
 
-// Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
+// Running statistics for --skip-loss-z and --skip-grad-z: the last values, in a ring buffer.
 typedef struct {
-    int64_t count; // of all values so far
+    int64_t count; // number of all values so far
     double values[OUTLIER_WINDOW];
 } OutlierWindow;
 
-// How many standard deviations a value lies above the last OUTLIER_WINDOW ones (itself included);
-// NAN until there are so many.
+// Adds a value and returns by how many standard deviations it exceeds the mean of the last
+// OUTLIER_WINDOW values, itself included; NAN while there are fewer.
 static inline double outlier_z(OutlierWindow *w, double value) {
     w->values[w->count++ % OUTLIER_WINDOW] = value;
     if (w->count < OUTLIER_WINDOW) { return NAN; }
@@ -245,21 +245,20 @@ static inline double outlier_z(OutlierWindow *w, double value) {
     return variance > 0 ? (value - mean) / sqrt(variance) : 0;
 }
 
-// Where a run stands besides the states: what resuming needs.
+// The position of a run: what a resumed run needs in addition to the states.
 typedef struct {
     int64_t step;     // updates taken or skipped
     int64_t position; // samples consumed
-    int64_t updates;  // of the moments
-    // blocks that shared their parameters have their own since this step; 0: not yet, or they never
-    // shared
+    int64_t updates;  // updates made: they count for the moments
+    // step at which blocks that shared their parameters were delinked; 0: never
     int64_t delinked;
-    int64_t restarted;   // of their moments' counters, updates before they began (planned.h)
-    double pending_norm; // of the gradient that waits for its update (--offload-delay)
+    int64_t restarted;   // updates made before the moments of blocks were reset (planned.h)
+    double pending_norm; // of the gradient whose update is pending (--offload-delay)
     OutlierWindow loss, norm;
-    // algorithms of matrix products; NULL or none: nothing was chosen
+    // algorithms of matrix products; NULL or none: no choice was made
     const MatmulChoices *matmuls;
-    // under which settings private steps were taken, "none" where none were (privacy.h); "" before
-    // any checkpoint
+    // settings of the private steps so far (privacy.h), "none" if there were none; "" before any
+    // checkpoint
     char privacy[PRIVACY_HISTORY_MAX];
 } Progress;
 
@@ -289,7 +288,8 @@ static inline void manifest_add_window(TextBuffer *t, const char *name, const Ou
     for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) { text_add(t, " %a", w->values[i]); }
     text_add(t, "\n");
 }
-// A line of the manifest that begins with `key `, or NULL. Lines end with \n; the text with 0.
+// Returns what follows `key ` in the manifest's line of that key, or NULL. Lines end with \n, the
+// text with 0.
 static inline const char *manifest_line(const char *text, const char *key) {
     size_t n = strlen(key);
     for (const char *line = text; line && *line;
@@ -304,7 +304,7 @@ static inline bool manifest_int(const char *text, const char *key, int64_t *valu
     if (line) { *value = strtoll(line, &end, 10); }
     return line && end != line && *end == '\n' && *value >= 0 && *value <= MANIFEST_COUNT_MAX;
 }
-// 0 where there is no such line
+// Reads a counter, or 0 if the line is missing. Returns false if the line is malformed.
 static inline bool manifest_count_or_none(const char *text, const char *key, int64_t *value) {
     *value = 0;
     return !manifest_line(text, key) || manifest_int(text, key, value);
@@ -322,7 +322,7 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
 }
 
-// What a manifest says of a state file: its size and checksum.
+// Reads the manifest's entry for a state file: its size and checksum.
 static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes,
                                  uint64_t *checksum) {
     char key[32];
@@ -330,7 +330,7 @@ static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes
     const char *entry = manifest_line(text, key);
     return entry && sscanf(entry, "%" SCNu64 " %16" SCNx64, bytes, checksum) == 2;
 }
-// A text of at least one character; `missing` where there is no such line.
+// Reads a text of at least one character; `missing` if the line is missing.
 static inline bool manifest_text(const char *text, const char *key, const char *missing,
                                  char *value, size_t bytes) {
     const char *line = manifest_line(text, key);
@@ -356,7 +356,7 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool ada
     text_add(t, "\n");
 }
 
-// The algorithms of a GPU's matrix products, and the device and library that they are for.
+// Adds the algorithms of a GPU's matrix products, with the device and library that they belong to.
 static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choices) {
     char library[160];
     if (!choices || !choices->count) { return; }
@@ -368,7 +368,7 @@ static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choi
         text_add(t, "matmul%d %s\n", i, hex);
     }
 }
-// False where the manifest has none for this library, or a line of them is damaged.
+// Returns false if the manifest has no algorithms for this library, or a line of them is damaged.
 static inline bool manifest_matmuls(const char *text, const char *library, MatmulChoices *choices) {
     char found[160];
     int64_t count = 0;
@@ -387,13 +387,13 @@ static inline bool manifest_matmuls(const char *text, const char *library, Matmu
     return true;
 }
 
-// The last line: the checksum of all the text before it.
+// Makes the last line: the checksum of all text before it.
 static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) {
     snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum));
 }
 
-// The whole text is checked against the checksum in its last line. Returns NULL, with the reason,
-// when it is not complete.
+// Reads a manifest and checks it against the checksum in its last line. Returns NULL, with the
+// reason, if it is incomplete or changed.
 static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
     char path[1100];
     snprintf(path, sizeof path, "%s/manifest", folder);
@@ -426,8 +426,10 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
 }
 
 // -------------------------------------------------------------------------------------------------
-// Folders Which blocks share, from the text behind "share=", up to the end of the line: N that
-// follow each other, or Nx: those of one place modulo N. False where it is no such thing.
+// Folders
+
+// Parses which blocks share, from the text after "share=" to the end of the line: N (consecutive
+// blocks), or Nx (blocks with equal numbers modulo N). Returns false if it is neither.
 static inline bool manifest_share(const char *text, int64_t layers, GptShare *share) {
     char *end = NULL;
     const int64_t n = strtoll(text, &end, 10);
@@ -435,8 +437,7 @@ static inline bool manifest_share(const char *text, int64_t layers, GptShare *sh
     if (good) { *share = gpt_share(layers, n, cycle ? n : 0); }
     return good;
 }
-// The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8
-// characters.
+// Reads the model of a manifest. Returns false if the text has none. optimizer: space for 8 bytes.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,
                                   char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
@@ -457,8 +458,8 @@ static inline void checkpoint_folder(char *path, size_t bytes, const char *out, 
                                      const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
 }
-// The step of a checkpoint's folder, by a name exactly as checkpoint_folder() makes it; -1: it is
-// another name. *rest: what follows the digits.
+// Returns the step of a checkpoint's folder, if its name is exactly as checkpoint_folder() makes
+// it; else -1. *rest: what follows the digits.
 enum { STEP_DIGITS = 8, STEP_DIGITS_MOST = 18 };
 static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
     if (strncmp(name, "step_", 5)) { return -1; }
@@ -468,8 +469,8 @@ static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
     *rest = name + 5 + digits;
     return strtoll(name + 5, NULL, 10);
 }
-// The folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp where others are in
-// the way that cannot be removed.
+// Makes the name of the folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp
+// if others exist that cannot be removed.
 enum { HALVES = 9 };
 static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step,
                                    int turn) {
@@ -483,8 +484,8 @@ static inline bool checkpoint_is_half(const char *name) {
     if (rest[0] == '.' && rest[1] >= '2' && rest[1] <= '0' + HALVES) { rest += 2; }
     return !strcmp(rest, ".tmp");
 }
-// Is this the name of a file that a checkpoint has: manifest, state_00000 ..., or one of these
-// while it is written?
+// Is this the name of a checkpoint's file: manifest, state_00000 ..., or one of these while it is
+// written?
 static inline bool checkpoint_file_name(const char *name) {
     const char *end = name + strlen("manifest");
     if (strncmp(name, "manifest", strlen("manifest"))) {
@@ -495,7 +496,8 @@ static inline bool checkpoint_file_name(const char *name) {
     }
     return !*end || !strcmp(end, ".tmp");
 }
-// Removes a file of a checkpoint from an open folder; false where it stays, or is something else.
+// Removes a checkpoint's file from an open folder. Returns false if the file remains, or is none of
+// a checkpoint.
 static inline bool folder_remove_file(int folder, const char *name) {
     struct stat info;
     keep_alive();
@@ -503,9 +505,9 @@ static inline bool folder_remove_file(int folder, const char *name) {
     return checkpoint_file_name(name) && there && S_ISREG(info.st_mode) &&
            !unlinkat(folder, name, 0);
 }
-// Removes a checkpoint's folder and the files in it that a checkpoint has; the manifest last, so
-// that what is left of a folder with a manifest is not forgotten. Where something else is in the
-// way it stays, and a warning tells. No link is followed.
+// Removes a checkpoint's folder, and in it the files that a checkpoint has. The manifest goes last,
+// so that the remains of a folder with a manifest are still recognised. If the folder contains
+// anything else it stays, with a warning. No link is followed.
 static inline void folder_remove(const char *path) {
     struct stat info;
     if (lstat(path, &info)) { return; }
@@ -530,7 +532,7 @@ static inline void folder_remove(const char *path) {
     const char *why = foreign ? "there is something in it that no checkpoint has" : strerror(errno);
     fprintf(stderr, "warning: %s cannot be removed: %s\n", path, why);
 }
-// Is there a folder, not a link to one, with a manifest in it?
+// Is this a folder, not a link to one, with a manifest in it?
 static inline bool folder_has_manifest(const char *path) {
     struct stat info;
     char manifest[1200];
@@ -542,7 +544,8 @@ static inline int compare_i64_descending(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x < y) - (x > y);
 }
-// Steps that have a checkpoint by its name, newest first; the caller frees.
+// Lists the steps whose folders are named like checkpoints, newest first. The caller frees the
+// list.
 static inline int64_t *checkpoint_list(const char *out, int *count) {
     int64_t *steps = NULL;
     int capacity = 0;
@@ -564,7 +567,7 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
     return steps;
 }
 
-// The same on all ranks, as the first one finds them. All ranks call it.
+// Returns the same list on all ranks, as rank 0 finds it. All ranks call it.
 static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count) {
     int64_t *steps = comm->rank == 0 ? checkpoint_list(out, count) : NULL;
     comm_broadcast(comm, count, sizeof *count, 0);
@@ -575,7 +578,7 @@ static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count)
     return steps;
 }
 
-// Makes a folder and those above it that are missing; 0 or an errno.
+// Makes a folder, and the missing ones above it. Returns 0 or an errno.
 static inline int folder_make(const char *out) {
     char path[1100];
     snprintf(path, sizeof path, "%s", out);
@@ -590,7 +593,8 @@ static inline int folder_make(const char *out) {
     return stat(path, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 
-// Takes OUT's lock, for as long as the process lives: a second run in the same folder stops here.
+// Takes the lock of OUT, for as long as the process lives: a second run in the same folder ends
+// here (2).
 static inline void out_folder_lock(const char *out) {
     char path[1100];
     struct stat info;
@@ -609,7 +613,8 @@ static inline void out_folder_lock(const char *out) {
     hint = "choose a file system for --out that has locks";
     die(EXIT_RESOURCES, hint, "cannot lock %s: %s", path, strerror(errno));
 }
-// A folder of this name would stop each run after its first step, and could not be removed.
+// Refuses a folder named OUT/stop: it would stop each run after its first step, and could not be
+// removed.
 static inline void out_folder_check_stop(const char *out) {
     char path[1100];
     struct stat info;
@@ -618,8 +623,8 @@ static inline void out_folder_check_stop(const char *out) {
     const bool folder = !stat(path, &info) && S_ISDIR(info.st_mode);
     if (folder) { die(EXIT_INPUT, hint, "%s is a folder", path); }
 }
-// Removes what a crash left half-written, and tells of names that look like a checkpoint's and are
-// not.
+// Removes what a crash has left half-written, and warns of names that resemble a checkpoint's but
+// are none.
 static inline void out_folder_clean(const char *out) {
     char path[1100], odd[1100] = "";
     int64_t odds = 0;
@@ -639,7 +644,7 @@ static inline void out_folder_clean(const char *out) {
     if (odds > 1) { fprintf(stderr, " and %" PRId64 " others of %s", odds - 1, out); }
     fprintf(stderr, ": no checkpoint has such a name (step_00000020 has); left as found\n");
 }
-// A new folder OUT/earlier-N.
+// Makes a new folder OUT/earlier-N.
 static inline void earlier_folder_make(char *path, size_t bytes, const char *out) {
     enum { EARLIER_MOST = 1000000 };
     for (int n = 1; n <= EARLIER_MOST; n++) {
@@ -650,8 +655,8 @@ static inline void earlier_folder_make(char *path, size_t bytes, const char *out
     const char *hint = "an earlier run's checkpoints belong there: choose another --out";
     die(EXIT_RESOURCES, hint, "cannot make %s: %s", path, strerror(errno));
 }
-// Moves an entry of OUT into a folder of OUT. A link whose target is told from where it lies is
-// made anew. 0 or an errno.
+// Moves an entry of OUT into a folder of OUT. A link with a relative target is made again. Returns
+// 0 or an errno.
 static inline int earlier_move(const char *out, const char *name, const char *folder) {
     char from[1400], to[1400], target[PATH_BYTES + 4] = "../";
     snprintf(from, sizeof from, "%s/%s", out, name);
@@ -661,14 +666,14 @@ static inline int earlier_move(const char *out, const char *name, const char *fo
     target[3 + n] = 0;
     return symlink(target, to) || unlink(from) ? errno : 0;
 }
-// Moves the checkpoints of an earlier run, and its key and ledger, into OUT/earlier-N: nothing is
-// lost or mixed up.
+// Moves the checkpoints of an earlier run, with its key and record of private steps, to
+// OUT/earlier-N, so that nothing is lost or mixed up.
 static inline void out_folder_set_aside(const char *out) {
     char target[1200], name[40];
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     if (count) { earlier_folder_make(target, sizeof target, out); }
-    // Without these a private run does not go on: they go first.
+    // Key and record go first: a private run cannot continue without them.
     static const char *const along[] = {"dp_key", "dp_steps"};
     for (int i = 0; i < (count ? count + 2 : 0); i++) {
         if (i >= 2) { snprintf(name, sizeof name, "step_%08" PRId64, steps[i - 2]); }
@@ -685,8 +690,8 @@ static inline void out_folder_set_aside(const char *out) {
     }
     free(steps);
 }
-// Makes OUT, locks it, cleans it; sets an earlier run's checkpoints aside where the run does not
-// resume. Rank 0 calls it.
+// Makes OUT, locks and cleans it, and moves the checkpoints of an earlier run away unless this run
+// resumes it. Rank 0 calls it.
 static inline void out_folder_prepare(const char *out, bool resume) {
     int error = folder_make(out);
     if (error) {
@@ -700,9 +705,9 @@ static inline void out_folder_prepare(const char *out, bool resume) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Saving and loading. All ranks call these; they agree on the outcome.
+// Saving and loading. All ranks call these functions, and agree on the outcome.
 
-// One rank's report on its state file.
+// What a rank reports about its state file.
 typedef struct {
     double failed, bytes, checksum_high, checksum_low;
 } StateReport;
@@ -718,7 +723,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     if (p->delinked) {
         text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted);
     }
-    // what private steps lost is not for who reads checkpoints
+    // the losses of private steps are not published in checkpoints
     bool shown = !*p->privacy || !strcmp(p->privacy, "none");
     const OutlierWindow empty = {0, {0}};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
@@ -744,9 +749,9 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     return writer_close(&w);
 }
 
-// Puts the finished folder in its place; where something is in the way, an older one of the same
-// step or what is not ours, the two are exchanged at once, and of the other what is ours is
-// removed.
+// Renames a finished folder to its final name. If another entry has that name (an older checkpoint
+// of the same step, or a foreign one), the two are exchanged atomically, and the program's own
+// files in the other are removed.
 static inline int folder_publish(const char *temporary, const char *path, const char *out) {
     sync_folder(temporary);
     int error = 0;
@@ -760,9 +765,9 @@ static inline int folder_publish(const char *temporary, const char *path, const 
     return error;
 }
 
-// Keeps the newest `keep` up to the one just saved. Later steps are left alone: they are of a run
-// that went on differently. So are links to folders elsewhere, which do not count, and what has no
-// manifest.
+// Keeps the newest `keep` checkpoints up to the one just saved. Later steps are left alone: they
+// belong to a run that continued differently. Links to folders elsewhere, and folders without a
+// manifest, are left alone too and do not count.
 static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
@@ -774,8 +779,8 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
     }
     free(steps);
 }
-// Makes an empty folder for a checkpoint that is to be written; returns the turn of its name, or
-// minus an errno.
+// Makes an empty folder for a checkpoint to be written. Returns the number in its name
+// (checkpoint_half), or minus an errno.
 static inline int checkpoint_half_make(const char *out, int64_t step) {
     for (int turn = 1;; turn++) {
         char path[1100];
@@ -786,8 +791,8 @@ static inline int checkpoint_half_make(const char *out, int64_t step) {
     }
 }
 
-// Saves OUT/step_N. A failure (disk full, folder gone) is a warning: returns false, and training
-// goes on.
+// Saves OUT/step_N. A failure (disk full, folder missing) is a warning: returns false, and training
+// continues. All ranks call it.
 static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep,
                                    const char *flags, char *path, size_t path_bytes) {
     char temporary[1100], file[1200];
@@ -825,11 +830,12 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     return !error;
 }
 
-// Fills the store and progress from one checkpoint, of model `from`. That is the store's own where
-// a run resumes; else a new run begins with it, in which as many blocks share or fewer: it has
-// steps of its own, no version before the first one, and no gradient waits. Each rank reads what it
-// needs and verifies its share of the files, so it counts only if all of them call it good; false
-// with the reason when it is not complete, not valid or of another model.
+// Fills store and progress from one checkpoint, of model `from`. A run that resumes passes the
+// store's own model. Otherwise a new run begins with the checkpoint, in which as many blocks share
+// or fewer: it counts its own steps, has no version before the first one, and no pending gradient.
+// Each rank reads what it needs, and verifies its part of the files. So the checkpoint is valid
+// only if the result is true on all ranks. Returns false, with the reason, if it is incomplete,
+// invalid or of another model.
 static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p,
                                    char *why, size_t why_bytes) {
     const bool resumes = from == s->model;
@@ -874,7 +880,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
-        // none: that run had none
+        // 0 elements: that run did not have this state
         int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
                            : store_has_state(s, kind) ? elements
                                                       : 0;
@@ -888,7 +894,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
     s->pending =
         resumes && pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
-    // wte's: where one is delayed, the first stage is
+    // storage 0 (wte) stands for all: if any stage is delayed, the first one is
     s->knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0;
     free(filled);
     free(model.text);
@@ -896,14 +902,14 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     return good;
 }
 
-// Which updates the states have seen.
+// Sets how many updates the states have had.
 static inline void store_count_updates(Store *s, const Progress *p) {
     for (int i = 0; i < s->model->storages; i++) {
         s->updates[i] = p->updates;
         s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
-// Does a checkpoint's folder lie in OUT?
+// Is a checkpoint's folder directly in OUT?
 static inline bool checkpoint_lies_in(const char *folder, const char *out) {
     char *path = realpath(folder, NULL), *there = realpath(out, NULL);
     const size_t n = there ? strlen(there) : 0;
@@ -912,7 +918,8 @@ static inline bool checkpoint_lies_in(const char *folder, const char *out) {
     free(there);
     return lies;
 }
-// The model of a checkpoint's folder; false where there is no such folder. All ranks call it.
+// Reads the model of a checkpoint's folder. Returns false if `folder` is no folder; ends the
+// program (2) if it holds no valid checkpoint. All ranks call it.
 static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share) {
     struct stat info;
     char why[1400] = "", optimizer[8];
@@ -932,7 +939,7 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
     free(text);
     return true;
 }
-// Has a file these bytes?
+// Does a file have this size and checksum?
 static inline bool state_file_whole(const char *path, uint64_t bytes, uint64_t checksum) {
     FILE *f = open_regular(path);
     Checksum sum = checksum_begin();
@@ -943,8 +950,8 @@ static inline bool state_file_whole(const char *path, uint64_t bytes, uint64_t c
     if (f) { fclose(f); }
     return f && sum.length == bytes && checksum_end(&sum) == checksum;
 }
-// The model of a checkpoint that is whole: its manifest, and those of its files that this rank
-// looks at.
+// Reads the model of a checkpoint. Returns false unless the manifest, and the files that this rank
+// verifies, are complete.
 static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config,
                                     GptShare *share) {
     char why[1400], path[1200], optimizer[8];
@@ -960,7 +967,8 @@ static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptCon
     free(text);
     return good;
 }
-// The model of the newest whole checkpoint of OUT; false where there is none. All ranks call it.
+// Reads the model of the newest complete checkpoint of OUT. Returns false if none exists. All ranks
+// call it.
 static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config,
                                            GptShare *share) {
     int count;
@@ -974,8 +982,8 @@ static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfi
     free(steps);
     return found;
 }
-// The choices of matrix products in the newest manifest of `out` that is whole, for this device and
-// library.
+// Reads the choices of matrix products from the newest valid manifest of `out`. Returns false if
+// they are not for this device and library.
 static inline bool checkpoint_matmuls(const char *out, const char *library,
                                       MatmulChoices *choices) {
     int count;
@@ -991,8 +999,8 @@ static inline bool checkpoint_matmuls(const char *out, const char *library,
     free(steps);
     return found;
 }
-// Fills the store of a new run with the states of a checkpoint of model `from`. anew: the moments
-// of blocks are left out. All ranks call it.
+// Fills the store of a new run with the states of a checkpoint of model `from`, or ends the program
+// (2). anew: the moments of blocks are reset. All ranks call it.
 static inline void checkpoint_begin(const char *folder, Store *s, const GptModel *from, bool anew,
                                     Progress *p) {
     Progress of;
@@ -1015,7 +1023,8 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
     store_count_updates(s, p);
     store_masters_changed(s);
 }
-// Loads the newest valid checkpoint of OUT; ends the program with exit code 2 when there is none.
+// Loads the newest valid checkpoint of OUT, or ends the program (2) if none is valid. All ranks
+// call it.
 static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path,
                                      size_t path_bytes) {
     int count;

@@ -1,31 +1,31 @@
-// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in
-// docs/offload.md): which states lie in the host's memory, storage by storage and kind by kind
-// (layout.h: Offload; how they move and are updated: store/host.h).
+// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888; docs/offload.md): which
+// states are stored on the host or on disk, chosen for each storage and kind (layout.h: Offload).
+// store/host.h moves and updates them.
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move
-//            once a step, gradients in each micro-batch, parameters for each use. Among them the
-//            storages whose backward pass comes first (the last blocks); of the optimizer kind by
-//            kind where the device updates, all kinds of a storage where the host does, which has
-//            them in its hands anyway. Then activations, of the first blocks first, which wait
-//            longest; where blocks are computed again, what goes into them. That goes on until the
-//            device's budget holds; what still has room then comes back, from what went last.
-// Gradients  where the device needs less for them, then: not those of private runs, or of quantized
-//            reductions.
-// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized
-// ones, whose records stay on the device.
-// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process
-//            takes there, and these states. Of the optimizer's what the host has no room for lies
-//            on disk (store/disk.h), in the same order, kind by kind; where the host has no budget,
-//            and a disk is given, all of it.
-// Ranks      have one schedule for all, so what one puts on the host its partners of that storage
-//            do, too.
+// Order       States whose offloading costs least go first, in bytes moved for each byte freed:
+//             optimizer states move once a step, gradients in each micro-batch, parameters for each
+//             use. Among these the storages whose backward pass is first (the last blocks).
+//             Optimizer states go kind by kind if the device updates, all kinds of a storage
+//             together if the CPU does, which needs them all anyway. Activations follow, those of
+//             the first blocks first, because they wait longest (with recomputation, the inputs of
+//             blocks). This continues until the device's budget holds. Then states that still fit
+//             return, the last to go first.
+// Gradients   are offloaded where the device then needs less memory. Those of private runs and of
+//             quantized reductions stay.
+// Parameters  of blocks that share slots are offloaded. Those that several stages use stay, and so
+//             do quantized ones, whose records are on the device.
+// Budgets     The device's budget counts all kinds of memory of report.h. The host's counts what
+//             the process takes, and these states. Optimizer states that exceed the host's budget
+//             go to disk (store/disk.h), in the same order, kind by kind. With a disk and no host
+//             budget, all of them go to disk.
+// Ranks       run one schedule, so the ranks of a storage offload the same kinds of it.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
 
 #include "options.h"       // --offload
-#include "store/planned.h" // what a store takes
+#include "store/planned.h" // bytes that a store needs
 
-// Bytes that the device holds of a state if it is there.
+// Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
     const bool none = !store_holds(s, storage) ||
                       (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
@@ -33,36 +33,37 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
         s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
-// Would the device have room for something else if the parameters of a storage lay on the host?
+// Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const Store *s, int storage) {
     return store_holds(s, storage) && s->layout.owners.turns[storage] &&
            !zero_param_apart(&s->policy);
 }
-// The same of its gradient: there is less to hold of one that comes and goes.
+// Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
 static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
     const Owners *h = &s->layout.owners;
     return o->gradients && store_holds(s, storage) && !h->tied[storage] &&
            (h->turns[storage] || holders_of(h, storage) > 1);
 }
-// What may go to the host, of this rank.
+// What this rank may offload.
 typedef struct {
     const Store *store;           // planned with all states on the device
-    bool parameters, activations; // besides the optimizer's states
-    // of a block's activations; micro-batches whose activations are there at once
+    bool parameters, activations; // allowed in addition to optimizer states
+    // bytes of one block's offloaded activations; micro-batches in flight
     int64_t block_bytes, in_flight;
-    int first, end; // units
+    int first, end; // units of this rank: [first, end)
 } OffloadScope;
 
 // -------------------------------------------------------------------------------------------------
-// What is free: kept up to date while states leave and come back, storage by storage; a plan of
-// everything at each turn would take too long
+// Bytes freed
+// Totals are updated as states leave and return, storage by storage: planning everything again for
+// each change would take too long.
 
-// A shelf that lends whole arrays, of parameters or of gradients.
+// A buffer with slots for whole arrays: of parameters or of gradients.
 typedef struct {
     StateKind kind;
     BufferPlan plan;
-    bool *apart, *far; // [storages] the plan's
-    int gone;          // of them, far
+    bool *apart, *far; // [storages] as in the plan
+    int gone;          // number of storages that are far
     BufferSum sum;
 } LentBuffer;
 static inline LentBuffer lent_make(const Store *s, const Offload *o, StateKind kind) {
@@ -84,14 +85,14 @@ static inline void lent_free(LentBuffer *l) {
 static inline int64_t lent_bytes(const LentBuffer *l, const Store *s) {
     return buffer_sum_bytes(&l->sum, &s->layout, &l->plan);
 }
-// Follows the placement of a storage.
+// Updates the plan after the placement of a storage has changed.
 static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, int storage) {
     const bool far = offload_has(o, storage, l->kind);
     ZeroPolicy policy = s->policy;
     policy.offload = o;
     if (far == l->far[storage]) { return; }
     l->gone += far ? 1 : -1;
-    // the first to leave, or the last to come back: all others may lie elsewhere then
+    // the first storage to leave, or the last to return, may change the plan of all others
     if (l->gone == far) {
         const StateKind kind = l->kind;
         lent_free(l);
@@ -107,18 +108,19 @@ static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, 
 typedef struct {
     const OffloadScope *scope;
     const Offload *placed;
-    // what the host has less of is counted: what lies on disk; else what the device has less of
+    // true: counts host memory that states on disk free; false: device memory that states on the
+    // host free
     bool stored;
-    int64_t bytes; // of optimizer's states that have left
-    Largest piece; // bytes of each storage's longest piece on its way
+    int64_t bytes; // of offloaded optimizer states
+    Largest piece; // bytes of each storage's longest piece in a buffer
     // of the device
-    int *blocks;     // [storages] of this rank that use it
-    int64_t stashed; // of them, whose activations have left
+    int *blocks;     // [storages] blocks of this rank that use it
+    int64_t stashed; // number of these blocks whose activations are offloaded
     LentBuffer params, gradients;
-    int64_t lent; // bytes of these shelves with all states there
+    int64_t lent; // bytes of both buffers with all states on the device
 } OffloadTotals;
 
-// Blocks of this rank that use each storage.
+// Counts this rank's blocks that use each storage.
 static inline int *offload_blocks(const OffloadScope *f) {
     const GptModel *m = f->store->model;
     int *blocks = (int *)checked_calloc((size_t)m->storages, sizeof(int), "offload");
@@ -129,7 +131,7 @@ static inline int *offload_blocks(const OffloadScope *f) {
     }
     return blocks;
 }
-// What has left of a storage is counted (times 1), or no longer (-1).
+// Adds what is offloaded of a storage to the totals (times 1), or subtracts it (-1).
 static inline void totals_count(OffloadTotals *t, int storage, int times) {
     const Store *s = t->scope->store;
     if (t->stored) {
@@ -179,7 +181,7 @@ static inline void totals_free(OffloadTotals *t) {
     lent_free(&t->params);
     lent_free(&t->gradients);
 }
-// The states of a storage that have left are these now; gone: [storages] the placement's table.
+// Sets which states of a storage are offloaded. gone: [storages] the table of the placement.
 static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage,
                               unsigned char bits) {
     if (gone[storage] == bits) { return; }
@@ -190,7 +192,7 @@ static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage
     lent_follow(&t->params, t->scope->store, t->placed, storage);
     lent_follow(&t->gradients, t->scope->store, t->placed, storage);
 }
-// How much less there is than with all states there.
+// Returns how many bytes fewer are needed than with all states in place.
 static inline int64_t totals_freed(const OffloadTotals *t) {
     const OffloadScope *f = t->scope;
     const int64_t longest = largest_of(&t->piece),
@@ -203,15 +205,15 @@ static inline int64_t totals_freed(const OffloadTotals *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What leaves, in which order
+// What is offloaded, and in which order
 
-// What goes to the host together: kinds (bits) of a storage.
+// Kinds (bits) of a storage that are offloaded together.
 typedef struct {
     int storage;
     unsigned char kinds;
 } OffloadTurn;
 enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
-// All of its states.
+// Returns the bits of a storage's optimizer states.
 static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
@@ -224,7 +226,8 @@ static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsig
     turns[n].kinds = kinds;
     return n + (kinds != 0);
 }
-// In their order; returns how many. blocks: [storages] that use each.
+// Lists all turns in order and returns how many there are. blocks: [storages] number of users of
+// each.
 static inline int offload_turns(const OffloadScope *f, const Offload *o, const int *blocks,
                                 OffloadTurn *turns) {
     const Store *s = f->store;
@@ -249,7 +252,7 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, const i
     }
     return n;
 }
-// What goes on from the host to the disk, kind by kind.
+// Lists what moves on from the host to the disk, kind by kind.
 static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTurn *turns) {
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
@@ -261,11 +264,11 @@ static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTu
     return n;
 }
 
-// A place that has too little room.
+// A level of memory that has too little space: the device or the host.
 typedef struct {
-    unsigned char *gone; // [storages] bits of what has left it
+    unsigned char *gone; // [storages] bits of kinds that have left it
     OffloadTotals totals;
-    OffloadTurn *turns; // [count] what may leave it, in this order
+    OffloadTurn *turns; // [count] what may leave it, in order
     int count;
 } OffloadTier;
 static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool stored) {
@@ -286,14 +289,14 @@ static inline void offload_tier_free(OffloadTier *tier) {
     totals_free(&tier->totals);
     free(tier->turns);
 }
-// Of the host: how much less it holds with states on disk than with all of these there.
+// Returns the bytes by which states on disk reduce the host's memory.
 static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
     OffloadTotals t = totals_make(f, o, true);
     const int64_t bytes = totals_freed(&t);
     totals_free(&t);
     return bytes;
 }
-// What leaves at a turn does; and all of it comes back but what is fixed.
+// Offloads the states of a turn. offload_return undoes it, except for `fixed` states.
 static inline void offload_leave(OffloadTier *tier, int turn) {
     const OffloadTurn *t = &tier->turns[turn];
     totals_set(&tier->totals, tier->gone, t->storage, tier->gone[t->storage] | t->kinds);
@@ -303,8 +306,8 @@ static inline void offload_return(OffloadTier *tier, int turn, const unsigned ch
     totals_set(&tier->totals, tier->gone, t->storage,
                tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
 }
-// Lets come back, from what left last, what still has room. The host updates what it has of a
-// storage where it has the rest.
+// Returns states that still fit, the last offloaded first. If the CPU updates, other states of a
+// storage may be offloaded only together with its optimizer states.
 static inline void offload_return_some(OffloadTier *tier, const unsigned char *fixed,
                                        double excess) {
     for (int k = tier->count - 1; k >= 0; k--) {
@@ -319,14 +322,15 @@ static inline void offload_return_some(OffloadTier *tier, const unsigned char *f
         }
     }
 }
-// Moves states from there until `excess` bytes are free that would be missing with all of them in
-// it, or nothing is left. Returns how many are free at best; the placement is that one.
+// Offloads states from this level until `excess` bytes, by which the budget would be exceeded with
+// all of them in place, are free, or nothing is left to offload. Returns the largest number of
+// bytes freed; the placement is the one that frees them. Frees the tier.
 static inline int64_t offload_fill(OffloadTier tier, double excess) {
     const size_t n = (size_t)tier.totals.scope->store->model->storages;
-    unsigned char *fixed = (unsigned char *)checked_malloc(n, "offload"); // what has left anyway
+    unsigned char *fixed = (unsigned char *)checked_malloc(n, "offload"); // offloaded in any case
     memcpy(fixed, tier.gone, n);
     int64_t most = totals_freed(&tier.totals), frees = most;
-    int best = 0, turn = 0; // turns
+    int best = 0, turn = 0; // number of turns that frees most
     while (turn < tier.count && (double)frees < excess) {
         offload_leave(&tier, turn++);
         frees = totals_freed(&tier.totals);
@@ -341,7 +345,8 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
     offload_tier_free(&tier);
     return most;
 }
-// Where updates are apart from the parameters in use, gradients as well, and all masters.
+// With delayed updates, offloads all masters and gradients: updates must not touch the parameters
+// in use.
 static inline void offload_keep_gradients(Offload *o, const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         if (o->delays && store_holds(s, i)) {
@@ -355,8 +360,8 @@ static inline void offload_all(OffloadTier tier) {
     }
     offload_tier_free(&tier);
 }
-// What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than
-// this rank asked for, on any. All ranks call it.
+// Offloads on all ranks what any rank offloads. Returns true if that is more than some rank had
+// chosen. All ranks call it.
 static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
     const size_t n = (size_t)storages;
     unsigned char *all = (unsigned char *)checked_calloc((size_t)comm->ranks, n, "offload");
@@ -372,11 +377,12 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
     return comm_agree_max(comm, more != 0);
 }
 
-// Bytes that move to the device (in) or to the host for an update, for each element of a storage.
+// Returns the bytes that an update moves to the device (in) or to the host, for each element of a
+// storage.
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
-    // parameters are their own
+    // parameters are their own masters
     const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32;
     if (!offload_has_states(o, storage)) { return 0; }
     const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
@@ -388,11 +394,12 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     // gradients, and parameters that are their own masters
     return word - gradient + (!far && masters && !o->delays ? size : 0);
 }
-// Does it bring parameters from the host? (hpZ: from the copies it does not.)
+// Does the action copy parameters from the host? A gather from hpZ secondary copies does not.
 static inline bool offload_brings(const Store *s, const Action *a) {
     return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage);
 }
-// block_bytes: of a block's activations. moved: in, out.
+// Counts the bytes that a step moves: moved[0] to the device, moved[1] to the host. block_bytes: of
+// one block's offloaded activations.
 static inline void offload_moves(const Store *s, const Schedule *step, size_t block_bytes,
                                  int64_t moved[2]) {
     for (int way = 0; way < 2; way++) {

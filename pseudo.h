@@ -1,33 +1,33 @@
 // pseudo.h: Pseudo-to-Real training (Lin et al., M6-10T, arXiv 2110.03888) by sharing weights (Yang
 // et al., SWE, arXiv 2110.03848).
 //
-// Shared     --share says which blocks use one storage (gpt.h: GptShare): all of them, N that
-//            follow each other, or AxB: A distinct blocks, the whole row of them B times. Nothing
-//            else changes: a block computes what it would with its own copy, and its gradient is
-//            added to that of the others, in fp32, wherever they are: one rank, several stages of a
-//            pipeline (layout.h: tied), slices. The gradient of the storage is the mean of its
-//            layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and
-//            checkpoints are as much smaller.
-// Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the
-//            storage it shared, and of its moments. So the function is the same, bit by bit, and so
-//            are the first updates but for the gradients, which are now each layer's own. The
-//            moments of the mean gradient fit copies whose gradients are alike; where they are not,
-//            v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
-//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and
-//            counters anew.
-// Switch     a change of layout between two steps. Of the model before only states stay, and these
-//            leave the device, so that nothing is there twice: the budgets of offload.h hold in
-//            both layouts and between them, and all of it is forecast at the start (memory_plan.h:
-//            foresee). All states pass by all ranks once, a piece at a time, as they would from a
-//            checkpoint: so every layout can follow every other.
+// Sharing     --share says which blocks use one storage (gpt.h: GptShare): all of them, N
+//             consecutive ones, or AxB: A distinct blocks, this whole sequence B times. Nothing
+//             else changes: a block computes what it would with a copy of its own. Its gradient is
+//             added to those of the others, in fp32, wherever they are: on one rank, in several
+//             stages of a pipeline (layout.h: tied), in slices. The gradient of the storage is the
+//             mean over its layers (zero.h: store_mean), and counts once in the norm. States,
+//             traffic and checkpoints shrink accordingly.
+// Delinking   at step --delink-at, or at the start with --delink: each block gets a copy of the
+//             storage that it shared, and of its moments. So the function stays the same, bit by
+//             bit, and so do the first updates, except that gradients are now those of each layer.
+//             The moments of a mean gradient fit copies with similar gradients; otherwise v is too
+//             small by up to the number of layers, for about 1 / (1 - beta2) updates.
+//             --delink-warmup N raises the learning rate again from zero; --delink-moments reset
+//             clears moments and counters.
+// Transition  Delinking changes the layout between two steps. Only states survive from the old
+//             model, and they leave the device, so that nothing is stored there twice: the budgets
+//             of offload.h hold in both layouts and between them, and all of it is predicted at the
+//             start (memory_plan.h: forecast_delinked). All states pass through all ranks once, a
+//             piece at a time, as they would from a checkpoint. So any layout can follow any other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
 
 #include "checkpoint.h" // states in pieces
 #include "options.h"    // --share, --delink-...
 
-// What --share says for a model of so many layers. Ends the program where that is no such text, or
-// does not fit.
+// Returns what --share says for a model of so many layers. Ends the program (2) if the text is
+// malformed, or does not fit the model.
 static inline GptShare share_parse(const char *text, int64_t layers) {
     const char *hint = "none, all, N (blocks that follow each other) or AxB (A distinct blocks, "
                        "repeated B times), such as 4 or 2x6";
@@ -55,20 +55,20 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 // -------------------------------------------------------------------------------------------------
 // Delinking
 
-// Of moments that begin anew nothing is copied.
+// Is this state copied? Moments that are reset are not.
 static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
     return kind == STATE_MASTER ||
            (kind != STATE_PREVIOUS &&
             (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
-// Bytes of my slice of a state that is copied.
+// Returns the bytes of this rank's slice of a state that is copied.
 static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
     return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments)
                ? (size_t)store_own_elements(from, storage) * sizeof(float)
                : 0;
 }
-// What lies on the host of a shared model's states at the switch, beside those of the copies. Those
-// on disk come from there, through their rooms.
+// Returns the bytes that the shared model's states take on the host during delinking, in addition
+// to those of the copies. States on disk count with their buffers, through which they are read.
 static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     size_t bytes = from->disk_buffers.held;
@@ -78,9 +78,9 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     }
     return bytes;
 }
-// The layout changes while states are on their way: those that lie on the device leave it, so that
-// nothing is there twice. [kinds][storages] my slices; NULL: there is nothing to be copied, or it
-// lies on the host or on disk anyway, and stays there until it has been copied.
+// Copies states from the device to the host, so that the device never holds two models. Returns
+// [kinds][storages] this rank's slices; NULL: nothing to copy, or it is on the host or on disk
+// already, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *),
@@ -94,8 +94,8 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
     }
     return packed;
 }
-// A state of a storage, from those who own slices of it to all of its copies in `to`. mine: my
-// slice, where it has left the device.
+// Copies a state of a storage from the ranks that own slices of it to all its copies in `to`. mine:
+// this rank's slice, if it was on the device.
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
                                 int storage) {
     const ProcessGroup *process_group = store_process_group(from, storage);
@@ -118,7 +118,8 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     }
     slices_free(&slices);
 }
-// Moments that begin anew: their places may have been another model's (trainer.h: files).
+// Clears moments that are reset: their memory or file may hold those of an earlier model
+// (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
         const bool block =
@@ -128,8 +129,8 @@ static inline void delink_clear_moments(Store *to) {
         }
     }
 }
-// Fills the masters and moments of `to`, in whose model no blocks share as they do in `from`'s.
-// packed: of delink_pack, given back storage by storage. *p: notes it. All ranks call it.
+// Fills the masters and moments of `to`, whose blocks do not share as those of `from` do. packed:
+// from delink_pack; freed storage by storage. *p notes the delinking. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments,
                                  Progress *p) {
     for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
@@ -148,7 +149,7 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
     store_count_updates(to, p);
     store_masters_changed(to);
 }
-// What --share-lr and --delink-warmup make of the learning rate of a step, as a factor.
+// Returns the factor by which --share-lr and --delink-warmup change a step's learning rate.
 static inline double delink_rate(const Options *o, const GptModel *m, const Progress *p) {
     const int64_t since = p->step - p->delinked;
     const double shared =

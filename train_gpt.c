@@ -1,15 +1,17 @@
-// train_gpt: pretrains GPT models. One program, launched with  mpirun -np RANKS ./train_gpt [--flag
-// value ...]
+// train_gpt: pretrains GPT models. One program:
 //
-// Reading order: this file from the bottom (main is the recipe) to the top; then the files in the
-// order of the table in README.md, "Read it", which tells each one's question. A file includes only
-// what is in its row there, or below. train_gpt.cu brings the GPU's operations and includes this
-// file.
-#ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
+//     mpirun -np RANKS ./train_gpt [--flag value ...]
+//
+// Reading order: this file from the bottom (main is the recipe) to the top; then the other files in
+// the order of the table in README.md, "Read it", which gives the question that each file answers.
+// A file includes only files of its own row of that table or of rows below it. train_gpt.cu adds
+// the GPU's operations and includes this file.
+#ifndef OPS_IMPLEMENTATION // train_gpt.cu defines its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records,
-// and messages possible: MPI reaches the processor's memory.
+// Allocates the staging memory for collectives over up to `elements` fp32 elements, sent as `wire`.
+// Records of bytes and messages between two ranks need none, since MPI reads and writes the CPU's
+// memory. Every rank calls it once.
 static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
                            const CommTraffic *traffic) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
@@ -26,8 +28,8 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 // -------------------------------------------------------------------------------------------------
 // Setting up
 
-// Which blocks share: as the flags say; as in the checkpoint that the run begins with, unless it
-// delinks; none where a run goes on that has delinked.
+// Returns which blocks share their parameters: as the flags say; as in the checkpoint that the run
+// starts from, unless the run delinks; none if the run resumes after it has delinked.
 static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun) {
     const Options *o = &t->options;
     const GptShare asked = share_parse(o->share, config->layers);
@@ -53,7 +55,8 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
     }
     return share_is(newest) ? first : newest;
 }
-// A checkpoint may share where the flags, which --compat is about, do not tell.
+// Refuses what depends on the checkpoint given by --model: a checkpoint can have shared blocks
+// although no flag says so, and --compat checks flags alone.
 static void check_begun(const Trainer *t) {
     const Options *o = &t->options;
     const bool private_run = options_private(o, &t->given), plans = options_plans(o) || o->plan;
@@ -92,14 +95,14 @@ static void setup_model(Trainer *t) {
     t->model = gpt_model_shared(config, setup_share(t, &config, share));
     check_begun(t);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
-    if (t->stream.device) { // start() knew only this rank's number
+    if (t->stream.device) { // start() did not know the device yet
         char near_cores[256];
         ops_near_cores(near_cores, sizeof near_cores);
         t->stream.threads = comm_bind_to_cores(&t->comm, o->threads, near_cores);
     }
 }
 
-// Whom the plan is for.
+// Sets the ranks that the plan is for: those of the run, or those of --cluster.
 static void setup_ranks(Trainer *t) {
     t->cluster = cluster_parse(t->options.cluster);
     t->ranks = &t->comm.everyone;
@@ -109,13 +112,13 @@ static void setup_ranks(Trainer *t) {
     }
 }
 
-// This rank's stage of the plan is there.
+// Selects this rank's stage of the plan, and the units of that stage.
 static void take_stage(Trainer *t) {
     t->stage = &t->plan.placement.stage[placement_stage_of_rank(&t->plan.placement, t->ranks->me)];
     t->shape.first = t->stage->first_unit;
     t->shape.end = t->stage->first_unit + t->stage->units;
 }
-// Which units each rank computes. Of one stage all.
+// Decides which units each rank computes. With one stage every rank computes all units.
 static void setup_stages(Trainer *t) {
     const Options *o = &t->options;
     PipelinePlan *p = &t->plan;
@@ -132,7 +135,7 @@ static void setup_stages(Trainer *t) {
     take_stage(t);
 }
 
-// Micro-batches that are delayed against each other: who runs them, and what this rank keeps for
+// Cyclic data parallelism: plans which rank runs which micro-batch, and what this rank stores for
 // it.
 static void setup_cyclic(Trainer *t) {
     const size_t units = (size_t)t->model.units;
@@ -145,17 +148,17 @@ static void setup_cyclic(Trainer *t) {
     t->shape.places = places;
     t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL;
     t->shape.limits.in_flight = cyclic_live(&t->cyclic, 0);
-    t->options.cyclic_stages = t->cyclic.N; // a private run goes on with the same
+    t->options.cyclic_stages = t->cyclic.N; // a resumed private run must use the same number
     if (t->cyclic.mode != CYCLIC_MODEL) { return; }
     t->plan.placement = cyclic_placement(&t->cyclic);
     take_stage(t);
     t->shape.limits = cyclic_limits(&t->cyclic, cyclic_stage_of_rank(&t->cyclic, t->ranks->me));
 }
-// Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank,
-// or as many as --micro-batches.
+// Computes the number of samples of a step and of a micro-batch. --batch-tokens 0 means one
+// micro-step of every rank, or --micro-batches of them.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    // --micro-batch is of all of a stage's ranks
+    // with stages, --micro-batch counts the samples of all ranks of a stage together
     const bool whole = t->plan.placement.stages > 1 || o->micro_batches;
     const int at_once =
         o->cyclic && t->ranks->n > 1 ? cyclic_stages(o, &t->model, t->ranks->n) : t->ranks->n;
@@ -188,8 +191,8 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
-// Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made
-// whole.
+// Private cyclic steps: activations need the capacity for the largest number of samples that a step
+// may draw. Each piece has complete gradients of its own, which are not added to another piece's.
 static void setup_cyclic_privacy(Trainer *t) {
     t->shape.rows = ceil_div(t->privacy.most_of_part, t->cyclic.pieces);
     t->shape.clip.fresh = true;
@@ -197,11 +200,11 @@ static void setup_cyclic_privacy(Trainer *t) {
     t->shape.limits.clips = cyclic_wte_gradients(&t->cyclic, t->ranks->me);
     gpt_work_check(&t->model.config, t->shape.rows, t->options.seq_len);
 }
-// A private run draws each step's samples: then there may be more of them than a step expects. The
-// data are not there for --dry-run.
+// Sets up a private run. It draws the samples of each step, so a step may have more of them than
+// expected. --dry-run does not open the data.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->steps) { return; } // nothing is learnt
+    if (!o->steps) { return; } // no training, so nothing to protect
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
@@ -218,11 +221,11 @@ static void setup_privacy(Trainer *t) {
     const bool often = o->zero > 1 && t->stage->replicas > 1;
     t->shape.clip.fresh =
         often || t->most_samples <= (stages > 1 ? t->plan.micro_rows : t->ranks->n);
-    // bytes of a parameter's states that ZeRO leaves on every rank
+    // bytes (of 16 for each parameter) that ZeRO stage 0, 1, 2, 3 replicates on every rank
     const double whole[4] = {16, 8, 4, 0};
     const double states =
         (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
-    // else micro-batches are what --micro-batch says
+    // with several stages --micro-batch fixes the micro-batches
     if (stages == 1) { executor_shorten(&t->model, &t->shape, states, often, t->stream.threads); }
 }
 static void setup_messages(Trainer *t) {
@@ -238,14 +241,14 @@ static void setup_messages(Trainer *t) {
     store_join(&t->store, &t->comm);
 }
 
-// Samples of one validation (labelled ones once at most).
+// Returns the samples of one validation. Labelled samples are used once at most.
 static int64_t validation_samples(const Trainer *t) {
     int64_t all = dataset_whole_windows(&t->val), asked = t->options.val_batches * t->samples;
     return asked < 0 || (t->val.labels && asked > all) ? all : asked;
 }
 
-// The tokenizer file of the run: as --tokenizer says, or one beside the shards that it reads, those
-// for training first. NULL: there is none. `path` has room for its name.
+// Returns the tokenizer file of the run: --tokenizer, or one that is stored next to the shards,
+// those for training first; NULL if none exists. `path` (of `bytes` bytes) is space for its name.
 static const char *find_tokenizer(const Trainer *t, bool validates, char *path, size_t bytes) {
     const Options *o = &t->options;
     const bool trains = o->steps || t->given.at[OPTION_INDEX_train];
@@ -254,8 +257,8 @@ static const char *find_tokenizer(const Trainer *t, bool validates, char *path, 
     return file || !validates ? file : tokenizer_find(o->val, path, bytes);
 }
 
-// Nothing is learnt, and nothing measured, from data of several tokenizers, or of another one than
-// the model's.
+// Refuses data made by several tokenizers, or by one that does not fit the model: training or
+// evaluating on them would mean nothing.
 static void check_tokenizers(const Trainer *t, const char *file) {
     const Options *o = &t->options;
     const Dataset *data[] = {&t->train, &t->val, &t->hellaswag};
@@ -314,7 +317,7 @@ static void setup_executor(Trainer *t) {
     int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first),
                                   schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
     mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
-    // of fewer it may be larger
+    // this rank may get more of a smaller batch than of the largest one
     mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples
                                                       : ceil_div(t->most_samples, t->comm.ranks));
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream,
@@ -324,7 +327,7 @@ static void setup_executor(Trainer *t) {
     t->executor.whole_clip = t->options.grad_clip;
     t->executor.storage_clip =
         t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
-    // whoever takes turns has had each of them after N steps
+    // ranks that take turns have run every kind of schedule after N steps
     int actions = longest.rank[t->comm.rank].count;
     for (int step = 1; step < t->cyclic.N; step++) {
         actions = (int)max_i64(actions, step_schedule(t, step)->count);
@@ -347,7 +350,7 @@ static void setup_states(Trainer *t) {
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
 
-// Weights: from a checkpoint, a model file, or the seed.
+// Fills the parameters: from a checkpoint, a model file, or the seed.
 static void setup_weights(Trainer *t) {
     const Options *o = &t->options;
     if (o->resume) {
@@ -364,8 +367,8 @@ static void setup_weights(Trainer *t) {
         store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
-// What a private run promises stands when the weights are there: a resumed one goes on with its
-// noise, its key and what it has spent.
+// Starts the privacy guarantee, after the weights are loaded: a resumed run continues with the same
+// noise and key, and with the privacy that was already spent.
 static void setup_promise(Trainer *t) {
     Privacy *p = &t->privacy;
     if (p->on && t->comm.rank == 0 && *t->options.out) { p->data = dataset_checksum(&t->train); }
@@ -411,7 +414,7 @@ static void score_hellaswag(Trainer *t) {
     }
 }
 
-// All ranks compute the same text; rank 0 prints it.
+// All ranks call this and compute the same text; rank 0 prints it.
 static void print_sample(Trainer *t) {
     const Options *o = &t->options;
     int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
@@ -440,9 +443,10 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped,
-// but for what is due where no step follows. No text is sampled before the first step, unless there
-// is none. What it sends and moves is not of the steps.
+// Does what follows the update number `step`: validation, a sample of text, a checkpoint. A resumed
+// run did this before it was stopped, so it repeats only what is due after the last step. No text
+// is sampled before the first step, unless the run has no steps. Messages and copies made here are
+// not counted as traffic of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step >= t->end, fresh = !t->options.resume || step > t->first_step;
@@ -461,14 +465,15 @@ static void between_steps(Trainer *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// From shared to real blocks, between two steps. What works with the states is made anew: the plan
-// of the store, the schedules, the executor.
+// Delinking: from shared blocks to separate ones, between two steps.
+// Everything that works on the states is made again: the plan of the store, the schedules, the
+// executor.
 
 static bool delink_due(const Trainer *t) {
     const Options *o = &t->options;
     return share_is(t->model.share) && options_switches(o) && t->progress.step >= o->delink_at;
 }
-// What is on disk is this model's alone from here on.
+// Shrinks the files on disk to what the new model needs, and frees the other model's file.
 static void give_back_files(Trainer *t) {
     const int mine = t->number;
     disk_free_file(&t->files[!mine]);
@@ -476,8 +481,8 @@ static void give_back_files(Trainer *t) {
     t->file_bytes[!mine] = 0;
     t->file_bytes[mine] = t->predicted.disk = store_disk_bytes(&t->store);
 }
-// All that lies on the device is given back, then taken anew: states pass through the host, or the
-// disk.
+// Frees everything on the device, then allocates it again. In between, the states are on the host
+// or on disk.
 static void delink(Trainer *t) {
     const GptModel shared = t->model;
     const Offload offload = t->offload;
@@ -543,7 +548,7 @@ static void start(Trainer *t, int argc, char **argv) {
     if (*t->options.out && t->comm.rank == 0) {
         snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out);
     }
-    for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
+    for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line in the manifest
 }
 
 static void plan(Trainer *t) {
@@ -565,11 +570,11 @@ static void plan(Trainer *t) {
     setup_disk_again(t);
     forecast_run(t);
     if (spill_to_disk(t)) { forecast_run(t); }
-    facts = run_facts(t); // what was planned anew
+    facts = run_facts(t); // plans may have changed
     check_budgets(&facts, &t->needs);
 }
 
-// The modes that only print; true when there was one.
+// Runs the modes that only print. Returns true if the run was in such a mode.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
     if (!options_only_prints(o)) { return false; }

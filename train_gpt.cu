@@ -2,10 +2,11 @@
 // and the collectives of comm_nccl.cuh.
 //
 //   make cuda    train_gpt_cuda, by nvcc
-//   make emu     train_gpt_emu, the same source by g++ on the processor: for tests, slow
+//   make emu     train_gpt_emu, the same source by g++ on the CPU, under an emulation of CUDA:
+//                slow, for tests
 //
 #define OPS_IMPLEMENTATION
-#define DEFAULT_DTYPE "bf16"          // what GPUs multiply fastest
-#include "kernels/attention_cuda.cuh" // and ops_cuda.cuh
+#define DEFAULT_DTYPE "bf16"          // fastest on GPUs
+#include "kernels/attention_cuda.cuh" // includes ops_cuda.cuh
 #include "comm_nccl.cuh"
 #include "train_gpt.c"

@@ -1,49 +1,50 @@
-// zero.h: the store's verbs: how the states of a storage travel between those who hold them
-// (store.h: where they live), and when (lowering).
+// zero.h: how the states of a storage travel between the ranks that hold it, and when they travel
+// (lowering of schedules). store.h says where the states are stored.
 //
-// Verbs carry the step or version: prefetch/acquire/release(storage, version),
-// gradient/reduce(storage, step), norm(step), update(storage, step). Everything above this header
-// asks for a storage's parameters or gradient through them, and does not know whether they are
-// whole, sharded, quantized or somewhere else.
+// All functions take a step or a version: prefetch/acquire/release(storage, version),
+// gradient/reduce(storage, step), norm(step), update(storage, step). The code above this header
+// gets parameters and gradients through them only, and does not know whether these are whole,
+// sharded, quantized or offloaded.
 //
-// Stages     ZeRO (arXiv 1910.02054). The work is divided in all of them: a rank owns one slice of
-//            each storage, sums its gradient there over the ranks and updates it; a stage says what
-//            else it keeps:
-//            0  everything whole                                      reduce-scatter once a step,
-//                                                                     all-gather after the update
-//            1  master and moments in slices                          the same
-//            2  gradients too: whole ones come and go, a unit at a time   reduce-scatter in each
-//               micro-step
-//            3  parameters too: gathered just before their use        two all-gathers and a
-//               reduce-scatter in each micro-step
-//            What several stages of a pipeline use travels once a step at every stage (layout.h:
-//            tied).
-// ZeRO++     arXiv 2306.10209, on top:
-//            qwZ  a gather carries INT8 records (ops.h), made by the owner once after its update
-//            hpZ  the first gather of a step leaves 1/partition of each storage on every rank;
-//                 later gathers, until the update, ask only the ranks of the same partition (inside
-//                 a node)
-//            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then
-//                 between them: summed in fp32, and never more than twice quantized (section 3.3
-//                 there). A parcel holds the records of a batch of storages: for each member [for
-//                 each storage of the batch [for each node [records of its slice]]]
-// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage,
-//            added exactly, so they do not depend on the layout.
+// ZeRO    arXiv 1910.02054. At every stage a rank owns one slice of each storage, sums the slice's
+//         gradient over the ranks, and updates the slice. The stages differ in what else a rank
+//         keeps, and so in messages:
+//         stage  a rank keeps                            messages
+//         0      everything whole                        reduce-scatter once a step, all-gather
+//                                                        after the update
+//         1      slices of master and moments            the same
+//         2      also slices of gradients; whole         reduce-scatter in each micro-step,
+//                gradients exist for a unit at a time    all-gather after the update
+//         3      also slices of parameters; whole ones   two all-gathers and a reduce-scatter in
+//                are gathered just before their use      each micro-step
+//         A storage that several pipeline stages use travels once a step at every ZeRO stage
+//         (layout.h: tied).
+// ZeRO++  arXiv 2306.10209, in addition:
+//   qwZ   A gather sends INT8 records (ops.h), which the owner makes once, after its update.
+//   hpZ   The first gather of a step leaves 1/partition of each storage on every rank: the
+//         secondary copy. Until the update, later gathers need only the ranks of one partition
+//         (inside a node).
+//   qgZ   A reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them.
+//         Sums are in fp32, and no value is quantized more than twice (section 3.3 of the paper).
+//         The records of a bucket of storages travel together, in this order: for each receiver
+//         [for each storage of the bucket [for each node [records of its slice]]].
+// Norms   are canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage,
+//         added exactly, so they do not depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "store/p2p.h"  // states that go from rank to rank
-#include "store/host.h" // states that lie on the host
-#include "schedule.h"   // lowering
+#include "store/p2p.h"  // states sent from rank to rank
+#include "store/host.h" // states on the host
+#include "schedule.h"   // actions, for lowering
 
 // -------------------------------------------------------------------------------------------------
-// Verbs: parameters
+// Parameters
 
-// The collective of a gather: what PREFETCH starts, and what predictions count.
+// The collective of a gather: PREFETCH starts it, predictions count it.
 typedef struct {
     CommKind kind;
     const Group *group;
-    const int64_t *bounds; // of what is sent
+    const int64_t *bounds; // of the parts that are sent
     size_t element_bytes;
 } ZeroMessage;
 static inline bool store_gathers_records(const Store *s, bool near) {
@@ -57,7 +58,8 @@ static inline ZeroMessage store_gather_message(const Store *s, int storage, bool
                      layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
-// The messages of a reduction; returns how many. Those of a batch are its last storage's.
+// Lists the collectives of a reduction and returns how many there are. Those of a bucket are
+// counted with its last storage.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
     const ProcessGroup *process_group = store_process_group(s, storage);
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
@@ -72,15 +74,15 @@ static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage
     return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
 }
 
-// Bytes of memory that a gather's or a reduction's records take beside the messages: written by
-// those who quantize, read by those who add.
+// Returns the bytes of memory traffic that a gather or reduction causes apart from its messages:
+// records are written by the ranks that quantize, and read by those that add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
     double elements = (double)gpt_storage_elements(s->model, storage),
            size = (double)dtype_size(s->dtype);
     const int64_t *records =
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
     double coded = (double)records[store_process_group(s, storage)->all.n];
-    // made, added on the node, made again, added: the sums are few
+    // written, summed inside the node, written again, summed; the second part is small
     if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
     double kept = store_has_secondary(s, storage) && !near
                       ? elements * 2 * size / store_process_group(s, storage)->near.n
@@ -88,8 +90,8 @@ static inline double store_coding_bytes(const Store *s, int storage, bool reduce
     return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
-// Brings `slice`, this member's part of the message (NULL: it lies on the host), into its place in
-// the whole array, and starts the gather.
+// Copies `slice`, this member's part of the message, to its position in the whole array, and starts
+// the gather. slice NULL: the part is copied from the host.
 static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole,
                                 const char *slice, int64_t step) {
     char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
@@ -103,9 +105,9 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
 }
-// Starts to gather the parameters of a storage at this version. near: from the secondary copies,
-// where these are of this version. All members call it, in one order with all that starts
-// collectives; the storage is not acquired, nor is another in the same room.
+// Starts to gather the parameters of a storage at this version. near: from the hpZ secondary
+// copies, if they are of this version. All members must call it, in the same order among all
+// collectives. Neither the storage, nor another one in the same slot, may be acquired.
 static inline void store_prefetch(Store *s, int storage, int64_t version, bool near, int64_t step) {
     assert(version == s->updates[storage]);
     (void)version;
@@ -117,8 +119,8 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool n
                  buffer_full(coded ? from : &s->params, storage), slice, step);
     s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
 }
-// What came is made ready for use: records become parameters, and a partition keeps its part of
-// them.
+// Makes gathered data ready for use: turns records into parameters, and copies this rank's part of
+// them to the hpZ secondary copy.
 static inline void store_unpack_arrived(Store *s, int storage) {
     char *whole = buffer_full(&s->params, storage);
     if (s->policy.quantized_weights) {
@@ -134,7 +136,8 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     s->near_valid[storage] = true;
 }
 
-// Parameters that are here, in compute precision.
+// Returns parameters that are stored here, in compute precision. Unpacked copies are allocated like
+// a stack.
 static inline const Real *store_lend(Store *s, int storage, const void *stored) {
     const int64_t elements = gpt_storage_elements(s->model, storage);
     s->held++;
@@ -146,13 +149,13 @@ static inline const Real *store_lend(Store *s, int storage, const void *stored) 
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
     return copy;
 }
-// Those that came for a use.
+// Returns borrowed parameters, when they have arrived.
 static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot) {
     requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
     return store_lend(s, storage, store_borrowed(s, storage, slot));
 }
-// Parameters of a storage in compute precision, valid until its release. `version`: how many
-// updates they must have seen.
+// Returns the parameters of a storage in compute precision, valid until store_release. version: the
+// number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     assert(s->policy.p2p || (version == s->updates[storage] &&
                              (!store_gathers_for_use(s, storage) || s->arriving[storage])));
@@ -165,7 +168,7 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
                       s->policy.p2p ? store_parameters(s, storage, version)
                                     : buffer_full(&s->params, storage));
 }
-// the copy that was made last goes at once, others with the last one
+// Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
 static inline void store_release(Store *s, int storage) {
     if (--s->held == 0) { s->unpacked_used = 0; }
     if (s->unpacked_at[storage] +
@@ -176,7 +179,7 @@ static inline void store_release(Store *s, int storage) {
     }
 }
 
-// Waits until all states are there, before they are read otherwise than by store_acquire. All
+// Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
 static inline void store_wait_all(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
@@ -187,7 +190,8 @@ static inline void store_wait_all(Store *s) {
     if (s->disk) { disk_wait_all(s->disk); }
     ops_wait(s->stream);
 }
-// The working parameters of my slice are new: what was made of the old ones is void.
+// Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
+// secondary copy, and quantizes again.
 static inline void store_slice_changed(Store *s, int storage) {
     s->near_valid[storage] = false;
     if (s->policy.quantized_weights) {
@@ -195,8 +199,8 @@ static inline void store_slice_changed(Store *s, int storage) {
                      s->dtype, store_own_elements(s, storage), s->policy.weights);
     }
 }
-// Call after writing masters from outside (initial values, a loaded file): makes the working
-// parameters follow. All members call it.
+// Must be called after masters were written from outside (initial values, a loaded file): updates
+// the working parameters. All members call it.
 static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
@@ -229,9 +233,9 @@ static inline void store_initialise(Store *s, uint64_t seed) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Verbs: gradients
+// Gradients
 
-// Waits for the reduction of a storage's gradient; then its room is free.
+// Waits for the reduction of a storage's gradient. Its slot is free afterwards.
 static inline void store_finish_reduce(Store *s, int storage) {
     comm_wait(s->comm, s->reducing[storage]);
     if (!s->adds_to_shard[storage]) { return; }
@@ -240,8 +244,8 @@ static inline void store_finish_reduce(Store *s, int storage) {
                    (const float *)(void *)buffer_full(&s->grads, storage) + begin, n);
     s->adds_to_shard[storage] = false;
 }
-// Where contributions to the gradient of this step go. *accumulate: there is one already, add to
-// it.
+// Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
+// it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
     int before = slot < 0 ? storage : s->occupant[slot];
@@ -255,7 +259,8 @@ static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     return (float *)(void *)buffer_full(&s->grads, storage);
 }
 
-// The second exchange of a parcel: its node's sums, quantized, to their owners on the other nodes.
+// Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
+// owners on the other nodes.
 static inline void exchange_send_on(Store *s, BucketExchange *p) {
     const Bucket *b = p->bucket;
     if (p->hop != 1 || b->process_group->across.n == 1) { return; }
@@ -278,7 +283,7 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
                                 p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
-// The last sums of a parcel, into my slices.
+// Ends a bucket's exchanges: adds what arrived last to this rank's slices.
 static inline void exchange_finish(Store *s, BucketExchange *p) {
     if (!p->hop) { return; }
     const Group *all = &p->bucket->process_group->all,
@@ -295,12 +300,12 @@ static inline void exchange_finish(Store *s, BucketExchange *p) {
     }
     p->hop = 0;
 }
-// The one that was opened last.
+// Returns the exchange that was opened last.
 static inline BucketExchange *exchange_newest(Store *s) {
     return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES];
 }
-// Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members
-// start them in one order.
+// Begins the exchange of a bucket. Older exchanges advance by one message, so all members must
+// begin exchanges in the same order.
 static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
     const Group *all = &b->process_group->all;
     int index = (int)(s->exchanges++ % EXCHANGES);
@@ -316,7 +321,7 @@ static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add,
     p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
     return p;
 }
-// The records of some elements of this rank's contribution.
+// Quantizes some elements of this rank's contribution to a gradient.
 static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
                                   int64_t elements) {
     const float *grad = (const float *)(void *)buffer_full(&s->grads, storage) + begin;
@@ -327,7 +332,8 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
     uint16_t *error = (uint16_t *)(void *)buffer_full(&s->errors, storage) + begin;
     ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
 }
-// Puts this rank's contribution into the parcel of its batch, and sends this when it is full.
+// Writes this rank's contribution into the message of its bucket, and sends the message when it is
+// full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
     const Bucket *b = &s->buckets[s->bucket_of[storage]];
     const Group *all = &b->process_group->all;
@@ -349,8 +355,8 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
     p->hop = 1;
 }
 
-// All contributions of this rank are in: starts summing over those who hold the storage. All of
-// them call it, storages in the same order.
+// Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
+// contribution. All of them must call it, with storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
     if (s->first_write[storage]) {
@@ -367,7 +373,8 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     store_own(s, storage, &begin);
     float *grad = (float *)(void *)buffer_full(&s->grads, storage),
           *slice = (float *)(void *)buffer_slice(&s->grads, storage);
-    const bool there = add || store_sum_place(s, storage); // in the room
+    // true: the slice of the sum stays in the slot
+    const bool there = add || store_sum_place(s, storage);
     s->adds_to_shard[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
     s->reducing[storage] =
@@ -375,9 +382,9 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
                             there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
-// Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a
-// function of key, step and element alone. The vocabulary's padding is no parameter: it has neither
-// gradient nor noise.
+// Adds the noise of a step to this rank's slice of a gradient whose reduction has ended. Noise is a
+// function of key, step and element alone. The padding of the vocabulary is no parameter: it has
+// neither gradient nor noise.
 static inline void store_add_noise(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
     int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE
@@ -400,17 +407,18 @@ static inline void store_add_all_noise(Store *s, int64_t step) {
         if (store_holds(s, i)) { store_add_noise(s, i, step); }
     }
 }
-// After the norm: this step makes no update.
+// After store_norm: this step makes no update.
 static inline void store_skip_updates(Store *s) {
     memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised);
 }
 
-// The sum of the gradients of the layers that share a storage becomes their mean where it is read.
+// Returns the factor that turns a storage's gradient, the sum over the layers that share it, into
+// their mean.
 static inline double store_mean(const Store *s, int storage) {
     return 1 / (double)gpt_storage_shared_by(s->model, storage);
 }
-// Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to
-// *sum.
+// Adds the squares of the elements of this rank's slices, for the storages [first, end) and a
+// step's gradient, to *sum.
 static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
     ops_zero(s->stream, s->squares, sizeof *s->squares);
     for (int i = first; i < end; i++) {
@@ -428,9 +436,8 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
     ops_wait(s->stream);
     exact_join(sum, s->squares_read);
 }
-// Waits for all reductions and everything else that was started, adds noise where there is any, and
-// returns the norm of the whole gradient, every storage counted once. All ranks call it, whatever
-// they hold.
+// Waits for all reductions, adds noise if the run is private, and returns the norm of the whole
+// gradient; each storage counts once. All ranks must call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
     BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
     ExactSum sum;
@@ -451,8 +458,8 @@ static inline double store_norm(Store *s, int64_t step) {
     }
     return sqrt(exact_value(sum));
 }
-// Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since
-// it does not hold them.
+// Resets the fed back errors of a storage: after each ERROR_STEPS updates, and with each
+// checkpoint, since checkpoints do not hold them.
 static inline void store_forget_errors(Store *s, int storage) {
     if (s->errors.base && store_holds(s, storage)) {
         ops_zero(s->stream, buffer_full(&s->errors, storage),
@@ -460,15 +467,16 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// The first piece of a storage's update is about to be made: counts it.
+// Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
-    // clipped, reduced, noised, updated
+    // a gradient is clipped, reduced, given its noise and then used, in this order
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on);
     if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
-// Of these elements, by the version's number, weight decay on 2-D tensors only.
+// Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
+// to 2-D tensors only.
 static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
                                       OptimizerStep o) {
     TensorPart parts[TENSORS];
@@ -485,25 +493,26 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
         store_update_elements(s, p, begin - p->first, count, o);
     }
 }
-// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the
-// gradient of a step. All members call it.
+// Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
+// (store/host.h), with the gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);
     store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
-// The same of masters and moments, whole, by the pending gradient, while the device computes with
-// the version before: which is new when they are fetched.
+// Updates masters and moments on the host with the pending gradient, while the device computes with
+// the version before. The new version is used from the moment when it is fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
-    // copies of fp32 masters that the step before began still read them
+    // copies of fp32 masters that the previous step began may still read them
     for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); }
     const UpdatePlaces p = store_delayed_places(s, storage, step);
     store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
-// A piece of what lies on the host, to the device, and from it to the host: before the update and
-// after it, or, of one that the host makes, after it and before. Then the parameters are new.
+// Moves a piece of offloaded states: FETCH to the device, EVICT to the host. If the device updates,
+// the piece is fetched before its update and evicted after it. If the CPU updates, the gradient is
+// evicted before the update, and the new parameters are fetched after it.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
     if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
@@ -516,10 +525,10 @@ static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Lowering: the store's part of the schedule
+// Lowering: adds the store's actions to a schedule
 
-// What the plan must know of the model, of who holds what, and of the rooms that storages share.
-// clips: samples are clipped.
+// Makes the UnitMap of a model: which storages a unit uses, and where these are, which share slots.
+// clips: samples are clipped. program_free frees its tables.
 static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
                                const Placement *placement, bool clips) {
     UnitMap map;
@@ -552,7 +561,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
     }
     Owners owners = owners_make(m, placement);
-    // the head's part of the wte gradient
+    // the head's part of the gradient of wte
     map.made[m->units - 1][1] = !clips           ? MADE_BY_INPUT_PART
                                 : owners.tied[0] ? MADE_BY_TIED
                                                  : MADE_ELSEWHERE;
@@ -577,8 +586,8 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     owners_free(&owners);
     return map;
 }
-// Where blocks are recomputed, what may lie on the host of their activations is what goes into
-// them; but a stage's first block has it from a message.
+// With recomputation a block's input is offloaded instead of the activations inside. A stage's
+// first block has received its input in a message, which stays.
 static inline void unit_map_recomputes(UnitMap *map, const Placement *placement) {
     map->stash_inputs = map->stash != NULL;
     for (int s = 0; map->stash && s < placement->stages; s++) {
@@ -586,9 +595,9 @@ static inline void unit_map_recomputes(UnitMap *map, const Placement *placement)
     }
 }
 
-// Does the next action of this direction read a storage? Messages between do not count: the ranks
-// of a stage have different ones, and must gather alike. Nor do weight parts, where neighbours
-// share a storage.
+// Does the next action in this direction read the storage? Messages between are skipped: the ranks
+// of a stage have different ones, and must gather alike. So are weight parts, because neighbours
+// may share a storage.
 static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, int i,
                                          int direction, int storage) {
     do {
@@ -599,8 +608,8 @@ static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, 
     const int *of = map->of_unit[s->actions[i].unit];
     return of[0] == storage || (map->of_unit_count[s->actions[i].unit] > 1 && of[1] == storage);
 }
-// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours
-// that read the same storage.
+// Adds ACQUIRE before and RELEASE after each action that reads parameters. Neighbours that read the
+// same storage need neither between them.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
@@ -627,18 +636,18 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
     *in = out;
 }
 
-// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room,
-// is released; at most 2 ROOMS storages before their ACQUIRE. From the secondary copies (near)
-// where an earlier gather of the step has made them; a pass that does not train takes them if they
-// are there. What stays is not gathered for its uses.
+// Adds PREFETCHes, in the order of the uses: each as early as its storage, and the others in its
+// slot, are released, but at most 2 SHARED_SLOTS storages ahead. A gather uses the hpZ secondary
+// copies (near) if an earlier gather of the step has made them. A pass that does not train uses
+// them if they exist. Parameters that stay whole are not gathered for their uses.
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
                                  bool training) {
     Schedule out = {NULL, 0, 0};
-    // gathered, and its use has not ended
+    // [storages] gathered, and not yet released
     bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
     bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"),
          taken[SHARED_SLOTS] = {false};
-    int ahead = 0; // gathers before their ACQUIRE
+    int ahead = 0; // gathers whose ACQUIRE is still to come
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
             Action a = in->actions[next];
@@ -665,12 +674,12 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     *in = out;
 }
 
-// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order
-// is the same on all ranks of a stage: for sequential schedules lnf, blocks from the last to the
-// first, then wpe and wte. What several stages use leaves after all else of the step: then every
-// rank has what it shares with few others in front of what it shares with more, so that no ranks
-// wait for one another in a circle, and nothing waits behind a sum for which other stages have yet
-// to come to their ends.
+// Adds REDUCE right after a storage's last contribution, of the step or of each micro-batch. The
+// order is the same on all ranks of a stage; in sequential schedules lnf, blocks from the last to
+// the first, then wpe and wte. Storages that several stages use are reduced last in the step. So
+// every rank reduces what it shares with few ranks before what it shares with more: no cycle of
+// ranks waits for each other, and no reduction waits behind a sum for which other stages must first
+// finish their step.
 static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
     Schedule out = {NULL, 0, 0};
     // [micro-batches][storages]
@@ -691,7 +700,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
         schedule_add(&out, a);
-        // a unit's storages from the last to the first
+        // a unit's storages, from the last to the first
         for (int k = 1; action_computes(a.kind) && k >= 0; k--) {
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
             bool often = storage >= 0 && map->reduces_often[storage];
@@ -712,8 +721,8 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
     *in = out;
 }
 
-// The storage to whose gradient an action contributes: this one, or another one in its room; -1:
-// neither.
+// Returns the storage to whose gradient an action contributes, if it is this one or another in its
+// slot; else -1.
 static inline int lower_slot_user(const UnitMap *map, const Action *a, int storage) {
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int other = map->of_unit[a->unit][k];
@@ -723,17 +732,17 @@ static inline int lower_slot_user(const UnitMap *map, const Action *a, int stora
     }
     return -1;
 }
-// The one that comes into its room next, from action i on; -1: none.
+// Returns the next storage to use this one's gradient slot, from action i on; -1: none.
 static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int i, int storage) {
     int next = -1;
     for (; i < s->count && next < 0; i++) { next = lower_slot_user(map, &s->actions[i], storage); }
     return next;
 }
-// EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and
-// FETCH_SUM of the one that comes next into the room, if it has been there; else behind the unit
-// that follows, beside whose work the sum travels between the ranks, or when its room is needed.
-// What several stages use leaves after all else: its sum waits for other stages, which may wait for
-// messages of this rank.
+// Adds EVICT_SUM after the REDUCE of gradients on the host. If one rank has the storage, at once,
+// followed by FETCH_SUM of the next storage in the slot, if its sum was evicted before. Otherwise
+// after the next unit, during whose work the sum travels between ranks, or when its slot is needed.
+// Sums of several stages are evicted last: they wait for other stages, which may wait for messages
+// of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
@@ -769,8 +778,9 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     *in = out;
 }
 
-// The next piece, in the order of updates, comes to where it is updated: it is fetched, or, if the
-// host does that, the gradient is evicted. *at: the storage and the piece of it that this is.
+// Adds the action that brings the next piece, in the order of updates, to where it is updated:
+// FETCH of the states, or, if the CPU updates, EVICT of the gradient. *at: storage and piece, which
+// it advances.
 static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
     while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) {
         at[0]++;
@@ -781,7 +791,7 @@ static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedu
     a.use = at[1]++;
     schedule_add(s, a);
 }
-// The next piece on disk comes to the host.
+// Adds READ of the next piece on disk. *at as above.
 static inline void lower_next_read(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
     while (at[0] < map->storages &&
            (!used[at[0]] || !map->on_disk[at[0]] || at[1] >= map->pieces[at[0]])) {
@@ -793,8 +803,9 @@ static inline void lower_next_read(const UnitMap *map, const bool *used, Schedul
     a.use = at[1]++;
     schedule_add(s, a);
 }
-// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next
-// but one. What lies on disk goes on there, and its room on the host is for another.
+// Adds UPDATE of a storage, piece by piece if states are on the host. Each piece returns after its
+// update, which frees a buffer for the next piece but one. A piece on disk is also written there,
+// which frees its buffer on the host.
 static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage,
                                 int at[2], int read[2]) {
     Action write = action_make(ACT_WRITE, -1, storage, -1),
@@ -812,13 +823,13 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
         lower_next_piece(map, used, s, at);
     }
 }
-// The same of an update that was made while the step computed.
+// Adds the FETCHes of the parameters of a storage, whose delayed update was made during the step.
 static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
     for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
 }
-// Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which
-// the gradients that they need are written over.
+// Adds delayed UPDATEs, one after each forward action of the step's first micro-batches, in the
+// order in which the gradients that they need are overwritten.
 static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
@@ -843,7 +854,7 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     schedule_free(in);
     *in = out;
 }
-// The first pieces come from the disk while the step computes.
+// Adds READs of the first pieces on disk at the beginning, so that they run during the step.
 static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in,
                                      int read[2]) {
     Schedule out = {NULL, 0, 0};
@@ -852,9 +863,9 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
     schedule_free(in);
     *in = out;
 }
-// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel
-// at once where they stay whole. States that the device updates do not wait for the norm to come
-// there, but with gradients, whose sums are whole by then.
+// Adds NORM, then UPDATEs in the order in which the next forward pass needs the parameters;
+// parameters that stay whole are gathered at once. States that the device updates are fetched
+// before NORM, unless gradients are on the host, whose sums are complete only then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
     bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
     bool waits = map->cpu_update;
@@ -877,7 +888,8 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
     free(used);
 }
 
-// All of it, for every rank. A rank reduces and gathers what its own compute actions touch.
+// Adds all of these actions to every rank's schedule. A rank reduces and gathers what its own
+// compute actions use.
 static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool training) {
     for (int r = 0; r < p->ranks; r++) {
         lower_uses(&p->map, &p->rank[r]);

@@ -1,30 +1,35 @@
-// activations.h: what an executor works in: activations, gradients between units, what travels; how
-// much that is, and which micro-batch has which.
+// activations.h: the memory that an executor works in: activations, gradients between units,
+// buffers of messages. This file says how much memory that is, allocates it once
+// (executor_allocate), and says which buffers a micro-batch uses. executor_plan counts the bytes
+// before anything is allocated.
 //
-// Places     Of the units [first, end) that this rank computes; micro-batch m has place m modulo
-//            the number of places (schedule.h: Limits), since micro-batches come and go in order.
-//            slot       one micro-batch's activations: boundary[u], input of unit u > first,
-//                       (rows*T, C) in storage precision; with the next one all that survives of a
-//                       forward pass under --recompute block; blocks: inside blocks, one set per
-//                       block, or a single one of all slots under --recompute block; the head's;
-//                       tokens, targets
-//            stash      two rooms that blocks take in turns whose activations, or, under
-//                       --recompute block, whose inputs, lie on the host (schedule.h)
-//            input, output        of the stage: what was received for unit first, what is sent for
-//                                 unit end
-//            received, sent       the gradients of output and of input, in compute precision
-//            back       what a backward pass leaves for weight parts: gradients of boundaries, two
-//                       places in turns, since unit u writes one while its weight part still reads
-//                       the other; and of blocks. Where weight parts wait (zero bubble) each
-//                       micro-batch that waits has its own, of each unit
-//            Where samples are clipped by their norm over all units (dp.h: flat), weight parts
-//            wait: then what a unit's input part leaves lies in activations that the unit above it
-//            has done with, and the topmost's in places of their own tokens, targets, losses of all
-//            of a step's samples on this rank wait on the host, each micro-batch's in its own
-//            place:
-//                         so nobody waits for the device before the end of a step, when all losses
-//                         are there at once
-// All of it is taken once, in executor_allocate; executor_plan says beforehand how much.
+// This rank computes the units [first, end). Micro-batch m uses activation set m modulo the number
+// of sets (schedule.h: Limits), because micro-batches begin and end in order.
+//
+// ActivationSet      the activations of one micro-batch:
+//                    boundary[u]  input of unit u > first, (rows*T, C) in storage precision. With
+//                                 the next boundary it is all that survives a forward pass under
+//                                 --recompute block
+//                    blocks[l]    activations inside a block: one set for each block, or, under
+//                                 --recompute block, a single one that all sets share
+//                    head, tokens, targets
+// stash              offloaded activations. Blocks whose activations (under --recompute block:
+//                    inputs) are on the host use two device buffers in turns (schedule.h)
+// input, output      P2pBuffers of the stage: the received input of unit `first`, the sent input of
+//                    unit `end`
+// received, sent     P2pBuffers of the gradients of output and of input, in compute precision
+// GradientBuffers    what backward passes leave for weight parts: gradients of boundaries (two
+//                    buffers in turns, because unit u writes one while its weight part still reads
+//                    the other) and of blocks. Where weight parts wait (zero bubble), each waiting
+//                    micro-batch has buffers of its own for each unit
+//
+// Flat clipping (dp.h: flat) makes weight parts wait for a norm over all units. What a unit's input
+// part leaves is then stored in activations that the unit above no longer needs; the topmost unit
+// has buffers of its own.
+//
+// Tokens, targets and losses of all samples that this rank computes in a step are kept on the host,
+// those of each micro-batch at their own position. So the host waits for the device only at the end
+// of a step, when all losses have arrived.
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H
 
@@ -37,54 +42,54 @@ typedef struct {
     BlockActs *blocks; // [layers]
     HeadActs head;
     int32_t *tokens, *targets; // (rows, T) on the device
-    float *weights;            // (rows) of clipped samples, too
+    float *weights;            // (rows) of samples, if they are clipped
 } ActivationSet;
 typedef struct {
-    Real **gradient;      // [units] of boundaries
+    Real **gradient;      // [units] gradients of boundaries
     BlockGradients *work; // [layers]
 } GradientBuffers;
 
-// A place for what travels between stages, and the messages that have posted it: to or from each of
-// its peers' parts.
+// A buffer for data that stages send to each other, and the requests that use it: one for each part
+// that another rank sends or receives.
 typedef struct {
     void *p;
     CommRequest *open; // [ranks]
     int messages;
 } P2pBuffer;
 enum {
-    SEND_BUFFERS = 2,    // places of what is sent: one travels while the other is made
-    DEFERRED_OPS = 4096, // of a rank that wait at once: of two steps, at most
-    // a message is complete before its rank is so many steps on: by then versions have been used
-    // that follow from it
+    SEND_BUFFERS = 2,    // buffers of sent data: one is sent while the other is written
+    DEFERRED_OPS = 4096, // most deferred operations of a rank at a time: those of two steps
+    // A message is complete before its rank is this many steps further: by then the rank has used
+    // versions of parameters that depend on the message.
     OPEN_STEPS = 8
 };
 
-// What an executor is made for.
+// The dimensions and options that an executor is made for.
 typedef struct {
     DType dtype;
     int64_t rows, T; // of a micro-batch, at most
     bool recompute;
-    int64_t logits; // rows of logits at a time, where they are not kept
+    int64_t logits; // rows of logits computed at a time, where logits are not kept
     ClipPolicy clip;
-    int first, end; // units of this rank
+    int first, end; // units of this rank: [first, end)
     Limits limits;
-    // [units] micro-batches whose activations of a unit are there at once; NULL: limits.slots of
-    // all
+    // [units] micro-batches whose activations of a unit exist at once; NULL: limits.in_flight for
+    // every unit
     const int64_t *places;
-    // [units] activations are on the host between forward and backward passes (schedule.h: inputs,
-    // where they recompute); NULL: of none
+    // [units] whether activations are offloaded to the host between forward and backward pass (with
+    // recomputation: the unit's input); NULL: never
     const bool *stash;
-    // [units] the gradient of its input has a place of its own: others are made before it is used;
-    // NULL: of none
+    // [units] whether the gradient of the unit's input needs a buffer of its own, because other
+    // gradients are made before it is used; NULL: no unit
     const bool *cut;
 } ExecutorShape;
 
-// What a step has to tell, from rank to rank (cyclic.h).
+// Step statistics, sent from rank to rank (cyclic.h).
 typedef struct {
     double loss;      // of the samples so far
-    ExactSum squares; // of the gradients so far; on the way back: of all
-    int64_t stop;     // somebody was asked to
-    int64_t last;     // the step after which nobody begins another, as the first rank has decided
+    ExactSum squares; // of the gradients so far; on the way back: of all gradients
+    int64_t stop;     // whether a rank was asked to stop
+    int64_t last;     // last step that any rank begins, as rank 0 has decided; 0: unknown
 } StepStats;
 
 typedef struct {
@@ -95,79 +100,82 @@ typedef struct {
     const UnitMap *map;
     ExecutorShape shape;
     // activations
-    ActivationSet *acts;                    // [limits.slots]
+    ActivationSet *acts;                    // [limits.in_flight]
     P2pBuffer *input, output[SEND_BUFFERS]; // [limits.inputs]
-    // rooms of activations that go to the host, if those are inside blocks
+    // device buffers of activations inside blocks, if these are offloaded
     BlockActs stash_acts[STASH_SLOTS];
-    void *stash_slot[STASH_SLOTS];  // where they begin
-    Stream stash_link[STASH_SLOTS]; // their copies
-    char *stash;                    // [slots][such blocks of this rank] on the host
+    void *stash_slot[STASH_SLOTS];  // their addresses
+    Stream stash_link[STASH_SLOTS]; // their copies to and from the host
+    char *stash; // [limits.in_flight][offloaded blocks of this rank], host memory
     bool stash_pinned;
     // buffers
-    GradientBuffers *grads; // [backs]
+    GradientBuffers *grads; // [gradient_sets]
     int64_t gradient_sets;
     P2pBuffer *received, sent[SEND_BUFFERS]; // [limits.gradients]
-    // [micro-batches] of the pass, first sample of this rank's part
+    // [micro-batches of the pass] first sample of this rank's part
     int64_t *first_rows;
     Clip *clip; // [clips]
     int64_t clips;
-    P2pBuffer *norms, *tied, *factors; // [clips] of what crosses stages (dp.h: Crossing)
-    // a unit's input and output in compute precision, where that differs from storage precision
+    P2pBuffer *norms, *tied, *factors; // [clips] data that cross stages (dp.h: Crossing)
+    // a unit's input and output in compute precision, if that differs from storage precision
     Real *in, *out;
-    Real *logits;                // (Vp) one row, for generation
-    char *activations, *buffers; // the allocations all of these lie in
-    // [actions of a step][2] when each began and ended, for a profile: then nothing is repeated as
-    // a whole; NULL: not wanted
+    Real *logits;                // (Vp) one row, for text generation
+    char *activations, *buffers; // the two allocations that hold all of these
+    // [actions of a step][2] begin and end of each action, for a profile; then block work is not
+    // replayed as a whole. NULL: no profile
     OpsMark **marks;
-    int running; // the action that runs, in its schedule
+    int running; // index of the running action in its schedule
     // host
-    int64_t first_row;                   // of a pass's samples, the first that this rank computes
-    int32_t *host_tokens, *host_targets; // (samples, T) from it on
-    float *host_losses;                  // the same
-    int64_t host_rows;                   // samples of a step on this rank, at most
-    // number of the step's first micro-batch, and how many a step has, where steps overlap; else 0
+    int64_t first_row;                   // first of the pass's samples that this rank computes
+    int32_t *host_tokens, *host_targets; // (samples, T) from first_row on
+    float *host_losses;                  // likewise
+    int64_t host_rows;                   // most samples of a step on this rank
+    // where steps overlap: number of the step's first micro-batch, and micro-batches of a step;
+    // else 0
     int64_t first_micro, step_micros;
-    int64_t first_step, last_step; // only these steps' actions are run, where steps overlap
-    // what came from the rank before (to the first: of a whole step), what goes on
+    int64_t first_step, last_step; // where steps overlap, only actions of these steps run
+    // statistics received from the previous rank (rank 0: those of a whole step), and those sent on
     StepStats stats_in, stats_out;
     CommRequest stats_in_request, stats_out_request;
-    ExactSum squares;                // of the gradients that this rank owns, of the step at hand
-    OptimizerStep update[2];         // of even and odd steps, where they overlap
-    double whole_clip, storage_clip; // largest norm of the whole gradient, of a storage's; 0: any
-    double norm;                     // of the whole gradient, as far as it is known
-    int64_t stop_after;              // the last step, where somebody was asked to stop
-    bool asked;                      // this rank was
-    float *host_logits;              // (Vp)
-    float *host_weights;             // (rows) of clipped samples
-    double *losses, *right;          // [samples of a pass] of each one, for a Pass
-    double *message;                 // [samples of a pass + ranks] of executor_share()
-    int64_t *part;                   // [ranks + 1] whose part is which
-    const Real **held;               // [storages] acquired parameters
-    // [ERRANDS] store work that waits for messages (p2p.h), in its order; NULL: all is done at once
+    ExactSum squares;        // of the gradients that this rank owns, in the current step
+    OptimizerStep update[2]; // of even and odd steps, where they overlap
+    // largest norm of the whole gradient, of a storage's; 0: no limit
+    double whole_clip, storage_clip;
+    double norm;            // of the whole gradient, as far as it is known
+    int64_t stop_after;     // the last step, if a rank was asked to stop
+    bool asked;             // this rank was asked to stop
+    float *host_logits;     // (Vp)
+    float *host_weights;    // (rows) of clipped samples
+    double *losses, *right; // [samples of a pass] for Pass
+    double *message;        // [samples of a pass + ranks] for executor_share()
+    int64_t *part;          // [ranks + 1] where each rank's part of message begins
+    const Real **held;      // [storages] acquired parameters
+    // [DEFERRED_OPS] store operations that wait for messages (p2p.h), in order; NULL: none is
+    // deferred
     DeferredOp *deferred;
     int deferred_count;
-    const Action *volatile action; // that is running, for signal handlers; NULL between passes
+    const Action *volatile action; // the running action, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
 } Executor;
 
-// What one pass works on.
+// The work of one pass over micro-batches: training or evaluation.
 typedef struct {
     const Dataset *data;
     int64_t first_sample; // number of the pass's first sample in the run
-    // [samples] of the data, instead of samples that follow each other; or NULL
+    // [samples] windows of the data to use; NULL: consecutive samples from first_sample on
     const int64_t *windows;
-    // [micro-batches + 1] where each one's samples begin (layout.h: Pieces), or NULL
+    // [micro-batches + 1] first sample of each micro-batch (layout.h: Pieces), or NULL
     const int64_t *begins;
-    int64_t samples; // of this pass; rows beyond are left out
-    // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
+    int64_t samples; // of this pass; rows of the schedule beyond them are skipped
+    // [samples] sum of -log p over a sample's targets; filled for the rows that this rank computes
     double *sample_losses;
     float scale;   // of the loss: 1 / targets of the step
-    bool training; // false: only losses
-    // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not
+    bool training; // false: computes losses only
+    // [samples] of labelled data: 1 if the likeliest label is the sample's, else 0; NULL: not
     // wanted
     double *sample_right;
-    int64_t host_row; // where the host keeps its first sample, in samples
+    int64_t host_row; // position of the first sample in the host arrays, in samples
 } Pass;
 
 // -------------------------------------------------------------------------------------------------
@@ -182,15 +190,16 @@ static inline bool executor_has_head(const Executor *e) { return e->shape.end ==
 static inline int64_t executor_places(const ExecutorShape *shape, int unit) {
     return shape->places ? shape->places[unit] : shape->limits.in_flight;
 }
-// Backward passes whose weight parts wait at once; in style flat each micro-batch's gradients lie
-// among its activations.
+// Returns the number of backward passes whose weight parts wait at once. With flat clipping each
+// micro-batch has its own gradient buffers, which are among its activations.
 static inline int64_t executor_gradient_sets(const ExecutorShape *shape) {
     return shape->clip.flat ? shape->limits.in_flight
                             : max_i64(1, shape->limits.works / (shape->end - shape->first));
 }
 
-// Activations that go to the host (ExecutorShape: stash): of one block, in bytes; how many blocks
-// of this rank before a unit have such; all of them.
+// Offloaded activations (ExecutorShape: stash), in bytes: of a boundary, of one offloaded block, of
+// all offloaded blocks of this rank. executor_stashes counts the offloaded blocks of this rank
+// below a unit.
 static inline size_t executor_boundary_bytes(const ExecutorShape *shape, const GptModel *m) {
     return (size_t)(shape->rows * shape->T * m->config.channels) * dtype_size(shape->dtype);
 }
@@ -238,7 +247,7 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
             acts->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
         }
         if (u == 0 || u == head) { continue; }
-        // the first block here: of it all are copies
+        // under recomputation all blocks share the memory of this rank's first block
         const int64_t other = max_i64(shape->first, 1) - 1;
         const bool shares = shape->recompute && (place || l != other),
                    stashed = !shape->recompute && shape->stash && shape->stash[u];
@@ -266,7 +275,8 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
         clip_carve_activations(&e->clip[i], a, e->model, shape->rows, shape->T);
     }
 }
-// Gradients: two places of boundaries and one of blocks in turns.
+// Gradient buffers without waiting weight parts: two buffers of boundaries and one of blocks, used
+// in turns.
 static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *grads,
                                         int64_t elements) {
     Real *turns[2] = {arena_reals(a, elements), arena_reals(a, elements)};
@@ -277,9 +287,10 @@ static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *
     }
     for (int l = 0; l < e->model->config.layers; l++) { grads->work[l] = work; }
 }
-// Gradients that all stay until the weight parts: what is as large among the activations of the
-// unit above is free by then. The topmost have places of their own, which micro-batches share
-// (`first`: of the first one's) where none waits while another's are made.
+// Gradient buffers for flat clipping, where all of them live until the weight parts run. Each uses
+// memory of the same size among the activations of the unit above, which are no longer needed. The
+// topmost gradients have buffers of their own. Micro-batches share these (`first`: of the first
+// micro-batch), unless one waits while another's gradients are made.
 static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *grads,
                                        int64_t elements) {
     const int last = e->shape.end - 1, blocks = (int)e->model->config.layers,
@@ -307,7 +318,7 @@ static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *g
         grads->work[l].dres2 = above->res2;
     }
 }
-// The same, of several micro-batches.
+// Gradient buffers where the weight parts of several micro-batches wait: each unit has its own.
 static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers *grads,
                                           int64_t elements) {
     for (int u = e->shape.first + 1; u < e->shape.end; u++) {
@@ -345,14 +356,15 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
     }
 }
 
-// Bytes of the operations' workspace.
+// Returns the bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape,
                                               int threads) {
     bool kept = shape->clip.on && !shape->clip.again && !clip_instantiates_head(m, shape->T);
     return gpt_workspace_bytes(m, shape->rows, shape->T, threads, kept ? 0 : shape->logits);
 }
 
-// Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
+// Counts the bytes of activations and buffers of a rank, allocating only tables. executor_allocate
+// makes the result ready to run, executor_free frees it.
 static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
                                      size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
@@ -395,7 +407,7 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
     *buffer_bytes = buffers.used;
     return e;
 }
-// What travels between stages, place by place; NULL after the last.
+// Returns the i-th of all P2pBuffers; NULL after the last.
 static inline P2pBuffer *executor_transit(const Executor *e, int64_t i) {
     P2pBuffer *kinds[] = {e->input,    (P2pBuffer *)(uintptr_t)e->output,
                           e->received, (P2pBuffer *)(uintptr_t)e->sent,
@@ -451,7 +463,7 @@ static inline void executor_free(Executor *e) {
     free(e->right);
     memset(e, 0, sizeof *e);
 }
-// All that it works with, in bytes.
+// Returns the bytes of everything that an executor works with: activations, buffers, workspace.
 static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int threads) {
     size_t activations, buffers;
     Executor counted = executor_plan(m, shape, &activations, &buffers);
@@ -459,9 +471,10 @@ static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int 
     return (double)activations + (double)buffers +
            (double)executor_workspace_bytes(m, &shape, threads);
 }
-// Makes micro-steps that clip shorter, where that takes no more messages (`often`: each takes its
-// own), and chunks of logits, so that what clipping keeps of a sample takes hardly more memory than
-// longer ones would without it. states: bytes of all else.
+// Shortens the micro-steps of a run that clips samples, so that what clipping keeps for each sample
+// takes hardly more memory than longer micro-steps would take without it. Reduces the rows, unless
+// each micro-step sends messages of its own (`often`), then the rows of a chunk of logits; at last
+// logits may be recomputed. states: bytes of everything else on the device.
 static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, double states,
                                     bool often, int threads) {
     const int64_t LEAST_LOGITS = 128;
@@ -482,8 +495,8 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         }
     }
 }
-// Puts the activations and buffers where executor_plan() has counted them; they are the executor's
-// from now on.
+// Points the executor's buffers into two allocations of the sizes that executor_plan() has counted.
+// The executor owns both from now on.
 static inline void executor_place(Executor *e, void *activations, void *buffers) {
     Arena of_activations = {(char *)activations, 0}, of_buffers = {(char *)buffers, 0};
     e->activations = (char *)activations;
@@ -491,8 +504,8 @@ static inline void executor_place(Executor *e, void *activations, void *buffers)
     executor_carve_activations(e, &of_activations);
     executor_carve_buffers(e, &of_buffers);
 }
-// A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow
-// each other. Every rank calls it.
+// Allocates a planned executor. A pass has at most `samples` samples and `micro_batches`
+// micro-batches; this rank's samples are among `mine` consecutive ones. Every rank calls it.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm,
                                      Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
@@ -511,7 +524,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     }
     for (int i = 0; i < STASH_SLOTS && stash; i++) { ops_link_open(&e->stash_link[i], stream); }
     size_t N = (size_t)(mine * e->shape.T);
-    // of two steps
+    // steps overlap: the host arrays hold two of them
     if (store->policy.p2p) {
         N *= 2;
         e->host_rows = mine;
@@ -529,14 +542,15 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
         (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
-    // a stage's neighbour has as many ranks, at most
+    // a neighbouring stage has at most this many ranks
     for (int64_t i = 0; executor_transit(e, i); i++) {
         executor_transit(e, i)->open =
             (CommRequest *)checked_malloc((size_t)comm->ranks * sizeof(CommRequest), "executor");
     }
 }
-// Store work may be put aside (p2p.h: errands) where messages have channels, and another can always
-// be posted: so who posts never waits.
+// Lets store operations be deferred (p2p.h: deferred), if messages have channels and another
+// message can always be posted, so that posting never waits. `window` is the longest schedule of
+// this rank.
 static inline void executor_run_deferred(void *executor);
 static inline void executor_put_aside(Executor *e, const Schedule *window) {
     int64_t messages = 0;
@@ -553,8 +567,8 @@ static inline void executor_put_aside(Executor *e, const Schedule *window) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Places of a micro-batch
-// They count through the steps where these overlap.
+// Which buffers a micro-batch uses
+// Where steps overlap, micro-batches are numbered through all steps.
 static inline int64_t executor_micro(const Executor *e, const Action *a) {
     return e->first_micro + a->step * e->step_micros + a->micro;
 }
@@ -567,7 +581,8 @@ static inline GradientBuffers *executor_grads(const Executor *e, int64_t micro) 
 static inline int64_t executor_clip_place(const Executor *e, int64_t micro) {
     return e->clips ? micro % e->clips : 0;
 }
-// Where the input of a unit comes from, or goes to, that another stage shares; NULL: it stays here.
+// Returns the P2pBuffer of a unit's input, if another stage sends or receives that input; else
+// NULL.
 static inline P2pBuffer *executor_boundary_transit(Executor *e, int unit, int64_t micro) {
     if (unit == 0 || unit == e->model->units) { return NULL; }
     if (unit == e->shape.end) { return &e->output[micro % SEND_BUFFERS]; }
@@ -577,7 +592,7 @@ static inline void *executor_boundary(Executor *e, int unit, int64_t micro) {
     P2pBuffer *transit = executor_boundary_transit(e, unit, micro);
     return transit ? transit->p : executor_acts(e, unit, micro)->boundary[unit];
 }
-// The same of its gradient.
+// Returns the same for the gradient of a unit's input.
 static inline P2pBuffer *executor_gradient_transit(Executor *e, int unit, int64_t micro) {
     if (unit == 0 || unit == e->model->units) { return NULL; }
     if (unit == e->shape.end) { return &e->received[micro % e->shape.limits.gradients]; }
@@ -587,7 +602,7 @@ static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
     P2pBuffer *transit = executor_gradient_transit(e, unit, micro);
     return transit ? (Real *)transit->p : executor_grads(e, micro)->gradient[unit];
 }
-// Its messages have arrived, or left.
+// Waits until all requests of a buffer are complete.
 static inline void transit_wait(Executor *e, P2pBuffer *transit) {
     for (int i = 0; transit && i < transit->messages; i++) {
         comm_wait_message(e->comm, transit->open[i]);

@@ -1,9 +1,9 @@
-// compute.h: compute actions, and messages of their rows: which buffers a unit's forward and
-// backward parts take, and the model's functions that they call.
+// compute.h: runs compute actions, and messages of a micro-batch's rows. It chooses the buffers
+// that a unit's forward and backward parts use, and calls the model's functions (gpt.h, dp.h).
 #ifndef WORK_H
 #define WORK_H
 
-#include "engine/activations.h" // where everything lies
+#include "engine/activations.h" // buffers
 
 // -------------------------------------------------------------------------------------------------
 // Boundaries: a unit's input and output in compute precision
@@ -22,20 +22,20 @@ static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
 // -------------------------------------------------------------------------------------------------
 // Compute actions
 
-// All that a block's work depends on, besides what never changes: it is the key under which the
-// work can be repeated. The head's depends on the pass as well. Cleared before it is filled, since
-// keys are compared as bytes.
+// Everything that the work of a block depends on and that varies: the key under which the work is
+// recorded and replayed. (The head's work depends on the pass as well, so it is not replayed.) Keys
+// are compared as bytes, so a Work must be cleared before it is filled.
 typedef struct {
     ActionKind kind;
     int unit;
     int64_t rows, T, N, elements; // N = rows * T, elements = N * C
     UnitStates states;
-    void *x, *y;   // input and output, in storage precision. NULL: the unit has none
+    void *x, *y;   // input and output, in storage precision; NULL: the unit has none
     Real *dx, *dy; // their gradients
     const ActivationSet *acts;
     const GradientBuffers *grads;
     const Clip *clip;
-    float *weights; // of clipped samples
+    float *weights; // of samples, if they are clipped
 } Work;
 
 static inline const BlockActs *work_acts(const Work *w) { return &w->acts->blocks[w->unit - 1]; }
@@ -71,8 +71,8 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     return w;
 }
 
-// Private steps that overlap have samples of different number: what a piece, and a rank, has of
-// them is known here.
+// True if the samples of a micro-batch are known only when the step runs: private steps that
+// overlap draw different numbers of samples. executor_action then fills in the rows of a piece.
 static inline bool executor_splits_samples(const Executor *e, const Pass *pass) {
     return e->step_micros && pass->windows;
 }
@@ -84,14 +84,15 @@ static inline Action executor_action(const Executor *e, const Action *a, const P
     }
     return of;
 }
-// where steps overlap
+// Returns the number of samples that this rank computes in a step, where steps overlap; *first: the
+// first of them.
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) {
     const Pieces *p = &e->store->policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
     return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first)
                        : pass->samples;
 }
-// Where the host keeps what belongs to a row of the step.
+// Returns the position, in the host arrays of tokens, targets and losses, of a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
     int64_t first = e->first_row;
     if (executor_splits_samples(e, pass)) { executor_own_rows(e, pass, &first); }
@@ -105,7 +106,7 @@ static inline bool executor_gives_losses(const Executor *e, const Action *a, con
            a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
 }
 
-// The losses of the pass, summed per sample. They are there: somebody has waited.
+// Sums the losses of the pass for each sample. The caller must have waited for the device.
 static inline void executor_take_losses(const Executor *e, const Schedule *schedule,
                                         const Pass *pass) {
     int64_t T = pass->data->options.T;
@@ -120,8 +121,8 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
     }
 }
 
-// logits(rows, count) of tokens first .. first + count - 1, of rows of the head's layernorm, on the
-// host; there is room for padded_vocab.
+// Writes logits(rows, count) of the tokens first .. first + count - 1 to host memory, for rows of
+// the head's layernorm output. rows * count must be at most padded_vocab.
 static inline void executor_logits_of_rows(Executor *e, const UnitStates *states, const Real *lnf,
                                            int64_t rows, int64_t first, int64_t count,
                                            float *logits) {
@@ -133,13 +134,14 @@ static inline void executor_logits_of_rows(Executor *e, const UnitStates *states
     ops_reals_to_host(e->stream, logits, e->logits, rows * count);
 }
 
-// Where among the rows of a micro-batch the label of its r-th sample is predicted: the last target.
+// Returns the row of the micro-batch that predicts the label of its r-th sample: that of the last
+// target.
 static inline int64_t executor_label_row(const Work *w, const Pass *pass, int64_t first_row,
                                          int64_t r) {
     return r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1;
 }
-// Whether each sample's label is the likeliest of all labels. One product for as many samples as
-// there is room for.
+// Notes for each sample whether its label is the likeliest of all labels. One product serves as
+// many samples as the buffer of logits can hold.
 static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass,
                                          int64_t first_row) {
     const int64_t C = e->model->config.channels, first = pass->data->first_label,
@@ -165,8 +167,8 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
     }
 }
 
-// The first unit here that reads samples has them made; tokens are for the embedding, targets for
-// the head.
+// Makes the samples of a micro-batch and copies them to the device: tokens for the embedding,
+// targets for the head. The first of these units on this rank reads them from the data.
 static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass,
                                          int64_t first_row) {
     int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass),
@@ -184,7 +186,8 @@ static inline void executor_load_samples(Executor *e, const Work *w, const Pass 
         ops_from_host(e->stream, w->acts->targets, targets, (size_t)w->N * sizeof(int32_t));
     }
 }
-// The weights of clipped samples: the mean over their own targets against that over T.
+// Copies the weights of clipped samples to the device: the loss of a sample is the mean over its
+// own targets, while the backward pass divides by T, so the weight is T / targets.
 static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass,
                                          int64_t first_row) {
     for (int64_t r = 0; r < w->rows; r++) {
@@ -244,7 +247,7 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
                               work_gradients(w), w->rows, w->T);
 }
 
-// What each sample adds to the gradients of a unit: its squared norm, added to the group's.
+// Adds the squared norms of each sample's gradients in one unit to those of its clipping group.
 static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
     const ActivationSet *acts = w->acts;
     if (w->unit == 0) {
@@ -260,7 +263,7 @@ static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
     clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w),
                      work_gradients(w), w->rows, w->T);
 }
-// The unit's gradients, of all samples times their factors.
+// Adds the gradients of a unit, summed over the samples, each times its clipping factor.
 static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
     const ActivationSet *acts = w->acts;
     if (w->unit == 0 && clip_crosses(&c->policy)) {
@@ -275,7 +278,7 @@ static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
                        work_acts(w), work_gradients(w), w->rows, w->T);
     }
 }
-// The weight part of a unit that is a group of its own.
+// Runs the weight part of a unit that is a clipping group of its own.
 static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c) {
     const bool block = w->unit > 0 && w->unit < e->model->units - 1;
     if (block && clip_instantiates_block(&c->policy, e->model, w->T)) {
@@ -289,17 +292,18 @@ static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c)
                              w->acts->targets, &w->acts->head, w->rows, w->T);
         return;
     }
-    if (w->unit || !clip_crosses(&c->policy)) { // else CLIP has made the factors
+    if (w->unit || !clip_crosses(&c->policy)) { // otherwise CLIP has made the factors
         clip_begin(e->stream, c, w->rows);
         run_norms(e, w, c);
         clip_factors(e->stream, c, w->rows);
     }
     run_sum(e, w, c);
 }
-// The norms of a group of several units are known, but for the embedding's.
+// Runs CLIP: finishes the norms of a group of several units (the embedding's are still missing) and
+// makes the factors.
 static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
     if (w->unit == 0 && clip_crosses(&c->policy)) {
-        // it is alone in its group, or its stage
+        // the unit is alone in its group, or in its stage
         if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); }
         clip_crossing_norms(e->stream, e->model, c, w->dy, w->acts->tokens, w->rows, w->T);
         return;
@@ -307,7 +311,7 @@ static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
     if (w->unit == 0) { run_norms(e, w, c); }
     clip_factors(e->stream, c, w->rows);
 }
-// The backward pass of a unit whose samples are clipped.
+// Runs a backward action of a unit whose samples are clipped.
 static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass) {
     const Clip c = work_clip(w);
     switch (w->kind) {
@@ -340,7 +344,7 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     }
 }
 
-// What this action reads has arrived, and what it writes over has left.
+// Waits until what this action reads has arrived, and what it overwrites has been sent.
 static inline void executor_await(Executor *e, const Action *a) {
     const int64_t micro = executor_micro(e, a);
     if (a->kind == ACT_FORWARD) {
@@ -360,7 +364,8 @@ static inline void executor_await(Executor *e, const Action *a) {
     transit_wait(e, &e->factors[place]);
 }
 static inline void executor_free_sum(Executor *e, int storage);
-// Where an action's contribution to a gradient goes.
+// Returns the buffer that an action adds its gradient to. *accumulate: false if the buffer must be
+// overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
     if (e->store->policy.p2p) {
@@ -369,8 +374,8 @@ static inline float *executor_capacity(Executor *e, const Action *a, int storage
     }
     return store_gradient(e->store, storage, accumulate);
 }
-// Activations of a block, or what goes into it, between their room and the host. Copies of a room
-// follow each other, and what its unit did before.
+// Copies activations inside a block, or its input, between the device buffer and the host. Copies
+// of one buffer run in order, after the work already issued on the compute stream.
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
     const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight,
@@ -394,7 +399,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     executor_await(e, a);
     const int slot = action_awaits_stash(e->map, a);
     if (slot >= 0) { ops_follow(e->stream, &e->stash_link[slot]); }
-    // waiting for other stages is not its time
+    // time spent waiting for other stages does not count
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); }
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
@@ -430,8 +435,9 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
-// Bytes of one sample of a message: what goes on to the next stage (in storage precision), or back,
-// its norm (with rows of the classifier's gradient, from the head), or its factor.
+// Returns the bytes of one sample in a message: activations for the next stage (storage precision),
+// gradients for the stage before, a norm (with rows of the classifier's gradient, from the head),
+// or a clipping factor.
 static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m,
                                          const Action *a) {
     const int64_t elements = shape->T * m->config.channels;
@@ -447,19 +453,19 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     default: return (int64_t)sizeof(float);
     }
 }
-// Bytes of a message, that a step sends once for each action.
+// Returns the bytes of a message action, which a step sends once.
 static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m,
                                              const Action *a) {
     if (action_of_rows(a->kind)) { return a->rows * executor_row_bytes(shape, m, a); }
     if (a->storage < 0) { return (int64_t)sizeof(StepStats); }
-    // else gradients
+    // other messages of storages are gradients
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS;
     return gpt_storage_elements(m, a->storage) *
            (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the
-// stages' first ranks talk. turns: other programs like the first let it talk to all ranks of the
-// stages beside its own. The caller frees peers.
+// Returns which messages this rank will send and receive in programs a and b, and in
+// executor_logits, where the first ranks of stages exchange messages. turns: later programs may
+// connect this rank with every rank of the neighbouring stages. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape,
                                            const Placement *placement, int rank, const Program *a,
                                            const Program *b, bool turns) {
@@ -484,7 +490,7 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
         if (next && placement->stage[mine].ranks[0] == rank) {
             talks[placement->stage[s].ranks[0]] = true;
         }
-        // as samples, or micro-batches, fall
+        // samples, or micro-batches, may go to any of them
         const bool all = (crosses && (next || norms)) || (turns && next);
         for (int i = 0; all && i < placement->stage[s].replicas; i++) {
             talks[placement->stage[s].ranks[i]] = true;
@@ -508,22 +514,22 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
         }
     }
     free(talks);
-    // a place is filled, or sent, by as many as there are on one side
+    // at most the peers on one side fill, or receive, one buffer
     traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS +
                           3 * shape->limits.clips) *
                          max_i64(sides[0], sides[1]));
     return traffic;
 }
 
-// Posts a message of rows that begin at p, of the micro-batch's first row.
+// Posts a message of `rows` rows, in a buffer that begins at p with the micro-batch's first row.
 static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p,
                              int64_t rows, int64_t row_bytes) {
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
     transit->open[transit->messages++] =
         comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
 }
-// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the
-// gradient of its input); norms, and what belongs to them, or factors.
+// Posts the messages of an action: output of the unit to the next stage, gradient of its input to
+// the stage before, norms (with rows of the classifier's gradient), or clipping factors.
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
     const int64_t rows = executor_rows(a, pass),
                   row_bytes = executor_row_bytes(&e->shape, e->model, a),
@@ -532,7 +538,7 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
     const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
                forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
     if (norm) {
-        // senders have places of their own
+        // each sender has its own part of the receiver's buffer
         const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
         double *norms = (double *)e->norms[place].p +
                         (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);

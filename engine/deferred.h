@@ -1,71 +1,72 @@
-// deferred.h: plays a schedule as ranks do that put store work aside (p2p.h: errands), in an order
-// drawn by lot.
+// deferred.h: replays the schedules of a program as ranks run them that defer store operations
+// (p2p.h: deferred), in a random order, and checks that nothing goes wrong. It is a check before a
+// run, and part of the tests.
 //
-// Rule       A rank's list is run in its order. An action that is an errand is only noted there. It
-//            is done later: when those before it in its storage's lane are done, and the messages
-//            of its deferred_requests() are complete. The list waits, and meanwhile errands are
-//            done,
-//                before a gradient is made, or made whole (REDUCE)   for deferred_before_gradient()
-//                of its storage, and until what left its place has left
-//                before ACQUIRE                                      for deferred_before_use(),
-//                                                                    until the version is posted;
-//                                                                    and until that has come
-//                before TALLY                                        for deferred_before_stats() of
-//                                                                    its step, and for the two
-//                                                                    tallies posted before
-//                before a step that follows a pause                  for all errands; and where
-//                there is no room to note another, for the first
-//            A message is complete some time after both of its ends are posted, as if each waited
+// Rule       A rank runs its list in order. A deferrable action is only noted then. It is done
+//            later: when the earlier operations in its storage's lane are done, and the messages
+//            that deferred_requests() names are complete. The list waits, while deferred operations
+//            continue,
+//                - before a gradient is made or completed (REDUCE): for the operations of
+//                  deferred_before_gradient() of its storage, and until the last sum has left its
+//                  buffer
+//                - before ACQUIRE: for those of deferred_before_use(), until the version is posted,
+//                  and until it has arrived
+//                - before STATS: for those of deferred_before_stats() of its step, and for the two
+//                  messages of statistics posted before
+//                - before a step that follows a pause: for all deferred operations
+//                - if the list of deferred operations is full: for the first of them
+//            A message is complete some time after both ends are posted, as if every send waited
 //            for its receiver (rendezvous).
-// Argument   Each of these waits is for something of this rank that stands EARLIER in its list: an
-//            errand noted before, or a message whose own end is one. So take the order in which the
-//            walk (schedule.h) plays the same lists, where a message's two ends are played as one:
-//            in it all that an event waits for comes before it, at both ends. Hence those waits
-//            have no circle. If ranks wait, take the first event in that order that has not come:
-//            all that it waits for has, so it can come, whatever was put off. No order of messages
-//            and of errands makes all ranks wait. Two things are supposed: nobody waits for
-//            anything else, so an errand that is begun waits for nothing (store.in_deferred, an
-//            assertion of requests_wait()), and a message can always be posted
-//            (executor_put_aside). And both ends of a channel are posted in one order: a channel is
-//            of one storage's lane. What an event waits for is the same in every order, so one
-//            order that ends shows that all end. That no errand writes what a message still reads
-//            or writes is not: so that, and the rules of proof.h, are looked at in many orders,
-//            messages of some taking as long as they can.
+// Argument   No order of messages and deferred operations makes all ranks wait for ever. Each wait
+//            above is for something of this rank that stands EARLIER in its list: a deferred
+//            operation, or a message whose end on this rank is one. Consider the order in which the
+//            walk (schedule.h) plays the same lists, with both ends of a message played as one
+//            event. In that order everything that an event waits for precedes it, at both ends. So
+//            the waits form no cycle: if ranks wait, the first event in that order that has not
+//            happened can happen.
+//            This supposes that ranks wait for nothing else: a deferred operation, once begun,
+//            waits for nothing (store.in_deferred, an assertion in requests_wait()), a message can
+//            always be posted (executor_put_aside), and both ends of a channel are posted in the
+//            same order, because a channel belongs to one storage's lane.
+//            What an event waits for is the same in every order. So one order that ends shows that
+//            all orders end. It does not show that no operation writes what a message still reads
+//            or writes. Therefore that, and the rules of proof.h, are checked in many orders, in
+//            some of which messages take as long as they can.
 #ifndef DEFERRED_H
 #define DEFERRED_H
 
 #include "engine/validator.h" // the walk's visits
-#include "store/p2p.h"        // which actions are errands, what they wait for
+#include "store/p2p.h"        // which actions can be deferred, and what they wait for
 
 typedef struct {
-    int rank, at; // in its list
+    int rank, at; // index in the rank's list
 } End;
 typedef struct {
-    End *end; // [room] posted, not matched
+    End *end; // [capacity] posted ends whose other end is not posted yet
     int count, capacity;
 } Posted;
 typedef struct {
-    Validator *v; // first error
+    Validator *v; // records the first error
     const Program *program;
     const P2p *p2p; // [ranks]
-    // what the list does of an action when it comes to it; of an errand, when it is done, and of
-    // messages, when complete
+    // called for an action when the list reaches it; for a deferred operation when it is done; for
+    // a message when it is complete
     ScheduleVisit at_once, later;
     void *context;
-    int pause; // steps
+    int pause; // steps between two pauses
     uint64_t seed, draws;
-    int share[2]; // of 256 moves: of lists, and of errands; the rest are of messages
-    // the message that met last is complete first, so that others take as long as they can; else
-    // any
+    int share[2]; // of 256 moves: < [0] advance a list, < [1] do an operation, else end a message
+    // true: the newest message completes first, so that others take as long as they can; false: a
+    // random one
     bool newest;
-    int *at, *group;           // [ranks] in its list; which steps between two pauses it is in
-    int **noted, *count;       // [ranks][count] errands that are not done, in their order
+    int *at, *group; // [ranks] index in the list; number of the pause interval that the list is in
+    int **noted, *count;       // [ranks][count] deferred operations that are not done, in order
     Posted *sends, *recvs;     // [channels]
-    End (*met)[2];             // [meetings] sender and receiver
-    int meetings, capacity;    //
+    End (*met)[2];             // [meetings] sender and receiver of messages that can complete
+    int meetings, capacity;    // messages that can complete
     int *open;                 // [rank][storage][REQUEST_KINDS] messages that are not complete
-    int *stats_out, *stats_in; // [rank] tallies that are not complete
-    int64_t *posted_version;   // [rank][storage] the newest, here or on its way
+    int *stats_out, *stats_in; // [rank] messages of statistics that are not complete
+    int64_t *posted_version;   // [rank][storage] newest version, stored or posted
 } DeferredWalk;
 
 static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) {
@@ -77,7 +78,7 @@ static inline int *deferred_walk_open(const DeferredWalk *w, int rank, int stora
 static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, int storage) {
     return &w->posted_version[rank * w->program->map.storages + storage];
 }
-// What a message's end keeps open.
+// Returns the count of open messages that a message's end belongs to.
 static inline int *deferred_walk_mail(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
@@ -93,7 +94,7 @@ static inline void deferred_walk_fail(DeferredWalk *w, End e, const char *what) 
     validator_fail(w->v, e.rank, a, "%s", what);
 }
 
-// Posts a message. If its other end is posted, it can be complete from now on.
+// Posts one end of a message. If its other end is posted, the message can complete from now on.
 static inline void deferred_walk_post(DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
@@ -127,8 +128,8 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
     w->met[w->meetings][0] = sender;
     w->met[w->meetings++][1] = receiver;
 }
-// A message is complete: what it brings is there, and its places are free. Parameters were looked
-// at when they were posted.
+// Completes a message: its data have arrived, and its buffers are free. Parameters were reported to
+// `later` when they were posted.
 static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     const End sender = w->met[meeting][0], receiver = w->met[meeting][1];
     const Action *a = deferred_walk_action(w, sender);
@@ -141,8 +142,8 @@ static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     w->later(w->context, sender.rank, a, receiver.rank);
     w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);
 }
-// Whatever deferred_requests() says: what an errand reads has come, and what it writes nobody sends
-// or receives.
+// Checks, independently of deferred_requests(), that what an operation reads has arrived, and that
+// what it writes is in no message.
 static inline void deferred_walk_check(DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool makes = deferred_before_use() & deferred_bit(a->kind), sum = a->kind == ACT_RECV_SUM;
@@ -156,13 +157,13 @@ static inline void deferred_walk_check(DeferredWalk *w, End e) {
     }
     if (makes) { *deferred_walk_version(w, e.rank, a->storage) = version; }
 }
-// Does the errand that was noted i-th of those of a rank, if it can be done.
+// Does the i-th deferred operation of a rank, if it can be done now. Returns whether it was.
 static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     const End e = {rank, w->noted[rank][i]};
     const Action *a = deferred_walk_action(w, e);
     Action of = *a;
     int kinds[2];
-    of.micro %= pieces_of_step(&w->p2p[rank].pieces); // it counts through the steps here
+    of.micro %= pieces_of_step(&w->p2p[rank].pieces); // micro counts through the steps here
     const int n = deferred_requests(&w->p2p[rank], &of, kinds);
     for (int k = 0; k < i; k++) {
         if (deferred_conflict(&w->program->rank[rank].actions[w->noted[rank][k]], a)) {
@@ -175,14 +176,14 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     memmove(&w->noted[rank][i], &w->noted[rank][i + 1],
             (size_t)(--w->count[rank] - i) * sizeof(int));
     deferred_walk_check(w, e);
-    // looked at when they are complete
+    // sums are reported when they are complete
     const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM;
     if (!sum) { w->later(w->context, rank, a, a->peer); }
     if (action_is_message(a->kind)) { deferred_walk_post(w, e); }
     return true;
 }
 
-// Is an errand of these kinds (bits) noted, of a storage (-1: of any), of a step (-1)?
+// Is an operation of these kinds (bits) deferred, of a storage (-1: any) and of a step (-1: any)?
 static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned kinds, int storage,
                                        int64_t step) {
     for (int i = 0; i < w->count[rank]; i++) {
@@ -198,7 +199,7 @@ static inline bool deferred_walk_place_is_free(const DeferredWalk *w, int rank, 
     return !deferred_walk_noted(w, rank, deferred_before_gradient(), storage, -1) &&
            !*deferred_walk_open(w, rank, storage, REQUEST_SEND_SUM);
 }
-// Does a rank's list wait at this action?
+// Must a rank's list wait at this action?
 static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Action *a) {
     const UnitMap *map = &w->program->map;
     const P2p *r = &w->p2p[rank];
@@ -252,7 +253,7 @@ static inline bool deferred_walk_message(DeferredWalk *w) {
     deferred_walk_complete(w, w->newest ? w->meetings - 1 : deferred_walk_draw(w, w->meetings));
     return true;
 }
-// A move drawn by lot; false: it cannot be made.
+// Makes a random move. Returns false if that move is not possible now.
 static inline bool deferred_walk_move(DeferredWalk *w) {
     const int rank = deferred_walk_draw(w, w->program->ranks), kind = deferred_walk_draw(w, 256);
     if (kind < w->share[0]) { return deferred_walk_list(w, rank); }
@@ -261,7 +262,7 @@ static inline bool deferred_walk_move(DeferredWalk *w) {
     }
     return deferred_walk_message(w);
 }
-// Any that can be made, messages last; false: there is none.
+// Makes every possible move, messages last. Returns false if none was possible.
 static inline bool deferred_walk_any(DeferredWalk *w) {
     bool moved = false;
     for (int r = 0; r < w->program->ranks; r++) {
@@ -273,20 +274,22 @@ static inline bool deferred_walk_any(DeferredWalk *w) {
 static inline void deferred_walk_start(DeferredWalk *w) {
     const size_t ranks = (size_t)w->program->ranks, storages = (size_t)w->program->map.storages,
                  channels = ranks * ranks * (2 * storages + 3);
-    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "errands");
+    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "deferred operations");
     w->group = w->at + ranks;
     w->count = w->group + ranks;
     w->stats_out = w->count + ranks;
     w->stats_in = w->stats_out + ranks;
-    w->noted = (int **)checked_calloc(ranks, sizeof(int *), "errands");
+    w->noted = (int **)checked_calloc(ranks, sizeof(int *), "deferred operations");
     for (size_t r = 0; r < ranks; r++) {
-        w->noted[r] =
-            (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int), "errands");
+        w->noted[r] = (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int),
+                                            "deferred operations");
     }
-    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "errands");
+    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "deferred operations");
     w->recvs = w->sends + channels;
-    w->open = (int *)checked_calloc(ranks * storages * REQUEST_KINDS, sizeof(int), "errands");
-    w->posted_version = (int64_t *)checked_calloc(ranks * storages, sizeof(int64_t), "errands");
+    w->open =
+        (int *)checked_calloc(ranks * storages * REQUEST_KINDS, sizeof(int), "deferred operations");
+    w->posted_version =
+        (int64_t *)checked_calloc(ranks * storages, sizeof(int64_t), "deferred operations");
     w->share[0] = 1 + deferred_walk_draw(w, 250);
     w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
     w->newest = deferred_walk_draw(w, 2);
@@ -303,8 +306,9 @@ static inline void deferred_walk_stop(DeferredWalk *w) {
     free(w->open);
     free(w->posted_version);
 }
-// Plays the lists of mode data in an order that `seed` draws, of which every pause-th step drains.
-// Who waits for ever, and who writes where a message is under way, is a violation.
+// Replays the lists of cyclic mode `data` in an order drawn from `seed`; every pause-th step
+// drains. A rank that waits for ever, and an operation that touches a buffer of an open message,
+// are violations.
 static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64_t seed,
                                  ScheduleVisit at_once, ScheduleVisit later, void *context) {
     DeferredWalk w;

@@ -1,10 +1,10 @@
-// executor.h: runs a schedule. The one place where actions become work: MODEL computes, STORE holds
-// states, COMM moves them.
+// executor.h: runs a schedule. Here, and only here, actions become work: the model computes
+// (compute.h), the store holds states (zero.h), messages move them (comm.h).
 //
-// Messages   are posted where the schedule says so, and waited for by what needs them: a received
-//            one by the first unit that reads it, a sent one by who writes its place again.
-// A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their
-// numbers, so the loss of a step is the same for every layout.
+// Messages   are posted where the schedule says so. A received message is waited for by the first
+//            unit that reads it, a sent one by the action that next writes its buffer.
+// Losses     The loss of a micro-batch is summed for each sample, in fp64. Samples are added in the
+//            order of their numbers, so the loss of a step is the same for every layout.
 #ifndef EXECUTOR_H
 #define EXECUTOR_H
 
@@ -13,10 +13,10 @@
 // -------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
 
-#ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
+#ifndef EXECUTOR_HOOK // tests inject faults here, before an action
 #define EXECUTOR_HOOK(action, step)
 #endif
-#ifndef DEFERRED_HOOK // and here: may it be done now?
+#ifndef DEFERRED_HOOK // and here: true if the operation may run now
 #define DEFERRED_HOOK(op) true
 #endif
 
@@ -30,7 +30,7 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     e->running = index;
     if (e->marks) { ops_mark(e->stream, e->marks[2 * index]); }
 }
-// What this rank is doing. For signal handlers.
+// Describes what this rank is doing. Signal handlers may call it.
 static inline void executor_describe(const Executor *e, SignalText *t) {
     const Action *a = e->action;
     if (!a) {
@@ -52,7 +52,8 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
     signal_text_add_int(t, e->step + 1);
 }
 
-// Which room has parameters that came for a use: in a pass that does not train, their own.
+// Returns the slot of a storage's borrowed parameters: in training that of the use, else the
+// storage's own; 0 if parameters are not borrowed.
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
                                    int64_t of) {
     const P2p *p2p = e->store->policy.p2p;
@@ -64,7 +65,8 @@ static inline const Real *executor_acquire(Executor *e, int storage, int64_t ver
     return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot)
                                                 : store_acquire(e->store, storage, version);
 }
-// Relative to the step's: where updates are delayed there may be none.
+// Returns an action's version relative to the step's. Where updates are delayed, version 1 may not
+// exist yet: then the result is at most 0.
 static inline int64_t executor_step_version(const Executor *e, const Action *a) {
     return store_delays(e->store) && !e->store->pending ? min_i64(0, a->version) : a->version;
 }
@@ -75,23 +77,24 @@ static inline void executor_prefetch(Executor *e, int storage, int64_t version, 
         store_prefetch(e->store, storage, version, near, e->step);
     }
 }
-// Which rows this rank computes.
+// Notes which rows this rank computes, of the pass and of each micro-batch.
 static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        // a rank may receive what it computes in the next window
+        // a rank may receive rows that it computes in the next window
         const bool posted = e->store->policy.p2p && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
-// All that was sent has left.
+// Waits for all messages of rows.
 static inline void executor_wait_messages(Executor *e) {
     for (int64_t i = 0; executor_transit(e, i); i++) { transit_wait(e, executor_transit(e, i)); }
 }
 
-// Of a relay. Where updates do not wait for the norm of the whole gradient, each storage's is
-// looked at by itself. One that is not finite makes no update.
+// Updates a storage in point-to-point mode (p2p.h). If updates do not wait for the norm of the
+// whole gradient, the storage is clipped by its own norm. A norm that is not finite makes no
+// update.
 static inline void executor_update(Executor *e, int storage, int64_t step) {
     OptimizerStep update = e->update[step & 1];
     double norm = e->norm, most = e->whole_clip;
@@ -111,7 +114,7 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
         store_skip_version(e->store, storage, step + 1);
     }
 }
-// Store work of a relay.
+// Runs a deferrable operation: additions to sums, updates, messages of sums and parameters.
 static inline void run_parameters(Executor *e, const Action *a) {
     const P2p *p2p = e->store->policy.p2p;
     if (p2p->borrows) {
@@ -135,8 +138,8 @@ static inline void run_deferred(Executor *e, const DeferredOp *op) {
     default: run_parameters(e, a);
     }
 }
-// Does the errands that wait for nothing, nor for one before them. Also while this rank waits
-// (comm.h: idle_callback).
+// Runs each deferred operation that waits neither for a message nor for an earlier operation. Also
+// called while this rank waits (comm.h: idle_callback).
 static inline void executor_run_deferred(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;
@@ -158,8 +161,8 @@ static inline void executor_run_deferred(void *executor) {
     e->deferred_count = left;
     e->store->in_deferred = false;
 }
-// The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is
-// none.
+// Returns the index of the first deferred operation of these kinds (bits), of a storage (-1: any)
+// and of a step (-1: any); -1 if none exists.
 static inline int executor_find_deferred(const Executor *e, unsigned kinds, int storage,
                                          int64_t step) {
     for (int i = 0; i < e->deferred_count; i++) {
@@ -171,7 +174,8 @@ static inline int executor_find_deferred(const Executor *e, unsigned kinds, int 
     }
     return -1;
 }
-// Something needs an errand: waits for the first message that holds it up, or one before it.
+// Advances a deferred operation that is needed now: waits for the first message that blocks it, or
+// that blocks an earlier operation in its way.
 static inline void executor_await_deferred(Executor *e, int at) {
     for (int i = at - 1; i >= 0; i--) {
         at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at;
@@ -186,11 +190,12 @@ static inline void executor_finish_deferred(Executor *e, unsigned kinds, int sto
         executor_await_deferred(e, at);
     }
 }
-// A gradient is about to be made: all of the one before it has gone on.
+// Waits, before a gradient of the storage is made, until the one before it has been passed on.
 static inline void executor_free_sum(Executor *e, int storage) {
     executor_finish_deferred(e, deferred_before_gradient(), storage, -1);
 }
-// A version is about to be read: it is here, or on its way.
+// Waits, before a version of the parameters is read, until it is stored here or its message is
+// posted.
 static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
     for (int at = 0; store_now(e->store, storage) < version &&
                      (at = executor_find_deferred(e, deferred_before_use(), storage, -1)) >= 0;) {
@@ -212,15 +217,15 @@ static inline void executor_defer(Executor *e, const Action *a, int64_t of) {
     if (e->deferred_count == DEFERRED_OPS) { executor_await_deferred(e, 0); }
     e->deferred[e->deferred_count++] = op;
 }
-// This rank adds what it knows of a step: the losses of its samples, in their order, after those of
-// the ranks before; the squares of what it owns.
+// Adds what this rank knows to the step statistics: the losses of its samples, in their order,
+// after those of earlier ranks, and the squares of the gradients that it owns.
 static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *pass,
                              int64_t step) {
     executor_finish_deferred(e, deferred_before_stats(e->store->policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
-    // of private samples each one's mean counts
+    // a private sample counts with the mean over its targets
     for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) {
         const int64_t targets =
             pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
@@ -234,9 +239,9 @@ static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *
     e->stats_out.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
-// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank
-// decides when to stop: after the step that follows the one in which it has heard of it, or a later
-// one, since others may have begun that.
+// Runs STATS in point-to-point mode: adds to the statistics of a step, or reads the complete ones.
+// Rank 0 decides which step is the last: `notice` steps after it has learnt of a request to stop,
+// since other ranks may have begun later steps.
 static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule,
                              const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
@@ -256,11 +261,11 @@ static inline void run_stats(Executor *e, const Action *a, const Schedule *sched
     e->norm = sqrt(exact_value(e->stats_out.squares));
 }
 
-// Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to
-// the end; *at moves on. The caller looks at loss and norm there, and runs the rest (the updates)
-// with the optimizer settings of the step, or not. Losses are there after NORM, or at the end of a
-// pass that does not train: the only places where the host waits for the device, unless messages
-// make it.
+// Runs this rank's actions from *at up to and including NORM (the norm goes to *norm), or to the
+// end, and moves *at. After NORM the caller checks loss and norm, and runs the rest, the updates,
+// with the optimizer settings of the step, or not at all. Losses are complete after NORM, or at the
+// end of a pass that does not train. Only there does the host wait for the device, unless messages
+// require it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass,
                                 const OptimizerStep *optimizer, int64_t step, double *norm) {
     const bool p2p = e->store->policy.p2p;
@@ -271,7 +276,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
-        const int64_t of = step + a->step; // the step that it belongs to
+        const int64_t of = step + a->step; // the step that the action belongs to
         if (p2p && pass->training && (of < e->first_step || of > e->last_step)) {
             (*at)++;
             continue;
@@ -326,7 +331,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             e->stats_in_request =
                 comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in);
             break;
-        case ACTION_KINDS: break; // an errand
+        case ACTION_KINDS: break; // deferred
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
@@ -341,10 +346,11 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained
-// (first_step); and, where this one drains (last_step), what of it comes in a later one's. pass: of
-// the step before, of this one, of the next; schedule: of the step before, of the later one.
-enum { DRAINS = 3 }; // windows
+// Where steps overlap, a window also has actions of other steps. executor_lead runs what precedes a
+// step's window, if the step before has drained (first_step). executor_drain runs what a later
+// window holds of this step, if this step must drain (last_step). pass: of the previous step, this
+// one and the next one; schedule: of the previous step, or of the later one.
+enum { DRAINS = 3 }; // windows after its own in which a step has actions
 static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass,
                                  int64_t step) {
     int at = 0;
@@ -360,14 +366,14 @@ static inline void executor_drain(Executor *e, const Schedule *schedule, const P
     executor_finish_deferred(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
-// Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the
-// ranks have to agree on travels with it, since an exchange costs a latency: *flag, whether this
-// rank, then whether any rank has it. A rank's part of the message is its samples' values, in the
-// order of its schedule, and the flag. All ranks call it after the pass.
+// Gives every rank values[] of all samples of a pass, which only ranks with the head know. *flag,
+// on return true if it was true on any rank, travels with them, since each exchange costs a
+// latency. A rank's part of the message is its samples' values, in the order of its schedule, then
+// its flag. All ranks call it after the pass.
 static inline void executor_share(Executor *e, const Program *p, double *values, bool *flag) {
     const int head = e->model->units - 1;
     e->part[0] = 0;
-    for (int pass = 0; pass < 2; pass++) { // count and pack; then unpack
+    for (int pass = 0; pass < 2; pass++) { // first count, pack and exchange; then unpack
         for (int r = 0; r < p->ranks; r++) {
             int64_t at = e->part[r];
             for (int i = 0; i < p->rank[r].count; i++) {
@@ -391,8 +397,8 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
     }
 }
 
-// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank,
-// then whether any rank, was asked to stop.
+// Returns the sum of the losses of a pass's samples, in their order, over all ranks. *stop: in,
+// whether this rank was asked to stop; out, whether any rank was. All ranks call it.
 static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass,
                                          bool *stop) {
     double sum = 0;
@@ -401,15 +407,15 @@ static inline double executor_sum_losses(Executor *e, const Program *program, co
     return sum;
 }
 
-// What samples tell about the model.
+// The result of an evaluation.
 typedef struct {
     double loss; // summed over targets
-    // right: labels, or choices of an example, that the model finds likeliest and that are so
+    // right: samples whose likeliest label, or examples whose likeliest choice, is the correct one
     int64_t targets, right;
 } Evaluation;
 
-// Runs samples 0 .. samples - 1 of the data through the model, by the schedule of passes that do
-// not train. All ranks call it, and get the same.
+// Evaluates samples 0 .. samples - 1 of the data with the schedule of passes that do not train. All
+// ranks call it and get the same result.
 static inline Evaluation executor_evaluate(Executor *e, const Program *program, const Dataset *data,
                                            int64_t samples, int64_t step) {
     Evaluation sum = {0, 0, 0};
@@ -420,7 +426,7 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
             data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL,
             0};
         int at = 0;
-        bool none = false; // to stop is asked of training steps only
+        bool none = false; // requests to stop are exchanged in training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
         sum.loss += executor_sum_losses(e, program, &pass, &none);
         if (data->labels) { executor_share(e, program, e->right, &none); }
@@ -433,8 +439,8 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     return sum;
 }
 
-// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0,
-// and leave output 0, or logits(Vp) on the host. All ranks of the stage call it.
+// Runs this stage's units on one sequence of n tokens. Reads activation set 0, or input buffer 0;
+// leaves output buffer 0, or logits(Vp) on the host. All ranks of the stage call it.
 static inline void executor_stage_forward(Executor *e, int64_t n, float *logits) {
     const GptModel *m = e->model;
     for (int unit = e->shape.first; unit < e->shape.end; unit++) {
@@ -457,9 +463,9 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
 }
-// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence
-// through all stages, where the first rank of each sends it on. Every rank calls it, and gets the
-// same.
+// Computes logits(Vp), on the host, of the token that follows tokens(n), n <= T. Uses no schedule:
+// one sequence passes through all stages, sent on by the first rank of each. Every rank calls it
+// and gets the same result.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t n, float *logits) {
     const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
@@ -483,8 +489,8 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     }
 }
 
-// How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the
-// token's place.
+// How tokens are drawn: at a temperature (0: the likeliest token), as a function of seed, step and
+// the position of the token.
 typedef struct {
     double temperature;
     uint64_t seed, step;
@@ -504,7 +510,7 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
     }
     return (int32_t)best;
 }
-// `count` tokens that follow `first`. Every rank calls it, and gets the same.
+// Generates `count` tokens that follow `first`. Every rank calls it and gets the same tokens.
 static inline void executor_generate(Executor *e, const Placement *placement, int32_t first,
                                      int32_t *out, int64_t count, Draws draws) {
     int64_t T = e->shape.T, n = 1;
@@ -513,7 +519,7 @@ static inline void executor_generate(Executor *e, const Placement *placement, in
     for (int64_t i = 0; i < count; i++) {
         executor_logits(e, placement, tokens, n, e->host_logits);
         out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
-        // slide: keep the newer half
+        // the context is full: keep its newer half
         if (n == T) {
             memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t));
             n = T - T / 2;

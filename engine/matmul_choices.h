@@ -1,14 +1,14 @@
 // matmul_choices.h: which algorithm of the GPU's library computes each matrix product of a run. An
-// algorithm decides the order of a sum and so the last bits of a result. So rank 0 times them for
-// all ranks before the first step, and a run that resumes takes the choices of its checkpoint. On a
-// CPU there is nothing to choose, and these functions do nothing.
+// algorithm decides the order of a sum, and so the last bits of a result. Therefore rank 0 times
+// the algorithms for all ranks before the first step, and a resumed run uses the choices in its
+// checkpoint. On a CPU there is no choice, and these functions do nothing.
 #ifndef MATMUL_CHOICES_H
 #define MATMUL_CHOICES_H
 
-#include "checkpoint.h" // where choices are kept
-#include "plan/costs.h" // runs each unit once
+#include "checkpoint.h" // choices in checkpoints
+#include "plan/costs.h" // time_units runs each unit once
 
-// The products that any rank has asked for, each once; all ranks call it and get the same.
+// Collects the products that any rank uses, each once. All ranks call it and get the same list.
 static inline void matmuls_of_all_ranks(Comm *comm, const MatmulChoices *mine, MatmulChoices *all) {
     all->count = 0;
     for (int rank = 0; rank < comm->ranks; rank++) {
@@ -23,8 +23,8 @@ static inline void matmuls_of_all_ranks(Comm *comm, const MatmulChoices *mine, M
         }
     }
 }
-// What rank 0 finds in the newest checkpoint of `out`, for the same device and library; all ranks
-// call it and get the same.
+// Reads the choices of the newest checkpoint of `out`, if they are for the same device and library.
+// All ranks call it and get those that rank 0 finds.
 static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char *library,
                                          MatmulChoices *choices) {
     choices->count = 0;
@@ -35,14 +35,14 @@ static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char
     }
     comm_broadcast(comm, choices, sizeof *choices, 0);
 }
-// Chooses for all products that the units of this model ask for; all ranks call it, before the
-// states are allocated.
+// Chooses algorithms for all products that the units of this model use. All ranks call it, before
+// the states are allocated.
 static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool resume,
                                   const GptModel *m, const ExecutorShape *shape, double flops_per_s,
                                   Stream *s, Comm *comm) {
     static MatmulChoices wanted, seen, made;
     char library[160];
-    // the products of a private step are those of any other, but for the weights' gradients
+    // a private step has the same products, except for those of weight gradients
     ExecutorShape plain = *shape;
     ops_matmul_library(library, sizeof library);
     choices->count = 0;

@@ -1,19 +1,20 @@
-// memory_plan.h: where the states of a run will lie, and what they will need: of the model that it
-// begins with, and of those that follow it when blocks share no more. All of it before anything is
-// allocated.
+// memory_plan.h: plans where the states of a run will be stored, and how much memory they will
+// need: for the model that the run begins with, and for the delinked model that follows, if any.
+// All of this happens before anything is allocated.
 //
-// Order      The store and its schedules are planned with all states on the device; then what its
-//            budget has no room for goes to the host, and from there to the disk (offload.h), and
-//            both are planned anew. Models that follow (foresee) are planned in the same way,
-//            noted, and given back, so that one that does not fit is known before the first step,
-//            and the switch (train_gpt.c: delink) finds what was foreseen.
-// Disk       Two files are taken in turns, by models of even and odd number, each as long as the
-//            largest that comes into it (store/disk.h).
+// Order  The store and its schedules are planned with all states on the device. What exceeds the
+//        device's budget is offloaded to the host, what exceeds the host's budget to the disk
+//        (offload.h), and store and schedules are planned again. The model that follows
+//        (forecast_delinked) is planned in the same way, its needs are noted, and its plan is
+//        freed. So a model that does not fit is known before the first step, and the delinking
+//        (train_gpt.c: delink) finds the same plan again.
+// Disk   Two files are used in turns, by models of even and odd number. Each is as long as the
+//        largest need of its models (store/disk.h).
 #ifndef MEMORY_PLAN_H
 #define MEMORY_PLAN_H
 
-#include "engine/trainer.h" // Trainer
-#include "offload.h"        // what goes where
+#include "engine/trainer.h" // the state of a run
+#include "offload.h"        // which states are offloaded
 
 static inline void setup_store(Trainer *t) {
     const Options *o = &t->options;
@@ -37,12 +38,13 @@ static inline void setup_schedule(Trainer *t) {
     t->shape.limits = limits_of_both(t->cyclic.rule ? t->shape.limits : t->program.limits[me],
                                      t->evaluation.limits[me]);
     if (t->cyclic.rule) {
-        // all have the same program
+        // all ranks have the same program
         if (t->ranks->me == 0) { cyclic_check(&t->program, &t->cyclic, &t->model); }
     } else {
         schedule_check(&t->program);
     }
-    const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
+    // the fewest and most samples that a private step may draw
+    const int64_t extremes[] = {0, t->most_samples};
     for (int i = 0; t->privacy.on && !t->cyclic.rule && i < 2; i++) {
         Program p = make_program(t, extremes[i], true);
         t->shape.limits = limits_of_both(t->shape.limits, p.limits[t->ranks->me % p.ranks]);
@@ -51,7 +53,7 @@ static inline void setup_schedule(Trainer *t) {
     }
 }
 
-// What predictions and reports of the run are about.
+// Collects what predictions and reports of the run need.
 static inline RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options,     &t->model,         &t->comm,
                       &t->cluster,     t->ranks,          &t->program,
@@ -63,9 +65,9 @@ static inline RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
-// What --offload allows. Activations stay where samples are clipped (which may spoil them), and
-// where weight parts wait. Where blocks are computed again, they are what goes into them, which the
-// first one of a stage has from a message.
+// Returns what --offload allows. Activations stay on the device if samples are clipped (which may
+// overwrite them), or if weight parts wait. With recomputation a block's input is offloaded instead
+// of the activations inside; a stage's first block has received its input, so it is left out.
 static inline OffloadScope offload_scope(const Trainer *t) {
     const Options *o = &t->options;
     const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE,
@@ -82,7 +84,7 @@ static inline OffloadScope offload_scope(const Trainer *t) {
                                 t->shape.end};
     return scope;
 }
-// Plans the store and its schedules anew, for what has left the device.
+// Plans the store and its schedules again, after a change of what is offloaded.
 static inline void plan_again(Trainer *t) {
     store_free(&t->store);
     program_free(&t->program);
@@ -90,8 +92,8 @@ static inline void plan_again(Trainer *t) {
     setup_store(t);
     setup_schedule(t);
 }
-// Bytes that the host's budget would lack with nothing on disk. The process takes a little more
-// until it is looked at (check_budgets).
+// Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
+// for what the process still allocates before its memory is checked (check_budgets).
 static inline double host_excess(const Trainer *t) {
     const size_t SLACK = 1 << 20, states = store_host_bytes(&t->store) +
                                            store_scratch_bytes(&t->store) +
@@ -101,7 +103,8 @@ static inline double host_excess(const Trainer *t) {
            (double)offload_disk_frees(&scope, &t->offload) -
            option_size("host-memory", t->options.host_memory);
 }
-// Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
+// Of the offloaded states, puts on disk what exceeds the host's budget, or, without a budget,
+// everything.
 static inline void place_on_disk(Trainer *t) {
     if (!t->offload.disk) {
         t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload");
@@ -115,8 +118,8 @@ static inline void place_on_disk(Trainer *t) {
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
-// What this model, the number-th of the run, needs of the disk. The first that needs it measures
-// it.
+// Notes the disk space that this model, the number-th of the run, needs. The first model that needs
+// any measures the disk's rate.
 static inline void note_disk(Trainer *t, int number) {
     if (!t->offload.disk) { return; }
     t->file_bytes[number] = max_i64(t->file_bytes[number], store_disk_bytes(&t->store));
@@ -136,7 +139,7 @@ static inline void replace_on_disk(Trainer *t) {
     place_on_disk(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
-// Timing has made the process larger; more goes to the disk where the budget asks for it.
+// Puts more states on disk if the budget requires it: timing has made the process larger.
 static inline void setup_disk_again(Trainer *t) {
     const OffloadScope scope = offload_scope(t);
     t->resident = (int64_t)host_bytes("VmRSS:");
@@ -145,8 +148,8 @@ static inline void setup_disk_again(Trainer *t) {
         replace_on_disk(t);
     }
 }
-// The store and its schedules are planned with all states on the device; now some go to the host,
-// for which both are planned anew.
+// Chooses which states are offloaded to the host, given a plan with all states on the device, and
+// plans again.
 static inline void place_offload(Trainer *t) {
     const Options *o = &t->options;
     size_t memory[MEMORY_KINDS];
@@ -171,7 +174,8 @@ static inline void place_offload(Trainer *t) {
     } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
     plan_again(t);
 }
-// Who updates what lies on the host holds for the whole run.
+// Sets up offloading. Whether the CPU or the device updates offloaded states is decided once for
+// the run.
 static inline void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
@@ -187,9 +191,9 @@ static inline void setup_offload(Trainer *t) {
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 
-// A model in the place of the one before, whose plans are somewhere else: the store, its schedules,
-// what lies on the host and on disk. passing: bytes of the host that the states of the one before
-// take at the switch. The same at each call.
+// Plans another model in place of the current one, whose plans the caller keeps: the store, its
+// schedules, what is on the host and on disk. passing: bytes of host memory that the previous
+// model's states take while they are converted. Repeated calls give the same plan.
 static inline void plan_model(Trainer *t, GptModel model, size_t passing) {
     t->model = model;
     t->offload.host = t->offload.disk = NULL;
@@ -199,8 +203,8 @@ static inline void plan_model(Trainer *t, GptModel model, size_t passing) {
     if (options_offloads(&t->options)) { place_offload(t); }
     if (t->offload.host && *t->options.offload_dir) { place_on_disk(t); }
 }
-// What the model that follows in this run, which shares nothing, will need, before anything is
-// allocated.
+// Predicts what the delinked model that follows in this run will need, and restores the current
+// plan.
 static inline void forecast_delinked(Trainer *t) {
     const GptModel now = t->model;
     const Store store = t->store;
@@ -230,7 +234,7 @@ static inline void forecast_delinked(Trainer *t) {
     t->shape = shape;
     t->offload = offload;
 }
-// What the run will need: this model, and the one that follows.
+// Predicts what the run will need: this model, and the one that follows.
 static inline void forecast_run(Trainer *t) {
     RunFacts facts = run_facts(t);
     memset(&t->needs, 0, sizeof t->needs);
@@ -244,8 +248,8 @@ static inline void forecast_run(Trainer *t) {
     }
     t->predicted.disk = t->file_bytes[0] + t->file_bytes[1];
 }
-// Where the host has no room for the states of two models at a switch, those that share have theirs
-// on disk. Are plans new?
+// If the host cannot hold the states of two models during delinking, puts those of the shared model
+// on disk. Returns true if the plans changed.
 static inline bool spill_to_disk(Trainer *t) {
     RunFacts facts = run_facts(t);
     const double host = most_of_ranks(&facts, t->needs.host);

@@ -1,22 +1,23 @@
-// profile.h: --profile-steps, where the time of some steps goes: by kind of action and of unit.
+// profile.h: --profile-steps: how long each kind of action takes, by kind of unit, in a few steps.
 //
-// On a GPU it is the time between events in its stream, and everything is launched one by one, with
-// the same results; a profiler that captures these steps (nsys) sees the actions as ranges. On the
-// processor it is the clock's. Rank 0 prints a table and logs the event "profile"
-// (docs/formats.md).
+// On a GPU the time of an action is that between two events in its stream. Block work is then
+// launched kernel by kernel, with the same results. A profiler that captures these steps (nsys)
+// sees the actions as ranges. On the CPU it is the clock's time. Rank 0 prints a table and logs the
+// event "profile" (docs/formats.md).
 #ifndef PROFILE_H
 #define PROFILE_H
 
 #include "report.h" // the log, the progress bar
 
-enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // behind the units'
+enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // after the unit classes: actions of states
 static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head",
                                                                 "states"};
 typedef struct {
-    int64_t first, last, steps; // to profile, from 1, 0: none; profiled so far
-    int actions;                // of a step
-    OpsMark **marks;            // [actions][2]
-    // [actions] of the last profiled step, from its NORM on, where all ranks meet
+    // first, last step to profile, counted from 1 (0: none); steps profiled so far
+    int64_t first, last, steps;
+    int actions;     // most actions of a step
+    OpsMark **marks; // [actions][2]
+    // [actions] of the last profiled step, relative to the end of its NORM, where all ranks meet
     ActionTime *times;
     double seconds[ACTION_KINDS][PROFILE_PLACES], total_s;
     int64_t count[ACTION_KINDS][PROFILE_PLACES];
@@ -35,14 +36,14 @@ static inline Profile profile_make(const Options *o, int actions) {
 }
 static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (step < p->first || step > p->last) { return; }
-    ops_wait(e->stream); // for what is left of the step before
+    ops_wait(e->stream); // for work of the step before
     if (!p->steps) { ops_profiler(true); }
     e->marks = p->marks;
 }
 static inline int profile_place(const Executor *e, const Action *a) {
     return a->unit < 0 ? (int)PROFILE_STATES : (int)gpt_unit_class(e->model, a->unit);
 }
-// After the first `ran` actions of a step (an update that is skipped does not run).
+// Ends the profile of a step whose first `ran` actions have run; a skipped update does not run.
 static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
     double met = 0;
     if (!e->marks) { return; }
@@ -96,8 +97,8 @@ static inline void profile_tell(const Profile *p, Log *log) {
     text_add(&line, "}");
     log_line(log, &line);
 }
-// What all ranks did in the last profiled step: drawn where there are several stages, and, where it
-// is wanted, written as a trace. All ranks call it.
+// Collects the times of all ranks in the last profiled step. Rank 0 draws them if the pipeline has
+// several stages, and writes a trace file if `trace` names one. All ranks call it.
 static inline void profile_draw(const Profile *p, Comm *comm, const Program *program,
                                 const char *trace) {
     int64_t *part = (int64_t *)checked_calloc((size_t)comm->ranks + 1, sizeof(int64_t), "profile");
@@ -115,8 +116,8 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
     free(all);
     free(part);
 }
-// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks.
-// All ranks call it.
+// Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints. All
+// ranks call it.
 static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
                                   ProgressBar *bar, Log *log) {
     const int rank = comm->rank;

@@ -1,68 +1,71 @@
-// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap are one long
-// program here (cyclic_unroll), which is played with messages that meet (schedule.h: the walk):
-// what ends in it cannot wait for ever. The rules of compute actions are schedule.h's; here are
-// those of states that go from rank to rank.
+// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap become one long
+// program (cyclic_unroll). It is replayed with the two ends of each message as one event
+// (schedule.h: the walk): a program that ends there cannot wait for ever. The rules of compute
+// actions are in engine/validator.h; the rules here are those of states that are sent from rank to
+// rank.
 //
-// Versions   a use acquires a version that is here, one of the newest `places`; forward and
-//            backward of a unit use the same; nobody writes into the place of one that is acquired;
-//            each comes once, in order, from a rank that has it; at the end all ranks that take a
-//            storage have the last one.
-// Guests     parameters that come for a use (mode zero) come once, of the version that the rule
-//            says, into a room of which nothing is acquired, and are acquired from it in their use
-//            alone.
-// Sums       a piece's gradient is made in a place that is free, and added to those of exactly the
-//            pieces before it of its micro-batch; this one's, when it is whole, to the sum of
-//            exactly those before it; a sum is sent once, by who has it, to a place that is free;
-//            an update has the sum of all of its step, and follows what it waits for.
-// Places     of activations: micro-batch m has place m modulo their number in each unit, the
-//            boundary before a unit from the forward that writes it on; gradients of boundaries are
-//            read before others are written there.
-// Tally      each rank adds once a step, when its losses and gradients are whole; what waits for
-//            the norm follows the sum of all ranks.
-// Errands    Where ranks put store work aside, the same rules are proved in other orders too
-//            (deferred.h), which has the argument why none of them makes all ranks wait.
+// Versions    A use acquires a version that is stored here, one of the newest `places`. Forward and
+//             backward of a unit use the same version. The buffer of an acquired version is not
+//             overwritten. Each version arrives once, in order, from a rank that has it. At the end
+//             every rank that uses a storage has its last version.
+// Borrowed    Parameters that are received for a use (mode zero) arrive once, of the version that
+//             the rule requires, in a slot of which nothing is acquired, and are acquired for their
+//             use alone.
+// Sums        A piece's gradient is made in a free buffer, and added to those of exactly the
+//             earlier pieces of its micro-batch. When the micro-batch's gradient is complete, it is
+//             added to the sum of exactly the earlier micro-batches. A sum is sent once, by a rank
+//             that has it, to a free buffer. An update has the sum of its whole step, and follows
+//             what it must wait for.
+// Activations Micro-batch m uses buffer m modulo their number in each unit. The buffer of a
+//             boundary before a unit is in use from the forward that writes it on. Gradients of
+//             boundaries are read before they are overwritten.
+// Statistics  Each rank adds to the statistics once a step, when its losses and gradients are
+//             complete. What waits for the norm follows the sum over all ranks.
+// Deferred    Where ranks defer store operations, the same rules are proved in other orders too.
+//             deferred.h argues why no order makes all ranks wait.
 #ifndef PROOF_H
 #define PROOF_H
 
 #include "cyclic.h"           // schedules of windows
 #include "engine/deferred.h"  // orders in which ranks may run them
-#include "engine/validator.h" // what it rests on
+#include "engine/validator.h" // rules of compute actions
 
 typedef struct {
-    // whose gradient is in a place: the last piece, counted through the steps; -1: it is free
+    // owner of the buffer's gradient: the last piece in it, counted through the steps; -1: the
+    // buffer is free
     int micro;
-    int storage;     // of which storage
-    int first, last; // of its step: the sum of these micro-batches, in order
-    bool whole;      // its piece has all of it, or its micro-batch: REDUCE has run
-    bool part;       // the head's part of wte's has come
+    int storage;     // storage of the gradient
+    int first, last; // the gradient is the sum of these micro-batches of its step, in order
+    bool whole;      // REDUCE has run: the gradient of its piece, or its micro-batch, is complete
+    bool part;       // the head's part of wte's gradient has been received
 } Made;
 typedef struct {
     int64_t step; // -1: none yet
-    int count;    // ranks that have added
+    int count;    // ranks that have added to the statistics
 } StatsMark;
 
 typedef struct {
-    Validator v; // first: rules of compute actions take it
+    Validator v; // must be first: rules of compute actions take a Validator
     const CyclicPlan *plan;
     const GptModel *model;
     P2p *p2p; // [ranks]
     Pieces pieces;
-    int64_t *places;        // [units] of activations
-    bool *cut;              // [units] activations.h: its gradient has a place of its own
-    int64_t *newest, *held; // [rank][storage] version; -1: none is acquired
-    int64_t *borrowed;      // [rank][room][storage] version that came into it; -1: none
-    // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
+    int64_t *places;        // [units] buffers of activations
+    bool *cut;              // [units] its gradient has a buffer of its own (activations.h: cut)
+    int64_t *newest, *held; // [rank][storage] newest version; version acquired, -1: none
+    int64_t *borrowed;      // [rank][slot][storage] version received; -1: none
+    // [rank][slot] use whose parameters are in the slot, counted through the steps; -1: none yet
     int64_t *slot_use;
-    int *slot_of; // [rank][storage] in which room it is acquired
-    // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or
-    // are made of parts
+    int *slot_of; // [rank][storage] slot from which it is acquired
+    // [rank][buffer] gradients being made; [rank][storage] sums received; [rank][storage][2] sums
+    // that stay, or are added from parts
     Made *made, *coming, *summed;
-    int makings;   // places of a rank's made
-    int64_t *used; // [rank][unit][micro][2] versions of its forward
-    // [rank][2 * units] unit and micro-batch whose gradient of the input is in the place, or -1
+    int makings;   // number of a rank's buffers in `made`
+    int64_t *used; // [rank][unit][micro][2] versions that its forward used
+    // [rank][2 * units] unit and micro-batch whose input gradient is in the buffer, or -1
     int64_t *gradient;
     StatsMark *stats_in, *stats_out; // [rank]
-    Made sent;                       // what the SEND carries that is being visited, for its RECV
+    Made sent;                       // what the current SEND sends, for its RECV
     StatsMark sent_stats;
 } Proof;
 
@@ -72,15 +75,15 @@ static inline int proof_at(const Proof *p, int rank, int storage) {
 static inline int proof_step(const Proof *p, int piece) {
     return piece / pieces_of_step(&p->pieces);
 }
-// in its step
+// number of a piece within its step
 static inline int proof_piece(const Proof *p, int piece) {
     return piece % pieces_of_step(&p->pieces);
 }
-// whose it is
+// micro-batch of a piece within its step
 static inline int proof_in_step(const Proof *p, int piece) {
     return piece_micro(&p->pieces, proof_piece(p, piece));
 }
-// of last pieces
+// the last piece of the previous micro-batch, given that of a micro-batch
 static inline int proof_before(const Proof *p, int piece) {
     return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces);
 }
@@ -93,9 +96,10 @@ static inline SumWay proof_way(const Proof *p, int storage) {
 static inline bool proof_borrows(const Proof *p, int rank, int storage) {
     return p->p2p[rank].borrows && p->p2p[rank].owner[storage] != rank;
 }
-// Where a piece's gradient of a storage is made: where sums stay, or there are several of a
-// micro-batch, blocks share one place, and wte has several. Where a micro-batch's is. Of gradients
-// that go to their owners each has its own, in a room.
+// Returns the buffer in which a piece's gradient of a storage is made. If sums stay, or a
+// micro-batch has several pieces, blocks share one buffer, and wte has several. Gradients that are
+// sent to their owners have one each, in a slot. proof_whole returns the buffer of the whole
+// micro-batch's gradient.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const P2p *r = &p->p2p[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
@@ -108,7 +112,7 @@ static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro
     if (!p->p2p[rank].joins_pieces) { return proof_made(p, rank, storage, micro); }
     return &p->made[rank * p->makings + p->p2p[rank].heads + STORAGE_CLASSES + storage];
 }
-// The sum that stays on its owner; or, of parts that come to it, the one before its own.
+// Returns the sum that stays on its owner, or the sum of the parts that the owner has received.
 static inline Made *proof_summed(const Proof *p, int rank, int storage, int64_t step) {
     return &p->summed[2 * proof_at(p, rank, storage) + step % p->p2p[rank].sums];
 }
@@ -141,7 +145,7 @@ static inline bool proof_has(const Proof *p, int rank, int storage, int64_t vers
     const int64_t newest = p->newest[proof_at(p, rank, storage)];
     return version >= 0 && version <= newest && version > newest - p->p2p[rank].places[storage];
 }
-// Rooms of parameters that come for a use: which one has this use's, and what of it.
+// Slots of borrowed parameters: the use of an action, its slot, and what the slot has of a storage.
 static inline int64_t proof_use(const Proof *p, int rank, const Action *a) {
     return a->step * p->p2p[rank].uses + a->use;
 }
@@ -157,12 +161,12 @@ static inline void prove_borrowed(Proof *p, int rank, const Action *a) {
     for (int s = 0; s < p->v.program->map.storages; s++) {
         const int at = proof_at(p, rank, s);
         if (proof_borrows(p, rank, s) && p->held[at] >= 0 && p->slot_of[at] == slot) {
-            validator_fail(&p->v, rank, a, "storage %d in its room is in use", s);
+            validator_fail(&p->v, rank, a, "storage %d in its slot is in use", s);
         }
         if (p->slot_use[slot] != use) { *proof_came(p, slot, s) = -1; }
     }
     if (p->slot_use[slot] > use) {
-        validator_fail(&p->v, rank, a, "its room has the parameters of a later use");
+        validator_fail(&p->v, rank, a, "its slot has the parameters of a later use");
     }
     if (*proof_came(p, slot, a->storage) >= 0) {
         validator_fail(&p->v, rank, a, "has come already");
@@ -180,7 +184,7 @@ static inline void prove_acquire(Proof *p, int rank, const Action *a) {
     const bool borrowed = proof_borrows(p, rank, a->storage);
     if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
     if (borrowed && !proof_has_borrowed(p, rank, a)) {
-        validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version);
+        validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its slot", a->version);
     }
     if (borrowed) { p->slot_of[at] = proof_slot(p, rank, a); }
     if (!borrowed && !proof_has(p, rank, a->storage, a->version)) {
@@ -206,14 +210,14 @@ static inline void prove_parameters(Proof *p, int rank, const Action *a, bool se
         prove_open(p, rank, a, a->version);
     }
 }
-// Gradients on their way to owners: stages share rooms.
+// Gradients on their way to owners: stages share slots.
 static inline void prove_gradient_slot(Proof *p, int rank, const Action *a, int storage) {
     const P2p *r = &p->p2p[rank];
     for (int s = 1; s < p->v.program->map.storages; s++) {
         const bool other =
             r->stage[s] != r->stage[storage] && r->grad_slot[s] == r->grad_slot[storage];
         if (other && p->made[rank * p->makings + s].micro >= 0) {
-            validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s);
+            validator_fail(&p->v, rank, a, "its slot holds the gradient of storage %d", s);
         }
     }
 }
@@ -232,7 +236,7 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
         false,    mine && m->part};
     *m = begun;
 }
-// A piece joins those of its micro-batch.
+// A piece is added to those of its micro-batch.
 static inline void prove_add_piece(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
     const int in = proof_in_step(p, a->micro),
               within = piece_within(&p->pieces, proof_piece(p, a->micro));
@@ -243,7 +247,7 @@ static inline void prove_add_piece(Proof *p, int rank, const Action *a, Made *pi
     *whole = *piece;
     made_free(piece);
 }
-// A piece's gradient is whole.
+// A piece's gradient is complete.
 static inline void prove_piece(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro), head = p->v.program->map.units - 1;
     Made *m = proof_made(p, rank, a->storage, a->micro),
@@ -258,15 +262,15 @@ static inline void prove_piece(Proof *p, int rank, const Action *a) {
     m->whole = true;
     if (whole != m) { prove_add_piece(p, rank, a, m, whole); }
 }
-// With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it,
-// where it is made here.
+// With its last piece a micro-batch's gradient is complete. The sum of earlier micro-batches is
+// added to it, on the rank that adds this storage.
 static inline void prove_join(Proof *p, int rank, const Action *a) {
     const P2p *r = &p->p2p[rank];
     const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
     Made *m = proof_whole(p, rank, a->storage, a->micro),
          *coming = &p->coming[proof_at(p, rank, a->storage)],
          *sum = proof_summed(p, rank, a->storage, step);
-    // or it goes to its owner as it is
+    // not complete, or sent to its owner as it is
     if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) ||
         proof_borrows(p, rank, a->storage)) {
         return;
@@ -289,8 +293,8 @@ static inline void prove_join(Proof *p, int rank, const Action *a) {
     m->first = 0;
     made_free(before);
 }
-// A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and
-// with the last one this the sum.
+// A received part is added to a sum. Where sums stay, a received piece is added to those of its
+// micro-batch, and with the last piece the micro-batch's gradient to the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
     const bool owner = p->p2p[rank].borrows || proof_way(p, a->storage) == SUM_OWNER,
@@ -365,8 +369,8 @@ static inline void prove_update(Proof *p, int rank, const Action *a) {
     made_free(sum);
 }
 
-// What a rank adds to a step's tally is whole: losses of all that it computes; gradients that it
-// owns, or their updates.
+// What a rank adds to a step's statistics must be complete: the losses of all that it computes, and
+// the gradients that it owns, or their updates.
 static inline void prove_stats(Proof *p, int rank, const Action *a) {
     const int N = p->plan->N, head = p->v.program->map.units - 1;
     StatsMark *stats_in = &p->stats_in[rank], *stats_out = &p->stats_out[rank];
@@ -399,7 +403,7 @@ static inline void prove_stats(Proof *p, int rank, const Action *a) {
 }
 static inline void prove_send_stats(Proof *p, int rank, const Action *a, bool sends) {
     if (sends && p->stats_out[rank].step != a->step) {
-        validator_fail(&p->v, rank, a, "has nothing to tell of this step");
+        validator_fail(&p->v, rank, a, "has no statistics of this step to send");
     }
     if (sends) { p->sent_stats = p->stats_out[rank]; }
     if (!sends && p->stats_in[rank].step >= 0) {
@@ -408,11 +412,11 @@ static inline void prove_send_stats(Proof *p, int rank, const Action *a, bool se
     if (!sends) { p->stats_in[rank] = p->sent_stats; }
 }
 
-// Activations and gradients of boundaries: their places.
-// of the activations of a unit, that this action writes
+// Buffers of activations, and of gradients of boundaries. The activations of `unit`, which this
+// action writes, must not be in use.
 static inline void prove_place(Proof *p, int rank, const Action *a, int unit) {
     bool began = false;
-    // who was there last has proved it of those before
+    // earlier users of the buffer were checked when the latest one began
     for (int m = a->micro - (int)p->places[unit]; m >= 0 && !began; m -= (int)p->places[unit]) {
         began = *validator_done(&p->v, rank, a->unit, m) & DONE_FORWARD;
         const bool ended = *validator_done(&p->v, rank, unit, m) & DONE_WEIGHT;
@@ -490,7 +494,8 @@ static inline void proof_visit(void *context, int rank, const Action *a, int pee
     }
 }
 
-// Where store work is put aside: what is done at once, and what later.
+// With deferred operations, REDUCE is in two parts: the piece's gradient is complete at once, and
+// the sum of earlier micro-batches is added later. So are the other actions at once or later.
 static inline void proof_visit_at_once(void *context, int rank, const Action *a, int peer) {
     if (a->kind == ACT_REDUCE) {
         prove_piece((Proof *)context, rank, a);
@@ -524,7 +529,7 @@ static inline void proof_end(Proof *p, int steps) {
             }
         }
         if (p->stats_out[r].step != steps - 1) {
-            validator_fail(&p->v, r, &none, "the last step was not told");
+            validator_fail(&p->v, r, &none, "the last step was not reported");
         }
     }
 }
@@ -586,9 +591,9 @@ static inline void proof_stop(Proof *p) {
     validator_stop(&p->v);
 }
 
-// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains: in
-// the order of the lists, or, `late`, in one that `seed` draws, of ranks that put store work aside.
-// On a violation returns false and describes the first one in error.
+// Proves `steps` steps of windows (schedule_cyclic; `window` is step 0's), of which every pause-th
+// drains: in the order of the lists, or, if `late`, in an order drawn from `seed`, of ranks that
+// defer store operations. Returns false on a violation, and describes the first one in error.
 static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan *plan,
                                          const GptModel *m, int steps, int pause, bool late,
                                          uint64_t seed, char *error, size_t error_bytes) {
@@ -613,12 +618,12 @@ static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, c
     return cyclic_prove_in_order(window, plan, m, steps, pause, false, 0, error, error_bytes);
 }
 
-// The same for the program: windows that follow each other, and, where there will be such, steps
-// that drain; where work is put aside, in one order of that, too. Ends it where there is a
+// Proves a program before it runs: windows one after another; also steps that drain, if the run
+// will have any; also with deferred operations, in one random order. Ends the program on a
 // violation.
 static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
     char error[400];
-    // of up to 5 stages that take turns all that differ
+    // enough steps for all different windows of up to 5 stages that take turns
     const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4;
     const int orders = plan->mode == CYCLIC_DATA ? 2 : 1;
     for (int pause = steps; pause > 1; pause = pause > 2 ? 2 : 0) {

@@ -1,6 +1,6 @@
-// trainer.h: what a run is (Trainer), and one step of it: a step and then the next one, or, where
-// micro-batches are delayed against each other (cyclic.h), a window in which the next step begins.
-// train_gpt.c sets it up and goes from step to step.
+// trainer.h: the state of a run (Trainer), and one training step. A step ends before the next one
+// begins, or, where micro-batches are delayed against each other (cyclic.h), the next step begins
+// within the step's window. train_gpt.c sets up the Trainer and calls train_step for each step.
 #ifndef TRAINER_H
 #define TRAINER_H
 
@@ -16,70 +16,71 @@ typedef struct {
     OptionsGiven given;
     int argc;
     char **argv;
-    // who and where
+    // ranks and devices
     Comm comm;
     Stream stream;
     Rates rates;
-    Cluster cluster;     // --cluster; 0 x 0: there is none
-    Group cluster_ranks; // of it
-    const Group *ranks;  // all that the plan is for: of the run, or of the cluster
-    // what
+    Cluster cluster;     // --cluster; 0 x 0 nodes: not given
+    Group cluster_ranks; // of the cluster
+    const Group *ranks;  // all ranks that the plan is for: of the run, or of the cluster
+    // model and data
     GptModel model;
     DType dtype;
     const char *model_file; // NULL: random initial weights
-    GptModel model_begun;   // of a checkpoint that the run begins with; 0 layers: there is none
+    GptModel model_begun;   // model of the checkpoint that the run starts from; 0 units: none
     DType model_file_dtype;
     Dataset train, val, hellaswag;
     Tokenizer tokenizer;
-    int64_t val_bytes; // that one validation's targets stand for; 0: not known
-    // how
-    // per step over all ranks, expected and at most; per micro-step of this rank at most; of the
-    // run
+    int64_t val_bytes; // of text in one validation's targets; 0: unknown
+    // plan
+    // samples of a step over all ranks, expected and at most; steps of the run
     int64_t samples, most_samples, rows, steps;
-    Privacy privacy;     // of a private run
-    ExecutorShape shape; // of micro-steps
+    Privacy privacy;     // privacy.on: the run is private
+    ExecutorShape shape; // of this rank's micro-steps
     PipelinePlan plan;   // stages of units on ranks
     const Stage *stage;  // this rank's
-    CyclicPlan cyclic;   // rule OFF: there is none
-    P2p p2p;             // of it: what this rank keeps
-    Offload offload;     // host NULL: no state lies there
-    // schedules of a training step (a private run's is made anew for each) and of one validation
-    // batch
+    CyclicPlan cyclic;   // rule CYCLIC_OFF: not cyclic
+    P2p p2p;             // of the cyclic plan: what this rank stores and sends
+    Offload offload;     // host NULL: nothing is offloaded
+    // schedules of a training step (a private run makes it again for each step) and of one
+    // validation batch
     Program program, evaluation;
-    // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked
-    // for ...
+    // schedule of the last requested step that differs from step 0, whose schedule is `program`
+    // (cyclic_alike) ...
     Program window;
-    int64_t window_step;         // ... namely of this one
-    Prediction predicted, later; // later: when blocks share no more
-    Needs needs;                 // of both
-    // bytes of the host that the process takes in any case, by which states go to the disk
+    int64_t window_step;         // ... and the number of that step
+    Prediction predicted, later; // later: of the model after delinking
+    Needs needs;                 // of both models
+    // bytes of host memory that the process takes anyway; decides how much goes to disk
     int64_t resident;
-    // more of them where this model's states come from the one before it
+    // additional bytes while the states of the previous model are converted to this one's
     int64_t passing;
-    // the host has no room for both: what may lie on disk of models that share does
+    // the host cannot hold the states of both models, so all of the shared model's offloaded states
+    // are on disk
     bool spilled;
-    int number;            // of this model: 0, and 1 after the switch
+    int number;            // of this model: 0, and 1 after delinking
     DiskFile files[2];     // [number]
-    int64_t file_bytes[2]; // the most that these need
-    // with what
+    int64_t file_bytes[2]; // largest size that each file needs
+    // memory
     Store store;
     Executor executor;
-    // [2][drawn_words] what a private step takes of the training data (draw_samples), of even and
-    // odd steps
+    // [2][drawn_words] samples that a private step drew from the training data (draw_samples), of
+    // even and odd steps
     int64_t *windows;
-    int64_t drawn[2]; // how many steps have been drawn, the last of which these are
-    // where it stands
+    int64_t drawn[2]; // 1 + the step that each half of `windows` belongs to
+    // progress
     Progress progress;
-    MatmulChoices matmuls;       // of the device's library
-    int64_t first_step;          // 0, or where a resumed run began
-    int64_t metrics_start_step;  // since which the figures of the end count
-    size_t before[MEMORY_KINDS]; // memory that was taken before the states
-    // of the run: its steps, or fewer where a private one has spent all it may
+    MatmulChoices matmuls;       // matrix product algorithms of the device's library
+    int64_t first_step;          // 0, or the step that a resumed run began with
+    int64_t metrics_start_step;  // first step that counts in the final figures
+    size_t before[MEMORY_KINDS]; // memory taken before the states were allocated
+    // last step: that of the options, or an earlier one, where a private run has spent its whole
+    // budget
     int64_t end;
     Log log;
     ProgressBar bar;
-    char flags[8192];     // as given, for the manifest
-    char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" elsewhere
+    char flags[8192];     // the command line, for the manifest
+    char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" on other ranks
     Spent spent;
     EnergyMeter energy;
     Profile profile;
@@ -87,13 +88,13 @@ typedef struct {
 } Trainer;
 
 // -------------------------------------------------------------------------------------------------
-// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree
-// in each step, before its updates begin to travel, and stop after it.
+// Stopping gracefully: on SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks
+// agree in each step, before its updates begin to travel, and stop after that step.
 static volatile sig_atomic_t stop_requested;
-static const Trainer *signalled; // what a handler may describe
+static const Trainer *signalled; // what the signal handler describes
 static inline void request_stop(int signal_number) {
     stop_requested = 1;
-    if (signal_number != SIGTERM) { return; } // every rank gets the others
+    if (signal_number != SIGTERM) { return; } // SIGUSR1 reaches every rank: no note
     SignalText t = {"", 0};
     signal_text_add(&t, "note: rank ");
     signal_text_add_int(&t, signalled->comm.rank);
@@ -118,10 +119,10 @@ static inline bool asked_to_stop(const Trainer *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Its schedule
+// Schedules
 
-// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that
-// has most samples.
+// Makes the program of a step, or of a validation batch, with `samples` samples. With --cluster and
+// one stage it has a single rank, which stands for all: the one with the most samples.
 static inline Program make_program(const Trainer *t, int64_t samples, bool training) {
     const bool pipeline = t->plan.placement.stages > 1;
     int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
@@ -134,7 +135,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
-    // of batches of any size: equal parts are faster
+    // batches vary in size: equal parts are faster
     if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); }
     if (t->cyclic.rule && training) {
         schedule_cyclic(&p, &t->cyclic, samples, 0);
@@ -153,7 +154,8 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     return p;
 }
 
-// The schedule of a step: `program`, but where ranks take turns. It stays until the next call.
+// Returns the program of a step: `program`, unless cyclic ranks take turns. The result is valid
+// until the next call.
 static inline const Program *step_program(Trainer *t, int64_t step) {
     if (!t->cyclic.rule || cyclic_alike(&t->cyclic, step, 0)) { return &t->program; }
     if (!t->window.rank || !cyclic_alike(&t->cyclic, step, t->window_step)) {
@@ -173,13 +175,13 @@ static inline const Schedule *step_schedule(Trainer *t, int64_t step) {
 static inline double shown_loss(const Trainer *t, double loss) {
     return privacy_hides(&t->privacy) ? (double)NAN : loss;
 }
-// Who guesses has a loss of ln(vocabulary), and so has a model before its first step; one that is
-// confident and wrong has more. No run that learns anything has twice as much after its warm-up;
-// the 1 is for vocabularies of a few tokens.
+// Returns the loss above which the run has a problem. Guessing has a loss of ln(vocabulary), and so
+// has a model before its first step; a confident and wrong model has more. No run that learns has
+// twice as much after its warm-up. The 1 is for vocabularies of a few tokens.
 static inline double loss_limit(const Trainer *t) {
     return 2 * (1 + log((double)t->model.config.vocab));
 }
-// Once a run, where the loss may be told.
+// Warns of a high loss, once in a run. Must not be called if the loss is private.
 static inline void warn_of_loss(Trainer *t, double loss) {
     const bool high = t->progress.step > t->options.warmup && loss > loss_limit(t);
     if (t->warned_of_loss || !(high || !isfinite(loss))) { return; }
@@ -220,9 +222,10 @@ static inline void tell_step(Trainer *t, const Pass *pass, double loss, double n
     report_step(&facts, &t->bar, &t->log);
 }
 
-// Why this update must not be made, or NULL.
+// Returns why this update must not be made, or NULL.
 static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
-    // with its noise: nothing that depends on the samples more
+    // the norm includes noise; the loss, and anything else that depends on the samples, must not
+    // decide
     if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; }
     if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
     double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
@@ -235,8 +238,9 @@ static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
     return NULL;
 }
 
-// The samples that a private step draws: windows, how many, and where each micro-batch's begin.
-// Rank 0 draws for all: logarithms may differ between machines.
+// Draws the samples of a private step: their windows, their number, and where each micro-batch
+// begins. Rank 0 draws for all ranks, because logarithms may differ between machines. Every rank
+// calls it.
 static inline int64_t drawn_words(const Trainer *t) {
     return t->most_samples + 1 + t->privacy.parts + 1;
 }
@@ -260,8 +264,8 @@ static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
     pass->samples = *count;
     pass->begins = p->parts > 1 ? begins : NULL;
 }
-// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its
-// samples.
+// Returns the loss of a step: the mean over its targets, or, in private runs, the mean over its
+// samples of each sample's mean.
 static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
     if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
     double mean = 0;
@@ -272,7 +276,7 @@ static inline double step_loss(const Trainer *t, const Pass *pass, double sum, i
     return mean / (double)pass->samples;
 }
 
-// What a step works on, `ahead` steps from the one that runs.
+// Returns the pass of the step that is `ahead` steps from the current one.
 static inline Pass make_pass(Trainer *t, int ahead) {
     const int64_t first = t->progress.position + ahead * t->samples;
     int64_t targets =
@@ -306,7 +310,7 @@ static inline OptimizerStep make_update(const Options *o, double lr, double norm
 static inline bool due(int64_t every, int64_t step, bool last) {
     return every && (step % every == 0 || last);
 }
-// Does anything wait for all of a step's parameters?
+// Does anything need all parameters of this step before later steps run?
 static inline bool pauses_after(const Trainer *t, int64_t step) {
     const Options *o = &t->options;
     const bool last = step == t->end;
@@ -314,7 +318,8 @@ static inline bool pauses_after(const Trainer *t, int64_t step) {
            due(o->save_every, step, last);
 }
 
-// A step of which the next one begins before it ends. The first rank gets its loss and norm.
+// Runs the window of a cyclic step, in which the next step begins. Only rank 0 gets the loss and
+// norm of the step.
 static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     Executor *e = &t->executor;
     Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
@@ -343,8 +348,8 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
                 step + 1, shown_loss(t, *loss), *norm);
     }
 }
-// Where updates are delayed: the updates of the step before were made; new parameters come, and
-// this gradient is kept.
+// Ends a step with delayed updates (--offload-delay): the updates of the previous step have been
+// made, its new parameters are received, and this step's gradient is kept.
 static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, const Pass *pass,
                                  double norm, bool skipped) {
     executor_run(&t->executor, schedule, at, pass, NULL, t->progress.step, NULL);
@@ -352,7 +357,7 @@ static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, 
     t->store.pending = !skipped;
     t->progress.pending_norm = norm;
 }
-// A step, then the next one.
+// Runs a step completely, before the next one begins.
 static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     int at = 0;
     const Schedule *schedule = &t->program.rank[t->comm.rank];
@@ -373,7 +378,7 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
         t->progress.updates++;
     }
     if (!skip) { return; }
-    t->executor.action = NULL; // the updates do not run
+    t->executor.action = NULL; // no action is running: the updates are skipped
     store_skip_updates(&t->store);
     if (t->comm.rank == 0) {
         fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n",

@@ -1,34 +1,34 @@
-// disk.h: a file for what neither the device nor the host has room for (store/host.h: states of the
-// optimizer), and the rooms that its pieces come to.
+// disk.h: a file for optimizer states that neither device nor host has space for (store/host.h),
+// and the buffers for its pieces.
 //
-// File       One for each rank, in the folder of --offload-dir; two while a model waits that
-//            follows in the run (pseudo.h). Its name is gone as soon as it is open, so nothing is
-//            left behind however a run ends; all of it is allocated before anything is written: a
-//            full disk is found before the first step. Past the page cache (O_DIRECT) where the
-//            file system can.
-// Rooms      of the host's memory, each with a thread that does what is asked of it, in this order:
-//            so a piece is written before the next one comes into its room, and several rooms'
-//            requests are under way at once, which disks want. Threads, not io_uring: four of them
-//            reach what it could, without a library, and where containers forbid it.
-// Errors     Transfers that end early go on where they ended. What fails is kept, and told by
-//            whoever waits for a room next: it ends all ranks.
+// File     One for each rank, in the folder of --offload-dir; two if a delinked model follows in
+//          the run (pseudo.h). Its name is removed as soon as it is open, so nothing is left
+//          however a run ends. All of it is allocated before anything is written, so a full disk is
+//          found before the first step. It bypasses the page cache (O_DIRECT) where the file system
+//          allows that.
+// Buffers  in host memory. Each has a thread, which handles the buffer's requests in order. So a
+//          piece is written before the next one is read into its buffer, and several requests are
+//          in progress at once, which disks need. Threads, not io_uring: four of them are as fast,
+//          need no library, and work where containers forbid io_uring.
+// Errors   A transfer that ends early is continued where it ended. A failure is recorded, and
+//          reported by the next wait for the buffer: it ends all ranks (exit code 3).
 #ifndef STORE_DISK_H
 #define STORE_DISK_H
 
-#include "schedule.h" // how many pieces move
+#include "schedule.h" // DISK_PIECES
 
 #include <fcntl.h>       // O_DIRECT
-#include <pthread.h>     // a thread for each room
-#include <signal.h>      // which are not theirs
-#include <sys/stat.h>    // what the file is
-#include <sys/statvfs.h> // what is free
+#include <pthread.h>     // a thread for each buffer
+#include <signal.h>      // signals are not for these threads
+#include <sys/stat.h>    // size of the file
+#include <sys/statvfs.h> // free space
 
 enum {
-    DISK_GRAIN = 4096, // of places in the file and in memory, of lengths
-    DISK_REQUESTS = 4, // that wait for a room at most
-    DISK_TRIES = 100,  // of a transfer that does not get on
+    DISK_GRAIN = 4096, // alignment of offsets, addresses and lengths
+    DISK_REQUESTS = 4, // most requests that wait for a buffer
+    DISK_TRIES = 100,  // attempts of a transfer that makes no progress
 };
-#ifndef DISK_READ // tests put faults there
+#ifndef DISK_READ // tests inject faults here
 #define DISK_READ pread
 #define DISK_WRITE pwrite
 #endif
@@ -45,41 +45,42 @@ typedef struct {
     const char *folder;
     int file;
     bool there, direct;
-    int64_t bytes, taken; // as asked for; as there are
+    int64_t bytes, taken; // as requested; as allocated
 } DiskFile;
 typedef struct Disk Disk;
 typedef struct {
     Disk *disk;
-    char *at; // the room's memory
+    char *at; // the buffer's memory
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed; // what follows
+    pthread_cond_t changed; // asked, done, ends
     DiskRequest request[DISK_REQUESTS];
-    int64_t asked, done; // requests so far; the next one is number `done` modulo DISK_REQUESTS
+    int64_t asked, done; // number of requests so far; `done` modulo DISK_REQUESTS is the next
     bool ends;
-    DiskRequest failed; // the first that did: bytes 0: none did
-    int64_t found;      // bytes of it that there were
-    int error;          // of the system; 0: the file ends
+    DiskRequest failed; // first failed request; bytes 0: none failed
+    int64_t found;      // bytes of it that were transferred
+    int error;          // errno; 0: end of file
 } DiskBuffer;
 struct Disk {
     const DiskFile *file;
     bool open;
-    int64_t bytes; // of the file that are used
+    int64_t bytes; // bytes of the file in use
     DiskBuffer buffer[DISK_PIECES];
 };
 
-// Bytes that are free in a folder, for those who are not root; negative: it cannot be asked.
+// Returns the free bytes of a folder for users other than root; negative if they cannot be
+// determined.
 static inline double disk_free(const char *folder) {
     struct statvfs there;
     return statvfs(folder, &there) ? -1 : (double)there.f_bavail * (double)there.f_frsize;
 }
 
-// The first whole block of memory.
+// Returns the first aligned address in memory.
 static inline char *disk_align(char *memory) {
     return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN;
 }
 
-// All of a request, or what fails of it is kept in the room.
+// Transfers a whole request, or records the failure in the buffer.
 static inline void disk_transfer(DiskBuffer *buffer, const DiskRequest *r) {
     const int file = buffer->disk->file->file;
     int64_t done = 0;
@@ -95,7 +96,7 @@ static inline void disk_transfer(DiskBuffer *buffer, const DiskRequest *r) {
             return;
         }
         if (n >= (ssize_t)left) { return; }
-        // a direct transfer begins at a whole block
+        // direct transfers must begin at a whole block
         if (n >= DISK_GRAIN) {
             done += n / DISK_GRAIN * DISK_GRAIN;
             tries = 0;
@@ -122,10 +123,10 @@ static inline void *disk_work(void *of) {
     return NULL;
 }
 
-// Waits until at most `left` requests of a room are under way; messages between ranks move on
-// meanwhile.
+// Waits until at most `left` requests of a buffer are in progress. Messages between ranks advance
+// meanwhile. Ends the program (3) if a request has failed.
 static inline void disk_wait_for(DiskBuffer *buffer, int64_t left) {
-    const long SOON = 200000; // ns
+    const long SOON = 200000; // nanoseconds
     pthread_mutex_lock(&buffer->lock);
     while (buffer->asked - buffer->done > left) {
         struct timespec until;
@@ -150,8 +151,8 @@ static inline void disk_wait_for(DiskBuffer *buffer, int64_t left) {
     }
 }
 static inline void disk_wait(DiskBuffer *buffer) { disk_wait_for(buffer, 0); }
-// Starts a transfer between a room and a place of the file, after what was asked of the room
-// before.
+// Starts a transfer between a buffer and the file, after the buffer's earlier requests. at, bytes:
+// multiples of DISK_GRAIN.
 static inline void disk_start(DiskBuffer *buffer, int64_t at, int64_t bytes, bool writes) {
     const DiskRequest r = {buffer->at, at, bytes, writes};
     assert(at % DISK_GRAIN == 0 && bytes % DISK_GRAIN == 0 && at + bytes <= buffer->disk->bytes);
@@ -162,7 +163,7 @@ static inline void disk_start(DiskBuffer *buffer, int64_t at, int64_t bytes, boo
     pthread_mutex_unlock(&buffer->lock);
 }
 
-// An empty file without a name.
+// Makes an empty file without a name.
 static inline int disk_new_file(const char *folder) {
     char path[1100];
     snprintf(path, sizeof path, "%s/train_gpt_XXXXXX", folder);
@@ -180,7 +181,8 @@ static inline void disk_look_at_file(DiskFile *f, int64_t bytes) {
     f->bytes = bytes;
     f->taken = fstat(f->file, &made) ? 0 : (int64_t)made.st_size;
 }
-// Makes it, of exactly so many bytes, all of them zero; or longer, if it is there and has fewer.
+// Makes the file with exactly so many bytes, all zero, or lengthens a shorter one. Ends the program
+// (3) if the disk has too little space.
 static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes) {
     if (f->bytes >= bytes) { return; }
     if (!f->there) {
@@ -188,10 +190,11 @@ static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes
         f->file = disk_new_file(folder);
         f->there = true;
     }
-    signal(SIGXFSZ, SIG_IGN); // a limit of the shell's is an error like others
+    signal(SIGXFSZ, SIG_IGN); // a size limit of the shell is an error like others
     const int error = DISK_ALLOCATE(f->file, 0, bytes);
     if (error) {
-        die(EXIT_RESOURCES, "give --offload-dir a folder with more room, or a larger --host-memory",
+        die(EXIT_RESOURCES,
+            "give --offload-dir a folder with more free space, or a larger --host-memory",
             "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", bytes,
             folder, disk_free(folder), strerror(error));
     }
@@ -199,7 +202,7 @@ static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes
     const int flags = fcntl(f->file, F_GETFL);
     f->direct = flags >= 0 && !fcntl(f->file, F_SETFL, flags | O_DIRECT);
 }
-// Gives back what lies behind so many bytes of it; all of it.
+// Frees all but the first `bytes` bytes of the file, or all of it.
 static inline void disk_cut_file(DiskFile *f, int64_t bytes) {
     if (f->bytes > bytes && !ftruncate(f->file, (off_t)bytes)) { disk_look_at_file(f, bytes); }
 }
@@ -207,18 +210,18 @@ static inline void disk_free_file(DiskFile *f) {
     if (f->there) { close(f->file); }
     memset(f, 0, sizeof *f);
 }
-// Uses so many bytes of a file. Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN
-// on. d stays where it is until disk_close.
+// Starts to use so many bytes of a file. buffers: DISK_PIECES times buffer_bytes, from a multiple
+// of DISK_GRAIN on. d must not move until disk_close.
 static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *buffers,
                              size_t buffer_bytes) {
     sigset_t all, before;
-    pthread_condattr_t clock; // that nobody sets
+    pthread_condattr_t clock; // of a clock that cannot be set
     memset(d, 0, sizeof *d);
     d->file = file;
     d->bytes = bytes;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    // signals are for the thread that trains
+    // signals are for the main thread
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int i = 0; i < DISK_PIECES; i++) {
@@ -254,8 +257,8 @@ static inline void disk_close(Disk *d) {
     memset(d, 0, sizeof *d);
 }
 
-// A part of the file that need not lie at whole blocks, through the first room, where nothing is
-// under way.
+// Reads or writes any part of the file, aligned or not, through the first buffer. No request may be
+// in progress.
 static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory,
                                size_t buffer_bytes, bool writes) {
     DiskBuffer *buffer = &d->buffer[0];

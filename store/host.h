@@ -1,24 +1,26 @@
-// host.h: the store's verbs where states lie in the host's memory (layout.h: Offload; offload.h
-// says which): how they come to their update, and parameters to their uses.
+// host.h: offloaded states of the store (layout.h: Offload; offload.h says which): how they reach
+// their update, and parameters their uses.
 //
-// Pieces     of at most offload_piece() elements of this rank's slice, so that what is on its way
-//            is small whatever the model is.
-// Rooms      two. The pieces of all storages take them in turns, each always the same one, whose
-//            copies follow each other (its link): so a piece is there before its update, gone
-//            before the next one comes, and one room's piece comes while the other's goes.
-// Updates    by the device: states come, are updated by the same operation as ever, and go back: 8
-//            bytes for each one of 4, and no bit differs. By the host: the gradient goes there (and
-//            parameters that are their own masters), and new parameters come back.
-// Sums       of gradients that lie on the host (SumPlace). A sum leaves when those of the storage's
-//            ranks are added up in the room. Where one rank holds the storage it comes back into
-//            the room before the next micro-batch, which adds to it as it computes; else the host
-//            adds, piece by piece, and not at once: when the piece after next comes. So sums have
-//            the bits that they have on the device, and at the update they are where the host wants
-//            them.
-// Parameters that lie there  come for each use, my slice into its place of one of the rooms that
-//                            blocks share, in copies of that room (param_link), and the
-//            others' by the gather of stage 3. New ones are where they belong where the host
-//            updates; else they go there with the states.
+// Pieces      A slice moves in pieces of at most offload_piece() elements, so the buffers on the
+//             way are small for any model.
+// Buffers     Two (OffloadBuffer). The pieces of all storages use them in turns, a piece always the
+//             same one. The copies of a buffer run in order (its link). So a piece has arrived
+//             before its update, has left before the next one arrives, and one buffer is filled
+//             while the other is emptied.
+// Updates     By the device: states are copied to it, updated by the usual operation, and copied
+//             back: 8 bytes for each state of 4, with identical results. By the CPU: the gradient
+//             is copied to the host (with fp32 parameters, which are their own masters), and new
+//             parameters are copied back.
+// Sums        of gradients on the host (SumPlace). A sum leaves its slot when it is complete over
+//             the ranks of the storage. If one rank holds the storage, the sum returns to the slot
+//             before the next micro-batch, which adds to it as it computes. Otherwise the CPU adds
+//             to the sum on the host, piece by piece, and as late as when the piece after next
+//             arrives. So sums have the same bits as on the device, and at the update they are
+//             where the CPU needs them.
+// Parameters  on the host are copied to the device for each use: this rank's slice, to its position
+//             in one of the slots that blocks share, by copies of that slot (param_link); other
+//             ranks' slices arrive by the gather of stage 3. After an update by the CPU new
+//             parameters are already where they belong; otherwise they return with the states.
 #ifndef STORE_HOST_H
 #define STORE_HOST_H
 
@@ -28,16 +30,16 @@
 static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece) {
     return &s->offload_buffer[(s->first_piece[storage] + piece) % MOVING_PIECES];
 }
-// Elements of a piece of my slice, and where in it they begin. The last pieces of a shorter slice
-// may be empty.
+// Returns the elements of a piece of this rank's slice, and where in the slice they begin. The last
+// pieces of a shorter slice may be empty.
 static inline int64_t store_piece(const Store *s, int storage, int piece, int64_t *begin) {
     const int64_t own = store_own_elements(s, storage),
                   most = s->pieces[storage] ? offload_piece(s->model) : own;
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
-// Where the host has a state of a piece: where it lies, or in the room that it came to from the
-// disk.
+// Returns where the host has a state of a piece: in the states on the host, or in the buffer that
+// it was read into from the disk.
 static inline DiskBuffer *store_disk_buffer(Store *s, int storage, int piece) {
     return &s->disk->buffer[(s->first_stored[storage] + piece) % DISK_PIECES];
 }
@@ -51,8 +53,8 @@ static inline float *store_piece_state(Store *s, StateKind kind, int storage, in
                   place = store_place_on_disk(s, kind, storage, piece, n);
     return (float *)(void *)(store_disk_buffer(s, storage, piece)->at + (place - first));
 }
-// What lies on disk of a piece comes to its room, or goes back: asked for now, there when the room
-// is waited for.
+// Starts to read what is on disk of a piece into its buffer, or to write it. The transfer is
+// complete after store_await_stored.
 static inline void store_move_stored(Store *s, int storage, int piece, bool writes) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!n) { return; }
@@ -65,7 +67,7 @@ static inline void store_read_piece(Store *s, int storage, int piece) {
     store_move_stored(s, storage, piece, false);
 }
 static inline void store_write_piece(Store *s, int storage, int piece) {
-    // what the device has updated is on the host
+    // first the states that the device has updated must arrive on the host
     if (!s->policy.offload->cpu_update) { ops_wait(&store_piece_buffer(s, storage, piece)->link); }
     store_move_stored(s, storage, piece, true);
 }
@@ -75,7 +77,7 @@ static inline void store_await_stored(Store *s, int storage, int piece) {
     }
 }
 
-// Starts a copy between a place of the host and one of the device.
+// Starts a copy between host and device memory. in: to the device.
 static inline void store_move(Store *s, OffloadBuffer *buffer, void *host, void *device,
                               int64_t bytes, bool in) {
     if (in) {
@@ -85,9 +87,9 @@ static inline void store_move(Store *s, OffloadBuffer *buffer, void *host, void 
     }
     s->moved[!in] += bytes;
 }
-// Of a piece that the device updates: its states, in the room one kind after another, its gradient,
-// which does not go back, then parameters that lie on the host: new ones, and old ones that are
-// their own masters.
+// Copies a piece that the device updates. Its buffer holds the states, kind after kind; the
+// gradient, which does not return; then parameters that belong on the host. These are copied to the
+// device only if they are their own masters.
 static inline void store_move_states(Store *s, int storage, int piece, OffloadBuffer *buffer,
                                      int64_t step, bool in) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
@@ -110,8 +112,8 @@ static inline void store_move_states(Store *s, int storage, int piece, OffloadBu
     const int64_t size = (int64_t)dtype_size(s->dtype);
     store_move(s, buffer, store_newest(s, storage) + begin * size, place, n * size, in);
 }
-// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these,
-// from there. Neither where it lies there.
+// Copies a piece that the CPU updates. out: its gradient, then fp32 parameters, to the buffer; in:
+// the new parameters from there. Neither is copied if it is on the host anyway.
 static inline void store_move_update(Store *s, int storage, OffloadBuffer *buffer, int64_t begin,
                                      int64_t n, int64_t step, bool in) {
     const int64_t size = (int64_t)dtype_size(s->dtype),
@@ -125,7 +127,7 @@ static inline void store_move_update(Store *s, int storage, OffloadBuffer *buffe
                    n * size, in);
     }
 }
-// Of parameters that were updated without the device: from their masters.
+// Copies to the device parameters that were updated on the host alone, made from their masters.
 static inline void store_move_masters(Store *s, int storage, OffloadBuffer *buffer, int64_t begin,
                                       int64_t n) {
     const int64_t size = (int64_t)dtype_size(s->dtype);
@@ -141,8 +143,8 @@ static inline void store_move_masters(Store *s, int storage, OffloadBuffer *buff
     store_move(s, buffer, s->dtype == DTYPE_FP32 ? (void *)master : (void *)buffer->at,
                store_newest(s, storage) + begin * size, n * size, true);
 }
-// A piece comes from the host, or goes there, after what the device works on now; what the device
-// does later finds what the host has made.
+// Moves a piece to the device (in) or to the host. Copies out follow the device's work so far;
+// later device work sees what the CPU has made.
 static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
     OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
     int64_t begin, n = store_piece(s, storage, piece, &begin);
@@ -160,8 +162,8 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     }
 }
 
-// What an update works on: `count` elements of a storage from `first` on, in the device's memory or
-// the host's.
+// The memory that an update works on: `count` elements of a storage from `first` on, on the device
+// or on the host.
 typedef struct {
     float *state[STATE_V + 1]; // [kinds]
     const float *gradient;
@@ -169,7 +171,7 @@ typedef struct {
     int64_t first, count;
     bool cpu_update;
 } UpdatePlaces;
-// Of a piece that came into its room.
+// Points into the buffer of a piece that has arrived.
 static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
     OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
     float *place = (float *)(void *)buffer->at;
@@ -198,8 +200,8 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     }
     if (store_param_far(s, storage)) { p->parameters = (char *)place; }
 }
-// Of my whole slice, where the host has all that it takes: the device's parameters are another
-// version.
+// Returns the memory of a delayed update: this rank's whole slice, all of it on the host, because
+// the device's parameters are of another version.
 static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
     UpdatePlaces p;
     memset(&p, 0, sizeof p);
@@ -225,15 +227,15 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
         p.state[kind] = store_piece_state(s, (StateKind)kind, storage, piece);
     }
     if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
-    // their own masters
+    // parameters are their own masters
     if (s->dtype == DTYPE_FP32) { p.state[STATE_MASTER] = (float *)(void *)p.parameters; }
     return p;
 }
-// Some of them, from element `at` of the piece on.
+// Updates n elements, from element `at` of the piece on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
                                          OptimizerStep o) {
     float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // else masters alone
+    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
     void *parameters =
         p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
     if (s->adam && p->cpu_update) {
@@ -249,11 +251,11 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
     }
 }
 
-// The link of what shares a room with a storage's gradient: its copies follow each other.
+// Returns the link of the slot that a storage's gradient uses. Its copies run in order.
 static inline Stream *store_sum_link(Store *s, int storage) {
     return &s->offload_buffer[storage % SHARED_SLOTS].link;
 }
-// What came to be added to a sum on the host is.
+// Waits for a piece that was copied to the host, and adds it to the sum there.
 static inline void store_finish_adding(Store *s, int slot) {
     SumBuffer *r = &s->adding[slot];
     if (!r->count) { return; }
@@ -275,8 +277,8 @@ static inline void store_add_on_host(Store *s, float *sum, const float *slice, i
         r->count = count;
     }
 }
-// The sum of a storage's gradient, which is in its room, goes to the host, or is added to what is
-// there of this step.
+// Moves the sum of a storage's gradient from its slot to the host, or adds it to this step's sum
+// there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
     int64_t begin, n = store_own(s, storage, &begin);
@@ -286,7 +288,7 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     s->summed[storage] = true;
     if (!n) { return; }
     if (adds) {
-        ops_wait(store_sum_link(s, storage)); // what was there first
+        ops_wait(store_sum_link(s, storage)); // the first part must have arrived
         store_add_on_host(s, sum, slice, n);
     } else {
         ops_follow(store_sum_link(s, storage), s->stream);
@@ -294,7 +296,7 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     }
     s->moved[1] += n * (int64_t)sizeof(float);
 }
-// It comes back to be added to.
+// Copies the sum back into its slot, to be added to.
 static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     const int64_t n = store_own_elements(s, storage);
     Stream *link = store_sum_link(s, storage);
@@ -307,13 +309,13 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     s->first_write[storage] = false;
     s->moved[0] += n * (int64_t)sizeof(float);
 }
-// A gradient's room is written anew: what was in it has left.
+// Makes the device wait until the old content of gradient slots has been copied out.
 static inline void store_free_slot(Store *s) {
     for (int i = 0; i < MOVING_PIECES && s->offload_buffer_bytes; i++) {
         ops_follow(s->stream, &s->offload_buffer[i].link);
     }
 }
-// All sums on the host are whole.
+// Waits until all sums on the host are complete.
 static inline void store_finish_sums(Store *s) {
     for (int i = 0; i < MOVING_PIECES && s->offload_buffer_bytes; i++) {
         store_finish_adding(s, i);
@@ -321,18 +323,18 @@ static inline void store_finish_sums(Store *s) {
     }
 }
 
-// Masters were written from outside, and working parameters follow, of which one or both lie on the
-// host. (state_piece is used, by what does not.)
+// Updates the working parameters after masters were written from outside, if either is on the host.
+// Uses state_piece for what is not on the host.
 static inline void store_round_far(Store *s, int storage) {
     const bool masters = store_on_host(s, STATE_MASTER, storage) &&
                          !store_on_disk(s, STATE_MASTER, storage),
                parameters = store_param_far(s, storage);
     const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
-    if (s->dtype == DTYPE_FP32) { // of delayed updates: there are both
+    if (s->dtype == DTYPE_FP32) { // delayed updates: both exist
         ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage),
                       (size_t)own * sizeof(float));
-        ops_wait(s->stream); // an update of these may be the next that is done
+        ops_wait(s->stream); // the next operation may update these masters
         return;
     }
     for (int64_t at = 0, n; at < own; at += n) {
@@ -347,8 +349,8 @@ static inline void store_round_far(Store *s, int storage) {
     }
 }
 
-// Parameters that lie on the host come to the device: my slice into `place`, of a room that nobody
-// uses any more, after what was written there last.
+// Copies this rank's slice of parameters from the host to `place`, in a slot that is no longer in
+// use, after what was last written there.
 static inline Stream *store_param_link(Store *s, int storage) {
     return &s->param_link[zero_param_slot(s->model, &s->policy, &s->layout.owners, storage)];
 }

@@ -1,8 +1,8 @@
-// model_file.h: one file at a time: written so that a kill leaves the old one or the new one, and
-// model files. Byte-level description: docs/formats.md.
+// model_file.h: writing single files, so that a kill leaves either the old or the new one; and
+// model files. docs/formats.md describes every byte.
 //
-// Model file  llm.c's format (magic 20240326; version 3 fp32, version 5 bf16): what --model reads
-//             and --export writes.
+// Model file  llm.c's format (magic 20240326; version 3 fp32, version 5 bf16): read by --model,
+//             written by --export.
 #ifndef STORE_MODEL_FILE_H
 #define STORE_MODEL_FILE_H
 
@@ -11,13 +11,14 @@
 #include "zero.h"          // states
 
 // -------------------------------------------------------------------------------------------------
-// Writing a file: to PATH.tmp, which must be new or what a crash left, fsynced, renamed. The first
-// error is kept; the caller asks once, at the end.
+// Writing a file: to PATH.tmp, which must be new or the remains of a crash, then fsync, then
+// rename. The first error is kept, and the caller checks it once, at the end.
 enum { WRITER_PIECE = 8 << 20, WRITER_SYNC = 64 << 20 };
 typedef struct {
     FILE *file;
     Checksum sum;
-    // bytes since the last fdatasync: many short ones, so that no rank is silent for long
+    // bytes since the last fdatasync. Many short syncs, so that other ranks do not wait too long
+    // for this one
     size_t unsynced;
     char path[1200], temporary[1210];
     int error; // errno of the first failure
@@ -46,11 +47,12 @@ static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
         keep_alive();
     }
 }
-// what lies between is written before the end; a checksum means nothing then
+// Moves to an offset. All bytes before the end must be written in the end; the checksum is then
+// meaningless.
 static inline void writer_seek(FileWriter *w, int64_t offset) {
     if (!w->error && fseeko(w->file, (off_t)offset, SEEK_SET)) { w->error = errno; }
 }
-// From the device.
+// Writes a state of this rank's slice, from device, host or disk.
 static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kind, int storage,
                                     int64_t elements) {
     for (int64_t at = 0, n; at < elements; at += n) {
@@ -59,7 +61,7 @@ static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kin
         writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
     }
 }
-// Returns 0, or the errno of what failed; then nothing is left behind.
+// Returns 0, or the errno of the first failure; then no file is left behind.
 static inline int writer_close(FileWriter *w) {
     if (w->file) {
         if (!w->error && (fflush(w->file) || fsync(fileno(w->file)))) { w->error = errno; }
@@ -73,7 +75,8 @@ static inline int writer_close(FileWriter *w) {
 // Model files
 enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };
 
-// First element, in the file, of a layer of a tensor: all layers of a tensor lie together.
+// Returns the index, in the file, of the first element of a tensor's layer. All layers of a tensor
+// are consecutive.
 static inline int64_t model_file_offset(const GptModel *m, TensorId tensor, int64_t layer) {
     int64_t at = 0;
     for (int t = 0; t < (int)tensor; t++) {
@@ -83,7 +86,8 @@ static inline int64_t model_file_offset(const GptModel *m, TensorId tensor, int6
     return at + layer * m->tensor_elements[tensor];
 }
 
-// Configuration and precision of a model file. Ends the program when it is none, or is torn.
+// Returns the configuration and precision of a model file. Ends the program (2) if it is not one,
+// or is cut off.
 static inline GptConfig model_file_config(const char *path, DType *dtype) {
     const char *hint = "--model takes a descriptor (d12, gpt2:124M, \"layers=6,...\") or a model "
                        "file of llm.c's version 3 or 5";
@@ -108,8 +112,8 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     return c;
 }
 
-// Elements of a model file, as it has them, to my slice of a storage's masters, from its element
-// `to` on.
+// Copies elements of a model file to the masters of this rank's slice of a storage, from element
+// `to` of the slice on.
 static inline void model_file_read(const Store *s, int storage, int64_t to, const char *from,
                                    DType dtype, int64_t elements) {
     for (int64_t at = 0, n; at < elements; at += n, keep_alive()) {
@@ -123,8 +127,8 @@ static inline void model_file_read(const Store *s, int storage, int64_t to, cons
         store_write_state(s, STATE_MASTER, storage, to + at, n, state_piece.floats);
     }
 }
-// Fills the masters from a model file whose configuration the store's model has. Every rank calls
-// it.
+// Fills the masters from a model file, whose configuration the store's model must have. Every rank
+// calls it.
 static inline void model_file_load(const char *path, Store *s, DType dtype) {
     size_t bytes;
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
@@ -145,8 +149,8 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     store_masters_changed(s);
 }
 
-// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of
-// which tensor. The file has each layer for itself, shared or not.
+// Writes the elements begin .. begin + count - 1 of a storage (in state_piece) to the positions of
+// their tensors in the file. The file has every layer, shared or not.
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin,
                                           int64_t count) {
     TensorPart parts[TENSORS];
@@ -166,8 +170,8 @@ static inline void model_file_write_piece(FileWriter *w, const Store *s, int sto
         }
     }
 }
-// A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for
-// more. Owners and rank 0 call it, w is there on rank 0.
+// Sends a storage's slices from their owners to rank 0, which writes them, a piece at a time, so
+// that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other ranks.
 static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
     const ProcessGroup *process_group = store_process_group(s, storage);
     Slices slices = slices_make(s->model, process_group->all.n, zero_grain(&s->policy), NULL);

@@ -1,20 +1,23 @@
-// p2p.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when):
-// versions of parameters from who has them to who uses them next, and sums of gradients from
-// micro-batch to micro-batch.
+// p2p.h: the store in point-to-point mode (layout.h: P2p; cyclic.h says when messages are sent).
+// Versions of parameters go from a rank that has them to the ranks that use them next, sums of
+// gradients from micro-batch to micro-batch.
 //
-// Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their
-//            number. A place is written again when all messages that use it are complete (Mail).
-// Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every
-//            execution gives the same bits. A gradient is made in a place of its own, and the sum
-//            of those before it is added. Of pieces each is made whole, and added to those of its
-//            micro-batch before it.
-// Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
-// Errands    What would wait for a message waits apart instead (Errand), and the rank computes on.
-//            Errands of a storage's parameters are done in their order, and so are those of its
-//            sums; others do not wait for them. The executor does one when nothing that it waits
-//            for is open, and waits where something needs it (executor.h; engine/deferred.h proves
-//            that nobody waits for ever). Each has a channel of its own, so that both ends may post
-//            in different orders; where a transport has but one, there are no errands.
+// Versions  count steps. A rank keeps one or two versions of a storage: version v in buffer v
+//           modulo their number. A buffer is written again when all requests that use it are
+//           complete (PendingRequests).
+// Sums      ((g_1 + g_2) + g_3) + ... over a step's micro-batches, always in this order, so every
+//           execution gives the same bits. A gradient is made in a buffer of its own, then the sum
+//           of those before it is added. The gradients of pieces are complete before they are added
+//           to those of earlier pieces of their micro-batch.
+// Callers   Both ends of a message must call its function, in the order of the schedule. Functions
+//           without a message are called by the rank that holds the data.
+// Deferred  Store operations that would wait for a message are deferred (DeferredOp), and the rank
+//           continues to compute. Deferred operations on one storage's parameters run in order, and
+//           so do those on its sums; other operations do not wait for them. The executor runs one
+//           when its requests are complete, and waits where something needs it (executor.h;
+//           engine/deferred.h proves that no rank waits for ever). Each storage has channels of its
+//           own, so that both ends may post messages in different orders. A transport with a single
+//           channel has no deferred operations.
 #ifndef P2P_H
 #define P2P_H
 
@@ -29,8 +32,7 @@ static inline PendingRequests *store_version_requests(const Store *s, int storag
     return store_requests(s, storage, kind) + version % s->policy.p2p->places[storage];
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
-    // an errand that is done waits for nothing: deferred_requests() has said all that it would wait
-    // for
+    // a deferred operation must not wait: deferred_requests() has named every message that it needs
     assert(!s->in_deferred || !m->count);
     for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
     m->count = 0;
@@ -41,7 +43,8 @@ static inline void requests_post(Store *s, PendingRequests *m, bool send, int pe
     m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
     s->comm->channel = 0;
 }
-// Its first message that is not complete, as far as that is noted; 0: none, and it is empty.
+// Returns the first message that is not known to be complete; 0 if all are, and then the list is
+// empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
         if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
@@ -51,13 +54,14 @@ static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
-// A version has come. It is here, or on its way.
+// Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
     assert(s->policy.p2p->places[storage] && version <= s->version[storage] &&
            version + s->policy.p2p->places[storage] > s->version[storage]);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
-// The next version is about to be written into its place: what was there has been read.
+// Prepares the buffer of the next version to be written: waits until the messages of its old
+// content are complete.
 static inline void store_open_version(Store *s, int storage, int64_t version) {
     assert(version == s->version[storage] + 1);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
@@ -77,8 +81,8 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
                   send, peer, parameters_channel(storage), store_parameters(s, storage, version),
                   (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
-// The parameters of a version, from their owner to who uses them next: into a room, whose last use
-// has ended.
+// Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
+// last use has ended.
 static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t version, int slot,
                                        int peer, int64_t step) {
     PendingRequests *requests =
@@ -91,7 +95,8 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
                   send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
                   (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
-// The newest one, to all, for a pass that does not train. All ranks call it, in one order.
+// Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
+// same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
     const int owner = s->policy.p2p->owner[storage];
     const int64_t version = s->version[storage];
@@ -104,8 +109,8 @@ static inline void store_broadcast(Store *s, int storage, int slot, int64_t step
         if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
     }
 }
-// The owner is about to make a version. It begins as a copy of the one before, where this stays and
-// is its own master.
+// Begins a new version on its owner. If fp32 parameters are their own masters, and the previous
+// version stays, the new one begins as its copy.
 static inline void store_begin_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_open_version(s, storage, version);
@@ -114,7 +119,7 @@ static inline void store_begin_version(Store *s, int storage, int64_t version) {
                  (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
     }
 }
-// This step makes no update of the storage: its next version is the same.
+// Makes a version that equals the previous one, because this step does not update the storage.
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
@@ -123,8 +128,9 @@ static inline void store_skip_version(Store *s, int storage, int64_t version) {
     ops_copy(s->stream, store_newest(s, storage), before,
              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
-// After masters were written from outside: whoever computes with a storage gets it from its owner.
-// The version before is alike where it is not known. All ranks call it.
+// Sends the parameters from their owners to the ranks that compute with them, after masters were
+// written from outside. The previous version becomes a copy where it is not known. All ranks call
+// it.
 static inline void store_send_all(Store *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
@@ -146,8 +152,7 @@ static inline void store_send_all(Store *s) {
     }
 }
 
-// Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate:
-// as in store_gradient.
+// True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads];
 }
@@ -160,15 +165,15 @@ static inline float *store_making(const Store *s, int storage, int64_t micro) {
     return (float *)(void *)buffer_slice(&s->making, storage) +
            place * gpt_storage_elements(s->model, storage);
 }
-// Where a micro-batch's is, when it is whole, or of pieces, so far.
+// Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
     if (!r->stays) { return (float *)(void *)buffer_slice(&s->grads, storage); }
     return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage)
                            : store_making(s, storage, micro);
 }
-// What left from the place of a storage's gradient has left: of its own, or of those it shares a
-// room with.
+// Waits until the messages that send from a storage's gradient buffer are complete, including those
+// of other storages that share its slot.
 static inline void store_await_place(Store *s, int storage) {
     const P2p *r = s->policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
@@ -186,7 +191,7 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     *begun = true;
     return store_making(s, storage, micro);
 }
-// A gradient joins those before it, or is the first.
+// Adds a gradient to the sum of those before it, or copies the first one.
 static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
                                         bool first) {
     const int64_t elements = gpt_storage_elements(s->model, storage);
@@ -196,26 +201,27 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
         ops_accumulate(s->stream, sum, gradient, elements);
     }
 }
-// A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece,
-// in all; piece: in the step.
+// Ends a piece's gradient, and with the last piece that of its micro-batch. micro: number of the
+// piece through all steps; piece: number within the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const P2p *r = s->policy.p2p;
     const int64_t elements = gpt_storage_elements(s->model, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
-    // no samples
+    // the piece has no samples
     if (!*begun) {
         ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate),
                  (size_t)elements * sizeof(float));
     }
     *begun = false;
-    // nobody has where there are no samples
+    // for a piece without samples this has not happened yet
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); }
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled) {
         store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
     }
 }
-// To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
+// Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank sums
+// it.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
     const int64_t elements = gpt_storage_elements(s->model, storage);
@@ -223,7 +229,8 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     float *made = store_whole(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
-    if (r->stays && !store_holds(s, storage)) { return; } // it goes to its owner as it is
+    // another rank's: sent to its owner as it is
+    if (r->stays && !store_holds(s, storage)) { return; }
     if (r->stays) {
         store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
@@ -233,8 +240,8 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
                        elements);
     }
 }
-// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of
-// the owner's before its own; or, where sums stay, another rank's piece.
+// Adds a part of a sum that was received: the next micro-batch's gradient, on the first rank; those
+// of other ranks, on the owner; or, where sums stay, another rank's piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
@@ -250,8 +257,8 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
         apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
     store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
-// The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds
-// its own.
+// Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
+// adds its own part.
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
                                    int64_t step) {
     const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
@@ -265,7 +272,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
         *begun = true;
         return;
     }
-    // no samples
+    // the piece has no samples
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
     *begun = false;
     requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, peer, 0, made, bytes);
@@ -281,14 +288,15 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
 }
 
 // -------------------------------------------------------------------------------------------------
-// Errands
+// Deferred operations
 
 typedef struct {
-    Action action; // its step and version are absolute
-    int64_t micro; // through the steps
+    Action action; // with absolute step and version
+    int64_t micro; // counts through all steps
 } DeferredOp;
 enum { LANE_PARAMETERS = 1, LANE_SUM = 2 };
-// What of its storage an errand is about; 0: the action is none.
+// Returns the lanes of its storage that a deferrable action belongs to; 0: the action cannot be
+// deferred.
 static inline int deferred_lanes(ActionKind kind) {
     switch (kind) {
     case ACT_SEND_PARAMETERS:
@@ -305,8 +313,8 @@ static inline unsigned deferred_bit(ActionKind kind) { return 1u << kind; }
 static inline bool deferred_conflict(const Action *a, const Action *b) {
     return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind));
 }
-// What of a storage's, or of a step's, is not put off for longer: until its next gradient is made,
-// a version of it is used, the step is told.
+// The kinds of operations (bits) that must not be deferred any longer: when a storage's next
+// gradient is made, when a version is used, when a step's statistics are added.
 static inline unsigned deferred_before_gradient(void) {
     return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE);
 }
@@ -316,29 +324,29 @@ static inline unsigned deferred_before_use(void) {
 static inline unsigned deferred_before_stats(const P2p *r) {
     return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE);
 }
-// Whose messages an errand waits for, all before it being done: RequestKinds of its storage.
-// Returns how many.
+// Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
+// Returns how many there are.
 static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
     const Pieces *pieces = &r->pieces;
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     const int place =
         deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    // store_add_sum
+    // as in store_add_sum
     const bool joins = r->way[a->storage] == SUM_CHAIN
                            ? micro > 0
                            : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
     switch (a->kind) {
     case ACT_SEND_PARAMETERS: kinds[0] = REQUEST_RECV + place; return 1;
     case ACT_RECV_PARAMETERS:
-    // COMING: also one that came and nobody used
+    // REQUEST_RECV: a version may have arrived that was never used
     case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2;
     case ACT_REDUCE: kinds[0] = REQUEST_RECV_SUM; return joins && piece_is_last(pieces, a->micro);
     case ACT_ADD: kinds[0] = REQUEST_RECV_SUM; return 1;
     default: return 0;
     }
 }
-// The first message that it would have to wait for now; 0: none.
+// Returns the first message that an operation would have to wait for now; 0: none.
 static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);

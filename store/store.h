@@ -1,16 +1,17 @@
-// store.h: the store in memory: takes what was planned (planned.h), and finds in it what a rank has
-// of a storage: parameters, gradients, fp32 masters, moments, what is on its way. Its verbs are in
-// zero.h, where states travel by collectives, and in p2p.h, where they go from rank to rank.
+// store.h: the store in memory. It allocates what was planned (planned.h), and finds in it a rank's
+// part of a storage: parameters, gradients, fp32 masters, moments, and buffers of messages. The
+// functions that move states are in zero.h (collectives) and in p2p.h (messages from rank to rank).
 #ifndef STORE_H
 #define STORE_H
 
-#include "store/planned.h" // what there is
+#include "store/planned.h" // the plan of the memory
 
-enum { ERROR_STEPS = 1024 }; // errors that are fed back begin anew after so many updates
-// of the newest error in their moving average (arXiv 2407.04480)
+enum { ERROR_STEPS = 1024 }; // updates after which fed back errors are reset
+// weight of the newest error in their moving average (arXiv 2407.04480)
 static const float ERROR_WEIGHT = 0.8f;
 
-// The piece of states that goes between the host and the device just now.
+// Buffer for states that are copied between host and device, or read and written outside the
+// training step.
 enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
 static union {
     char bytes[STATE_PIECE];
@@ -18,7 +19,7 @@ static union {
 } state_piece;
 
 // -------------------------------------------------------------------------------------------------
-// Where it lies
+// Where states are
 
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
 typedef enum {
@@ -27,26 +28,27 @@ typedef enum {
     REQUEST_RECV_SUM = REQUEST_SEND + 2,
     REQUEST_SEND_SUM,
     REQUEST_KINDS
-} RequestKind; // parameters: of each place, or room
-// messages to each rank at most, of a version: of the first one, for two uses in each of two steps
+} RequestKind; // REQUEST_RECV, REQUEST_SEND: parameters, one kind for each version buffer or slot
+// most messages of a version to one other rank: of the first version, for two uses in each of two
+// steps
 enum { REQUEST_USES = 4 };
 
-// Where a version of the parameters of a storage lies, on the device or on the host. Without a
-// relay there is one.
+// Returns a version of the parameters of a storage, on the device or on the host. Without
+// point-to-point mode only one version exists.
 static inline char *store_parameters(const Store *s, int storage, int64_t version) {
     if (store_param_far(s, storage)) { return buffer_slice(&s->host[STATE_PARAMETERS], storage); }
     const int64_t places = s->policy.p2p ? s->policy.p2p->places[storage] : 1,
                   bytes = gpt_storage_elements(s->model, storage) * (int64_t)dtype_size(s->dtype);
     return buffer_slice(&s->params, storage) + (places > 1 ? version % places * bytes : 0);
 }
-// the newest version
+// Returns the newest version that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
     return s->version ? s->version[storage] : s->updates[storage];
 }
 static inline char *store_newest(const Store *s, int storage) {
     return store_parameters(s, storage, store_now(s, storage));
 }
-// The sum of my slice's gradient, of a step.
+// Returns the sum of this rank's slice of the gradient of a step.
 static inline float *store_sum(const Store *s, int storage, int64_t step) {
     if (store_sum_place(s, storage)) {
         return (float *)(void *)buffer_slice(&s->host[STATE_GRADIENT], storage);
@@ -56,18 +58,19 @@ static inline float *store_sum(const Store *s, int storage, int64_t step) {
            (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
 }
 
-// Where parameters are that came for a use.
+// Returns the slot of borrowed parameters.
 static inline char *store_borrowed(const Store *s, int storage, int slot) {
     return buffer_slice(&s->params, storage) +
            slot * s->slot_elements * (int64_t)dtype_size(s->dtype);
 }
 
 // -------------------------------------------------------------------------------------------------
-// Its memory
+// Memory
 
-// One more group of collectives; equal lists of ranks share what the transport keeps for them.
+// Joins one more group of collectives. Groups with equal lists of ranks share a channel of the
+// transport.
 static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
-    if (g->me < 0 || !g->n) { return; } // a party that this rank is not in has no parts
+    if (g->me < 0 || !g->n) { return; } // this rank is not in the group
     for (int i = 0; i < *count && !g->channel; i++) {
         if (joined[i]->n == g->n &&
             !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
@@ -77,7 +80,8 @@ static inline void store_join_group(Comm *comm, Group *g, const Group **joined, 
     if (!g->channel) { comm_join(comm, g); }
     joined[(*count)++] = g;
 }
-// Makes the collectives of a planned store possible; those among all ranks are. All ranks call it.
+// Prepares the collectives of a planned store; those among all ranks are prepared already. All
+// ranks call it.
 static inline void store_join(Store *s, Comm *comm) {
     const Group **joined = (const Group **)checked_malloc(
         (4 * (size_t)s->layout.owners.count + 5) * sizeof(Group *), "groups");
@@ -93,14 +97,15 @@ static inline void store_join(Store *s, Comm *comm) {
     free(joined);
 }
 
-// Of what lies on the host. Copies from and to memory that is not pinned make the host wait.
+// Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the
+// host wait.
 static inline void store_allocate_offload(Store *s) {
     bool pinned = true;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
         buffer_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
-    buffer_allocate(&s->offload_buffers, MEMORY_BUFFERS, "rooms of offloaded states");
+    buffer_allocate(&s->offload_buffers, MEMORY_BUFFERS, "slots of offloaded states");
     buffer_allocate(&s->sum_buffers, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) {
         s->adding[i].at = (float *)(void *)(s->sum_buffers.base + (size_t)i * s->sum_bytes);
@@ -113,7 +118,7 @@ static inline void store_allocate_offload(Store *s) {
         ops_link_open(&s->param_link[i], s->stream);
     }
     if (store_disk_bytes(s)) {
-        buffer_allocate(&s->disk_buffers, MEMORY_BUFFERS, "rooms of states on disk");
+        buffer_allocate(&s->disk_buffers, MEMORY_BUFFERS, "slots of states on disk");
         s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
         disk_take_file(s->file, s->policy.offload->folder, store_disk_bytes(s));
         disk_open(s->disk, s->file, store_disk_bytes(s), disk_align(s->disk_buffers.base),
@@ -133,8 +138,8 @@ static inline void store_allocate_offload(Store *s) {
     }
 }
 
-// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All ranks
-// call it, in one order with what else they start.
+// Allocates the memory of a planned store, after store_join. comm and stream must outlive the
+// store. All ranks call it, in the same order among their collectives.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     size_t n = (size_t)s->model->storages;
     s->comm = comm;
@@ -193,7 +198,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     }
 }
 
-// Gives back what lies on the device, or on the host; the rest of the store stays.
+// Frees what is on the device, or on the host (far); the rest of the store stays.
 static inline void store_free_buffers(Store *s, bool far) {
     StateBuffer *buffers[] = {&s->params,     &s->master,    &s->m,          &s->v,
                               &s->grads,      &s->secondary, &s->codes,      &s->errors,
@@ -210,8 +215,8 @@ static inline void store_free_buffers(Store *s, bool far) {
     s->unpacked = s->exchange_base = NULL;
     s->squares = NULL;
 }
-// Gives back all but the optimizer's states on the host and on disk, and parameters on the host
-// that are their own masters.
+// Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the
+// host, which are their own masters.
 static inline void store_leave_states(Store *s) {
     store_free_buffers(s, false);
     buffer_free(&s->offload_buffers);
@@ -265,17 +270,17 @@ static inline void store_free(Store *s) {
     memset(s, 0, sizeof *s);
 }
 
-// How many updates the parameters have seen that this rank holds; what it does not hold stays
-// behind.
+// Returns the number of updates that this rank's parameters include. Storages that the rank does
+// not hold do not count updates.
 static inline int64_t store_version(const Store *s) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
     return most;
 }
 
-// States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at
-// where there is no such state, or I own nothing. The version before the newest is the whole
-// storage's, of ranks that keep two.
+// States by kind: this rank's slice of a storage, in fp32, on the device, on the host or on disk. A
+// slice can be empty, and a kind can be missing from a run. The previous parameters are those of
+// the whole storage, on ranks that keep two versions.
 static const char *const state_names[STATE_KINDS] = {
     "parameters", "m", "v", "previous parameters", "retired state", "gradient"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
@@ -287,7 +292,7 @@ static inline bool store_keeps_previous(const Store *s, int storage) {
     return s->policy.p2p && s->policy.p2p->places[storage] > 1;
 }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    // parameters are their own masters
+    // fp32 parameters are their own masters
     const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s);
     return own ? store_param_far(s, storage)
                : (kind <= STATE_V || kind == STATE_GRADIENT) &&
@@ -297,9 +302,9 @@ static inline bool store_on_disk(const Store *s, StateKind kind, int storage) {
     return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind);
 }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    // it has no place in memory
+    // a state on disk has no address in memory
     assert(!store_on_disk(s, kind, storage));
-    // its own master
+    // parameters are their own masters
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) {
         return (float *)(void *)store_newest(s, storage);
     }
@@ -309,18 +314,19 @@ static inline float *store_state(const Store *s, StateKind kind, int storage) {
     const StateBuffer *buffers[STATE_KINDS] = {&s->master, &s->m, &s->v};
     return (float *)(void *)buffer_slice(buffers[kind], storage);
 }
-// Where in the file a state of a piece begins that has so many elements, the most of its storage,
-// or fewer if it is the last.
+// Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
+// the last piece of a storage is shorter than the others.
 static inline int64_t store_place_on_disk(const Store *s, StateKind kind, int storage, int piece,
                                           int64_t elements) {
     const Offload *o = s->policy.offload;
-    const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1)); // kinds
+    // kinds of this storage that precede this one
+    const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1));
     const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
     return s->disk_at[storage] + piece * store_stored_bytes(o, storage, most) +
            before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
-// n elements of a state on disk from element `at` of the slice on, read or written, whatever pieces
-// they are of; after store_wait_all.
+// Reads or writes n elements of a state on disk, from element `at` of the slice on, across pieces.
+// Must follow store_wait_all.
 static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at,
                                      int64_t n, float *memory, bool writes) {
     const int64_t own = store_own_elements(s, storage), most = offload_piece(s->model),
@@ -335,7 +341,8 @@ static inline void store_access_disk(const Store *s, StateKind kind, int storage
                     writes);
     }
 }
-// From outside and back, after store_wait_all: n elements of it, from element `at` of the slice on.
+// Copies n elements of a state to or from host memory, from element `at` of the slice on. Must
+// follow store_wait_all.
 static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
                                     int64_t n, float *out) {
     if (store_on_disk(s, kind, storage)) {
@@ -379,7 +386,7 @@ static inline void store_clear_state(const Store *s, StateKind kind, int storage
         ops_zero(s->stream, store_state(s, kind, storage), bytes);
     }
 }
-// The same of the working parameters, in their precision.
+// Reads the working parameters in their precision, likewise.
 static inline void store_read_parameters(const Store *s, int storage, int64_t at, int64_t n,
                                          void *out) {
     const size_t size = dtype_size(s->dtype);
@@ -391,8 +398,8 @@ static inline void store_read_parameters(const Store *s, int storage, int64_t at
     }
 }
 
-// How the parameters of a storage are rounded after its newest update, from an element of it on:
-// whoever rounds the same masters again, after a resume or on any number of ranks, gets the same
+// Returns how the parameters of a storage are rounded after its newest update, from an element on.
+// Rounding the same masters again, after a resume or on another number of ranks, gives the same
 // bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
     if (!s->stochastic) { return round_to_nearest(); }
