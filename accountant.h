@@ -80,8 +80,7 @@ static inline double rdp_order(int i) {
     return i < 99 ? (double)(11 + i) / 10 : i < 152 ? i - 88 : (double)(128 << (i - 152));
 }
 
-static inline double log_add_exp(double a,
-                                 double b) { // of logarithms of terms; -INFINITY stands for 0
+static inline double log_add_exp(double a, double b) { // of logarithms; -INFINITY: of 0
     double most = fmax(a, b);
     return most == -INFINITY ? most : most + log1p(exp(fmin(a, b) - most));
 }

@@ -56,7 +56,7 @@ enum {
     TAG_NODES = 2,
     TAG_QUESTION = 3, // from a waiting rank to the ranks that it waits for
     TAG_ANSWER = 4,
-    TAG_MESSAGE = 5, // messages between two ranks on channel 0; further channels use the tags above
+    TAG_MESSAGE = 5, // messages between two ranks on channel 0; further channels use higher tags
     COMM_MESSAGES = 4096,   // limit of such messages posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
     // Eight slots of 1 MiB: large enough for few round trips while operations compute between two
