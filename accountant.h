@@ -735,8 +735,7 @@ enum {
     PRV_MOST_COMPARED = 1 << 20,
     PRV_MANY_POINTS = 1 << 18
 };
-static const double PRV_WIDTH[2] = {5e-4,
-                                    1e-4}; // width of the interval: for a result; for a comparison
+static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of the interval: for a result; a comparison
 // Returns the least useful number of points. If it exceeds `most`, no grid serves so many steps,
 // and the moments' bound is the result.
 static inline int64_t prv_first_points(const Direction *d, int directions, const PrivacySetting *s,

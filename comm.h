@@ -47,10 +47,9 @@
 #include <spawn.h>         // starts a shell that outlives this rank
 
 enum {
-    COMM_QUEUE = 1024, // limit of collectives started and not completed
-    COMM_SLOTS = 8,    // pieces of a reduction in flight
-    COMM_PART_BYTES =
-        8 << 20, // most bytes of one MPI message: small, so that slow links show progress
+    COMM_QUEUE = 1024,         // limit of collectives started and not completed
+    COMM_SLOTS = 8,            // pieces of a reduction in flight
+    COMM_PART_BYTES = 8 << 20, // limit of one MPI message, so that slow links show progress
     // tags of messages of collectives: inside a node (or the only level), between nodes
     TAG_LOCAL = 1,
     TAG_NODES = 2,
@@ -191,10 +190,10 @@ struct Comm {
     int64_t *small_bounds; // [ranks + 1] for setup exchanges
     int *small_values;     // [ranks]
     CommPeer *peers;       // [ranks]
-    // the watch: seconds for which this rank has been seen waiting; wall time of its last look
+    // the watch: seconds for which this rank has been seen waiting; seconds_now() of its last look
     double clock, looked;
     double fresh;    // on that clock: the last progress of what this rank waits for
-    double answered; // wall time of the last look for questions
+    double answered; // seconds_now() of the last look for questions
     int64_t heard;   // the question or answer that arrives next
     MPI_Request hearing;
     CommTransport transport;

@@ -67,10 +67,10 @@ enum {
     CHOICES_MOST = 65536,  // limit of examples: their number is a uint16
     GPT2_EOT = 50256,
     DATA_VOCAB_MAX = 65536, // limit of uint16 tokens
-    TARGET_BITS =
-        24, // low bits of a document window's table entry; the upper 40 are its first token
-    PERMUTATION_ROUNDS =
-        64, // a position is never moved with probability 2^-64; streams have at most 2^40
+    // low bits of a document window's table entry; its upper 40 bits are the first token
+    TARGET_BITS = 24,
+    // a position is never moved with probability 2^-64; streams have fewer than 2^40 positions
+    PERMUTATION_ROUNDS = 64,
     BYTE_TOKENS = 256,
     FEW_TOKENS = 1000, // fewer tokens than this say nothing about their tokenizer
     // limit to which a model's vocabulary may be padded, however small the tokenizer's is
@@ -121,8 +121,8 @@ typedef struct {
 } ChoiceRow;
 
 typedef struct {
-    DatasetOptions
-        options; // as used: T of choices and windows of labelled shards differ from those requested
+    // as used: T of choices and windows of labelled shards differ from those requested
+    DatasetOptions options;
     TokenShard *shards; // in order of begin
     int shard_count;
     int64_t tokens; // n
@@ -296,9 +296,8 @@ typedef struct {
     int32_t eot;   // end-of-text token; -1 if unknown
     // read from a file: end-of-text has no text; else every token below 256 is one byte
     bool from_file;
-    TokenizerId id; // of a tokenizer file
-    uint32_t
-        *begin; // [vocab] index in text of each token's length byte; the token's bytes follow it
+    TokenizerId id;  // of a tokenizer file
+    uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
     unsigned char *text;
 } Tokenizer;
 
