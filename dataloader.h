@@ -84,7 +84,7 @@ typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
 
 typedef struct {
     const char *flag; // flag that gave the pattern, for messages: "--train"
-    int64_t T;        // tokens of a sample
+    int64_t T;        // tokens of a sample; of choices: the limit
     int32_t vocab;    // tokens must be below this
     int32_t eot;      // end-of-text token; used by document windows only
     WindowKind windows;
