@@ -1,59 +1,58 @@
-// accountant.h: what differs between "this sample was in the data" and "it was not" after T private
-// steps: epsilon for a given delta.
+// accountant.h: how far "this sample was in the data" and "it was not" can be distinguished after T
+// private steps: epsilon for a given delta.
 //
-// A step samples every sequence with probability q (Poisson), adds up clipped gradients of norm at
-// most R and noise of standard deviation sigma R. With R = 1 and in the only direction that matters
-// the output is z ~ N(0, sigma^2), or, where the sample is in the data,
-//     add-remove     P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)    against    Q = N(0, sigma^2),
-//                    and Q against P: the worse of both
-//     replace-one    P as above                                     against    Q = (1 - q) N(0,
-//                                                                   sigma^2) + q N(-1, sigma^2),
-//                                                                   symmetric
-// Where a document of k windows is protected, each of them sampled with probability q, as many as
-// take part add up: N(1) becomes the mixture of N(j) with the chances of j of k (arXiv 2407.07737),
-// N(-1) that of N(-j). Nothing is worse than all gradients in one direction (replace-one: in two
-// opposite ones), since delta is a convex function of P/N(0) and Q/N(0), whose terms then depend on
-// each other most (Kahane's inequality). The privacy loss of an output is L(z) = ln P(z)/Q(z),
-// which grows with z. T steps lose the sum of T independent losses, and
+// A step samples every sequence with probability q (Poisson). It adds up clipped gradients of norm
+// at most R, and noise of standard deviation sigma R. Take R = 1 and the only direction that
+// matters. Then the output is z ~ N(0, sigma^2) or, with the sample in the data, z ~ P:
+//     add-remove     P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)   against
+//                    Q = N(0, sigma^2), and Q against P: the worse of both
+//     replace-one    P as above   against
+//                    Q = (1 - q) N(0, sigma^2) + q N(-1, sigma^2): symmetric
+// If a document of k windows is protected, each of them is sampled with probability q, and the
+// sampled ones add up. N(1) becomes the mixture of N(j) with the binomial probabilities of j of k
+// (arXiv 2407.07737), and N(-1) that of N(-j). The worst case is that all gradients have the same
+// direction (replace-one: opposite directions): delta is a convex function of P/N(0) and Q/N(0),
+// whose terms then depend on each other most (Kahane's inequality). The privacy loss of an output
+// is L(z) = ln P(z)/Q(z), which grows with z. T steps lose the sum of T independent losses, and
 //     delta(epsilon) = E[1 - exp(epsilon - L_1 - ... - L_T)]+ ,  each L_t of z ~ P.
 // A cap on the batch at its mean + 6.5 standard deviations changes none of the digits
 // (dp-accounting's events for truncated sampling).
 //
 // rdp: Renyi divergences of a step, times T, converted (arXiv 1908.10530, 2004.00010 proposition
-// 12) at the orders that dp-accounting tries; at fractional orders the series is summed with
-// absolute values, as there. An upper bound, up to several times too high at small q.
+// 12) at the orders that dp-accounting tries. At fractional orders the series is summed with
+// absolute values, as there. This is an upper bound, up to several times too high at small q.
 //
-// prv: the distribution of the sum itself, by FFT (as arXiv 2106.02848), with an interval [low,
-// high] that holds epsilon; high is the claim. delta(epsilon) can only grow when losses or their
-// mass grow, or when U = exp(-L) is spread with its mean kept (the bracket is convex in U); in the
-// other direction it can only fall. So, with the losses x_i = first + i h as a grid (arXiv
+// prv: the distribution of the sum itself, by FFT (as arXiv 2106.02848). The result is an interval
+// [low, high] that contains epsilon; high is claimed. delta(epsilon) can only grow if losses or
+// their mass grow, or if U = exp(-L) is spread while its mean stays (the bracket is convex in U).
+// The reverse changes can only lower it. So losses are moved to the grid x_i = first + i h (arXiv
 // 2207.04380 for the upper end):
-//     high   what lies between x_i and x_i+1 is split over both so that P's and Q's mass stay;
-//            losses beyond the grid are infinite
-//     low    what lies left and right of x_i is merged into x_i, as much of the left as the right
-//            can lift to x_i
-// Both are wrong by about T h^2, of opposite signs: the grid is refined until they meet. The masses
-// are integrals of positive functions (Gauss-Legendre, three points on panels so short that its
-// error is far below ROUNDING_OF_MASS), so nothing cancels. The sum of T losses is a circular
-// convolution. Masses are multiplied by exp(theta x) before it (tilted: theta + 1 is the order at
-// which Renyi would convert), which puts the sum's bulk where epsilon is: errors are then relative
-// to delta, however small delta is, where an untilted FFT has a floor. Bounds that the interval
-// carries:
-//     masses, tilt    relative errors e of each mass: a factor (1 + e)^T of delta
-//     grid            a computed grid point is off by rounding, T times: added to epsilon
-//     window          what lies outside of the N grid points that are kept comes back elsewhere:
-//                     Chernoff's bound of its tilted mass
-//     beyond the grid MASS_BEYOND of delta: the high end counts such losses as infinite, the low
-//     end leaves them out
-//     FFT             ||error||_2 <= 13 u log2(N) ||data||_2 (Higham, Accuracy and Stability,
-//                     theorem 24.2; roots of unity to 7 u), times T for the power; in long double,
-//                     as T and a heavy tail multiply it: u = 2^-64 on x86
-// A grid of width h moves the tilted sum by some (1 + theta) T h^2, so windows are planned, and
-// FFTs begun, on grids where that is little beside the window. Where 2^22 points are too few for it
-// (epsilon is far above 1000 then), Renyi's bound of the grid of one step is the answer, and its
-// low end is 0. Work is bounded by numbers of points: no answer depends on the time that it took.
-// An own FFT of 40 lines: FFTW would be a dependency that CI has to install, for a tenth of the
-// time, and states no such bound.
+//     high   The mass between x_i and x_i+1 is split over both points so that the masses of P and Q
+//            stay. Losses beyond the grid are infinite.
+//     low    Mass on the left and right of x_i is merged into x_i: as much from the left as the
+//            mass from the right can lift to x_i.
+// Both are wrong by about T h^2, with opposite signs. The grid is refined until they meet. The
+// masses are integrals of positive functions, so nothing cancels. They use Gauss-Legendre
+// quadrature with three points, on panels so short that its error is far below ROUNDING_OF_MASS.
+// The sum of T losses is a circular convolution. Before it, masses are multiplied by exp(theta x)
+// (tilted; theta + 1 is the order at which Renyi's bound would convert). This puts the bulk of the
+// sum where epsilon is. Errors are then relative to delta, however small delta is; an FFT without
+// tilt has a floor. The interval includes bounds of these errors:
+//     masses, tilt      relative errors e of each mass: a factor (1 + e)^T of delta
+//     grid              rounding of a computed grid point, T times: added to epsilon
+//     window            mass outside the N grid points that are kept wraps around: Chernoff's bound
+//                       of its tilted mass
+//     beyond the grid   MASS_BEYOND of delta: the high end counts such losses as infinite, the low
+//                       end leaves them out
+//     FFT               ||error||_2 <= 13 u log2(N) ||data||_2 (Higham, Accuracy and Stability,
+//                       theorem 24.2; roots of unity to 7 u), times T for the power. It runs in
+//                       long double, as T and a heavy tail multiply the error: u = 2^-64 on x86
+// A grid of width h moves the tilted sum by about (1 + theta) T h^2. So windows are planned, and
+// FFTs begun, on grids where this is small against the window. If that takes more than 2^22 points
+// (epsilon is far above 1000 then), the result is Renyi's bound, from the grid of one step, with
+// low end 0. Work is bounded by numbers of points, so no result depends on the time it took.
+// The FFT is our own, 40 lines: FFTW would be a dependency that CI has to install, and it states no
+// such bound.
 #ifndef ACCOUNTANT_H
 #define ACCOUNTANT_H
 
@@ -62,40 +61,41 @@
 #include <float.h> // LDBL_EPSILON
 
 typedef struct {
-    double q, sigma, delta; // (0, 1]; noise over clipping threshold; (0, 1)
+    double q, sigma, delta; // in (0, 1]; noise over clipping threshold; in (0, 1)
     int64_t steps;
-    bool rdp, replace_one; // else prv, add-remove
-    // of a document, which is protected then: each is sampled by itself; 1 where rdp
+    bool rdp, replace_one; // rdp: else prv; replace_one: else add-remove
+    // windows of a protected document, each sampled independently; 1 for rdp
     int windows;
 } PrivacySetting;
 
 typedef struct {
-    double low, high; // epsilon is between; high is what may be claimed. rdp knows no lower end: 0
+    double low, high; // epsilon is in [low, high]; high may be claimed. low is 0 for rdp
 } PrivacyLoss;
 
 // -------------------------------------------------------------------------------------------------
-// rdp
+// rdp: Renyi divergences
 
 enum { RDP_ORDERS = 99 + 53 + 4 }; // 1.1, 1.2 ... 10.9, 11, 12 ... 63, 128, 256, 512, 1024
 static inline double rdp_order(int i) {
     return i < 99 ? (double)(11 + i) / 10 : i < 152 ? i - 88 : (double)(128 << (i - 152));
 }
 
-static inline double log_add_exp(double a, double b) { // of terms; -INFINITY stands for 0
+static inline double log_add_exp(double a, double b) { // of logarithms; -INFINITY: of 0
     double most = fmax(a, b);
     return most == -INFINITY ? most : most + log1p(exp(fmin(a, b) - most));
 }
-static inline double log_erfc(double x) { // far out by its asymptotic series
+static inline double log_erfc(double x) { // asymptotic series for large x
     double v = 1 / (2 * x * x);
     return x < 20 ? log(erfc(x))
                   : -x * x - log(x * 1.7724538509055160) + log1p(-v * (1 - 3 * v * (1 - 5 * v)));
 }
-// of its absolute value
+// ln of the absolute value of the binomial coefficient
 static inline double log_binomial(double n, double k) {
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1);
 }
 
-// ln E_Q[(P/Q)^n] for whole orders n: the binomial sum less 1, whose terms are all positive.
+// Returns ln E_Q[(P/Q)^n] for an integer order n. It sums the binomial sum less 1, whose terms are
+// all positive.
 static inline double rdp_log_moment_whole(double q, double sigma, int n) {
     double sum = -INFINITY;
     for (int k = 2; k <= n; k++) {
@@ -105,7 +105,7 @@ static inline double rdp_log_moment_whole(double q, double sigma, int n) {
     }
     return log_add_exp(0, sum);
 }
-// The same for orders between: two series, of the integrals below and above the point where both
+// The same for fractional orders: two series, of the integrals below and above the point where both
 // parts of P are equal.
 static inline double rdp_log_moment(double q, double sigma, double order) {
     double before[2] = {-INFINITY, -INFINITY};
@@ -122,27 +122,27 @@ static inline double rdp_log_moment(double q, double sigma, double order) {
         before[0] = below;
         before[1] = above;
     }
-    return INFINITY; // another order will do
+    return INFINITY; // the series does not converge: another order serves
 }
-// Renyi divergence of one step.
+// Returns the Renyi divergence of one step.
 static inline double rdp_of_step(double q, double sigma, double order) {
     if (q == 1) { return order / (2 * sigma * sigma); }
     int whole = (int)order;
     double below = rdp_log_moment_whole(q, sigma, whole), part = order - whole,
            log_moment = part ? rdp_log_moment(q, sigma, order) : below;
-    // Near 0 the series is lost in rounding; the moments' logarithm is convex in the order, so the
-    // chord is above it.
+    // Near 0 the series is lost in rounding. The logarithm of the moments is convex in the order,
+    // so the chord between integer orders is an upper bound.
     if (part && log_moment < 1e-9) {
         log_moment = (1 - part) * below + part * rdp_log_moment_whole(q, sigma, whole + 1);
     }
     return log_moment / (order - 1);
 }
-// The order that gives it goes to *best, where that is wanted.
+// Returns the upper bound of epsilon over all orders. *best: the order that gives it, if not NULL.
 static inline double rdp_epsilon(const PrivacySetting *s, double *best) {
     double least = INFINITY;
     for (int i = 0; i < RDP_ORDERS; i++) {
         double order = rdp_order(i), r = (double)s->steps * rdp_of_step(s->q, s->sigma, order);
-        // 0: by total variation
+        // 0: by the total variation distance
         double epsilon = s->delta * s->delta + expm1(-r) > 0
                              ? 0
                              : r + log1p(-1 / order) - log(s->delta * order) / (order - 1);
@@ -157,33 +157,34 @@ static inline double rdp_epsilon(const PrivacySetting *s, double *best) {
 // -------------------------------------------------------------------------------------------------
 // prv: losses of one step
 
-// relative; the second of integrals with their exponentials
+// relative rounding errors: of a double; of an integral with its exponentials
 static const double ROUNDING = 0x1p-53, ROUNDING_OF_MASS = 1e-12;
-// of epsilon: what the low end may lose by being rounded down
+// share of epsilon that rounding down may take from the low end
 static const double ALIGNED = 1e-5;
-// of delta: what losses beyond the grid may add
+// share of delta that losses beyond the grid may add
 static const double MASS_BEYOND = 1e-5;
 
-// Losses of one step in bins of equal width h. A bin's surplus is its mass of P less exp(x_i) times
-// its mass of Q, its deficit is exp(x_i+1) times its mass of Q less its mass of P: both positive.
+// Losses of one step in bins of equal width h. The surplus of a bin is its mass of P minus exp(x_i)
+// times its mass of Q. The deficit is exp(x_i+1) times its mass of Q minus its mass of P. Neither
+// is negative.
 typedef struct {
     double first, h;
-    int64_t bins, middle;      // middle: the bin with most mass
+    int64_t bins, middle;      // middle: the bin with the most mass
     double *surplus, *deficit; // [bins]
     double below, above;       // mass of P beyond the ends
 } Losses;
 
-// P as a mixture of normals: weight[j] of N(j, v).
+// P as a mixture of normal distributions: weight[j] times N(j, v).
 enum { PRIVACY_MOST_WINDOWS = 1024 };
 typedef struct {
     const PrivacySetting *s;
-    double v, end;                           // sigma^2; outputs beyond +-end do not count
-    int parts;                               // the highest j that counts between the ends
-    double weight[PRIVACY_MOST_WINDOWS + 1]; // of all
+    double v, end;                           // sigma^2; outputs beyond +-end are negligible
+    int parts;                               // highest j that matters between the ends
+    double weight[PRIVACY_MOST_WINDOWS + 1]; // of all parts, 0 .. windows
 } Mixture;
 
 static inline double normal_above(double u) { return 0.5 * erfc(u * 0.70710678118654752); }
-// of P above z, or, with sign -1, below -z
+// Returns the mass of P above z or, with sign -1, of its mirror image below -z.
 static inline double mass_beyond(const Mixture *m, double z, int sign) {
     double mass = 0;
     for (int j = 0; j <= m->s->windows; j++) {
@@ -191,8 +192,8 @@ static inline double mass_beyond(const Mixture *m, double z, int sign) {
     }
     return mass;
 }
-// Density at z of N(0, v) times the sum of weight[j] |w_j(z) - w_j(anchor)|, where w_j(z) = exp(j
-// (z - j/2) / v) is that of N(j, v) to it.
+// Returns the density of N(0, v) at z times the sum of weight[j] |w_j(z) - w_j(anchor)|. Here
+// w_j(z) = exp(j (z - j/2) / v) is the ratio of N(j, v) to N(0, v).
 static inline double mass_against(const Mixture *m, double z, double anchor) {
     double sum = 0, more = fmax(z, anchor), apart = fabs(z - anchor) / m->v;
     for (int j = 1; j <= m->parts; j++) {
@@ -203,17 +204,18 @@ static inline double mass_against(const Mixture *m, double z, double anchor) {
 static inline double loss_to_nothing(const Mixture *m, double z) { // ln P(z) / N(0, v)(z)
     double more = 0, all = m->weight[0];
     for (int j = 1; j <= m->parts; j++) { more += m->weight[j] * expm1(j * (z - 0.5 * j) / m->v); }
-    if (more > -0.5) { return log1p(more); } // each where it does not cancel
+    if (more > -0.5) { return log1p(more); } // each formula where it does not cancel
     for (int j = 1; j <= m->parts; j++) { all += m->weight[j] * exp(j * (z - 0.5 * j) / m->v); }
     return log(all);
 }
+// Returns the privacy loss of the output z.
 static inline double loss_of(const Mixture *m, double z) {
     return loss_to_nothing(m, z) - (m->s->replace_one ? loss_to_nothing(m, -z) : 0);
 }
 
-// The weights are the chances of j of k. The ends are where P has MASS_BEYOND left of delta, and
-// N(0, v) less. A part that is so high that it adds nothing to P at the end, where it adds most,
-// adds nothing anywhere.
+// Builds the mixture. Its weights are the probabilities of j of k. Beyond +end the mass of P is
+// MASS_BEYOND of delta, and that of N(0, v) is less. A part with so high a j that it adds nothing
+// to P at the end, where it adds most, adds nothing anywhere and is dropped.
 static inline Mixture mixture_make(const PrivacySetting *s) {
     Mixture m = {s, s->sigma * s->sigma, 0, s->windows, {0}};
     long double q = (long double)s->q, k = s->windows;
@@ -233,7 +235,7 @@ static inline Mixture mixture_make(const PrivacySetting *s) {
         }
     }
     m.end = to;
-    double most = -INFINITY, last; // ln of what a part is at the end, to N(0, v)
+    double most = -INFINITY, last; // ln of a part's ratio to N(0, v) at the end
     for (int j = 1; j <= s->windows; j++) {
         most = fmax(most, log(m.weight[j]) + j * (m.end - 0.5 * j) / m.v);
     }
@@ -243,8 +245,8 @@ static inline Mixture mixture_make(const PrivacySetting *s) {
     return m;
 }
 
-// Where the loss is this: above `from`, where it is less. Closed for one window; else by Newton's
-// method, between bounds.
+// Returns the output with this loss; it is above `from`, whose loss is smaller. In closed form for
+// one window, else by Newton's method between bounds.
 static inline double output_of(const Mixture *m, double loss, double from) {
     double q = m->s->q, v = m->v;
     if (m->s->windows == 1 && m->s->replace_one) {
@@ -254,7 +256,7 @@ static inline double output_of(const Mixture *m, double loss, double from) {
         return 0.5 + v * (loss > -0.5 ? log1p(expm1(loss) / q) : log((exp(loss) - (1 - q)) / q));
     }
     double to = m->end, z = from, at = loss_of(m, z);
-    while (loss_of(m, to) < loss) { to *= 2; } // the last bin ends beyond the outputs' end
+    while (loss_of(m, to) < loss) { to *= 2; } // the last bin ends beyond the end of the outputs
     for (int i = 0; i < 200; i++) {
         double aside = 1e-6 * (1 + fabs(z)),
                next = z + (loss - at) / (loss_of(m, z + aside) - at) * aside;
@@ -271,8 +273,8 @@ static inline double output_of(const Mixture *m, double loss, double from) {
     return z;
 }
 
-// Adds the integrals from z to z + width of a bin between the outputs a and b, whose losses have
-// the exponentials ea and eb.
+// Adds the integrals of surplus and deficit from z to z + width. They belong to the bin between the
+// outputs a and b; ea and eb are the exponentials of the losses of a and b.
 static inline void losses_add_panel(const Mixture *m, double z, double width, double a, double b,
                                     double ea, double eb, double *surplus, double *deficit) {
     static const double at[3] = {0.11270166537925831, 0.5, 0.88729833462074169},
@@ -288,8 +290,8 @@ static inline void losses_add_panel(const Mixture *m, double z, double width, do
     }
 }
 
-// The losses of P against Q, on a grid that begins `shift` bins before the least; or `turned`, of Q
-// against P: they change sign, and surplus and deficit change places.
+// Computes the losses of P against Q, on a grid that begins `shift` bins below the least loss. If
+// `turned`, those of Q against P: losses change sign, and surplus and deficit are exchanged.
 static inline Losses losses_make(const Mixture *m, double h, double shift, bool turned) {
     double end = m->end, least = loss_of(m, -end), first = least - shift * h, a = -end, most = 0;
     Losses l = {first, h, 1 + (int64_t)ceil((loss_of(m, end) - least) / h), 0, NULL, NULL, 0, 0};
@@ -298,7 +300,7 @@ static inline Losses losses_make(const Mixture *m, double h, double shift, bool 
     for (int64_t i = 0; i < l.bins; i++) {
         double b = output_of(m, first + (double)(i + 1) * h, a),
                ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
-        // steep: how fast exponents change
+        // steep: rate at which exponents change
         double steep = (m->parts + fmax(fabs(a), fabs(b))) / m->v, gain = 0, lack = 0;
         int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6),
                 at = turned ? l.bins - 1 - i : i;
@@ -307,7 +309,8 @@ static inline Losses losses_make(const Mixture *m, double h, double shift, bool 
             if ((i + k) % 1024 == 0) { keep_alive(); } // other ranks wait
             losses_add_panel(m, a + (double)k * width, width, a, b, ea, eb, &gain, &lack);
         }
-        // the mass of Q, whose surplus is that above the grid's first point
+        // the first point of the grid is below the least loss: adds the surplus of the mass of Q
+        // there
         if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); }
         l.surplus[at] = turned ? lack / eb : gain;
         l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
@@ -332,13 +335,13 @@ static inline void losses_free(Losses *l) {
     l->surplus = l->deficit = NULL;
 }
 
-// For the low end: share[i] is how much of bin i is merged into its right end, the rest is merged
-// into the left. What is merged must not lack mass of P: from both ends on, a bin lifts what its
-// neighbour's other part can take, so errors shrink as masses grow. They meet in the middle (the
-// bin with most mass), where a part is left over (negative: is wanted twice), which is rounded
-// down. Returns this part.
+// For the low end: merges share[i] of bin i into its right end and the rest into its left end. At
+// each grid point the deficit from the left bin must not exceed the surplus from the right bin.
+// Shares are computed from both ends, so that errors shrink as masses grow. They meet in the middle
+// (the bin with the most mass), where a part is left over (or, if negative, is needed twice) and is
+// rounded down. Returns this part.
 static inline double losses_merge(const Losses *l, double *share) {
-    double lift = 0, needed = 0; // share of the next bin that can go up; that has to stay down
+    double lift = 0, needed = 0; // share of the next bin that may go up; share that must go down
     for (int64_t i = l->bins - 1; i > l->middle; i--) {
         share[i] = fmin(1, lift);
         lift = (1 - share[i]) * l->surplus[i] / l->deficit[i - 1];
@@ -350,8 +353,8 @@ static inline double losses_merge(const Losses *l, double *share) {
     share[l->middle] = fmin(1 - needed, lift);
     return 1 - needed - lift;
 }
-// Shifts the grid until so little is left over that T times it move epsilon by less than ALIGNED:
-// the rest changes its sign from bin to bin, so a shift below 1 does it.
+// Shifts the grid until the part that is left over moves epsilon by less than ALIGNED in T steps.
+// This part changes its sign from bin to bin, so a shift below one bin suffices.
 static inline Losses losses_align(const Mixture *m, double h, bool turned, double **share) {
     double at[2] = {0, 1};
     double rest[2] = {0, 0};
@@ -367,7 +370,7 @@ static inline Losses losses_align(const Mixture *m, double h, bool turned, doubl
             rest[0] = left;
             rest[1] = -left;
         }
-        // the end that moves: regula falsi, where an end that stays twice counts half
+        // the end that moves: regula falsi, where an end that stays twice has half the weight
         int now = (left > 0) != (rest[0] > 0);
         if (tries > 1 && now == side) { rest[!now] /= 2; }
         side = now;
@@ -379,10 +382,10 @@ static inline Losses losses_align(const Mixture *m, double h, bool turned, doubl
     }
 }
 
-// The same as masses at the grid points first + i h.
+// The losses of one step as masses at the grid points first + i h.
 enum { END_LOW, END_HIGH };
 typedef struct {
-    double first, h, infinite; // infinite: mass of losses that count as infinite, of the high end
+    double first, h, infinite; // infinite: mass of losses that count as infinite, for END_HIGH
     int64_t points;
     double *mass[2]; // [points] of END_LOW, END_HIGH
 } LossGrid;
@@ -411,7 +414,7 @@ static inline void grid_free(LossGrid *g) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// FFT of n = 2^k complex numbers, in place; the frequencies come in bit-reversed order, which the
+// FFT of n = 2^k complex numbers, in place. The frequencies are in bit-reversed order, as the
 // inverse expects.
 
 typedef struct {
@@ -422,7 +425,7 @@ static inline FftNumber fft_product(FftNumber a, FftNumber b) {
     FftNumber c = {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
     return c;
 }
-// Roots of unity for every size up to n: those of size m are at [m / 2, m).
+// Returns the roots of unity of all sizes up to n; those of size m are at [m / 2, m).
 static inline FftNumber *fft_roots(int64_t n) {
     FftNumber *roots = (FftNumber *)checked_malloc((size_t)n * sizeof(FftNumber), "roots of unity");
     for (int64_t k = 0; k < n / 2; k++) {
@@ -433,7 +436,7 @@ static inline FftNumber *fft_roots(int64_t n) {
     for (int64_t i = n / 2 - 1; i > 0; i--) { roots[i] = roots[2 * i]; }
     return roots;
 }
-// Sizes are halved depth first, so that small ones stay in the cache.
+// Halves the size depth first, so that small transforms stay in the cache.
 static inline void fft_forward(FftNumber *a, int64_t n, const FftNumber *roots) {
     if (n == 1) { return; }
     if (n > 1 << 14) { keep_alive(); }
@@ -447,7 +450,7 @@ static inline void fft_forward(FftNumber *a, int64_t n, const FftNumber *roots) 
     fft_forward(a, n / 2, roots);
     fft_forward(a + n / 2, n / 2, roots);
 }
-static inline void fft_inverse(FftNumber *a, int64_t n, const FftNumber *roots) { // times n
+static inline void fft_inverse(FftNumber *a, int64_t n, const FftNumber *roots) { // result times n
     if (n == 1) { return; }
     if (n > 1 << 14) { keep_alive(); }
     fft_inverse(a, n / 2, roots);
@@ -462,18 +465,18 @@ static inline void fft_inverse(FftNumber *a, int64_t n, const FftNumber *roots) 
         a[k + n / 2].im = x.im - y.im;
     }
 }
-static inline FftNumber fft_power(FftNumber a, int64_t exponent) { // at least 1
+static inline FftNumber fft_power(FftNumber a, int64_t exponent) { // exponent >= 1
     FftNumber result = {1, 0};
     for (; exponent > 1; exponent /= 2, a = fft_product(a, a)) {
         if (exponent % 2) { result = fft_product(result, a); }
     }
     return fft_product(result, a);
 }
-// Takes re and im, each a real sequence, to their circular convolutions with themselves `times`
-// times, times n.
+// Replaces re and im, each a real sequence, by n times the circular convolution of `times` copies
+// of itself.
 static inline void fft_convolve(FftNumber *a, int64_t n, int64_t times, const FftNumber *roots) {
     fft_forward(a, n, roots);
-    // frequency -f is last + first - j where f is j
+    // where j is frequency f, first + last - j is frequency -f
     for (int64_t first = 0, last = 0; first < n;
          first = last ? 2 * first : 1, last = 2 * first - 1) {
         for (int64_t j = first; 2 * j <= first + last; j++) {
@@ -493,10 +496,10 @@ static inline void fft_convolve(FftNumber *a, int64_t n, int64_t times, const Ff
 }
 
 // -------------------------------------------------------------------------------------------------
-// prv: the sum of all steps' losses
+// prv: the sum of the losses of all steps
 
-// ln of the sum of masses times exp(theta x): relative to the end where this is largest, whose mass
-// is so far from 0 that what underflows does not count.
+// Returns ln of the sum of masses times exp(theta x). Terms are relative to the end of the grid
+// where exp(theta x) is largest. The mass there is so large that underflowing terms do not matter.
 static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     const double *mass = g->mass[end];
     int64_t first = 0, last = g->points - 1;
@@ -511,9 +514,9 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     return theta * (g->first + (double)from * g->h) +
            (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
-// For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more,
-// where sums are tilted by theta; or, with epsilon NAN, the loss that exp(-far) of the tilted sum
-// reaches. sign -1: from the other end.
+// Objective of golden-section searches over t > 0: ln of Chernoff's bound, with parameter t, of the
+// probability that the sum, tilted by theta, is at least `epsilon`. With epsilon NAN: the loss that
+// the tilted sum exceeds with probability exp(-far) at most. sign -1: the same for the lower end.
 static const double FAR = 16;
 typedef struct {
     const LossGrid *g;
@@ -523,7 +526,7 @@ static inline double chernoff(const Chernoff *c, double t) {
     double grown = c->T * (grid_log_moment(c->g, END_HIGH, c->theta + c->sign * t) - c->base);
     return isnan(c->epsilon) ? (grown + c->far) / t : grown - t * c->epsilon;
 }
-// The t > 0, at most `most`, with the least of it, which falls, then rises with ln t.
+// Returns the t, 0 < t <= most, that minimises chernoff(), which falls and then rises with ln t.
 static inline double chernoff_best(const Chernoff *c, double most) {
     double from = log(1e-6), to = log(most), golden = 0.6180339887498949;
     double a = to - golden * (to - from), b = from + golden * (to - from);
@@ -546,7 +549,7 @@ static inline double chernoff_best(const Chernoff *c, double most) {
     return exp(a);
 }
 
-// Bounds of what is not exact in T steps' masses, tilted by theta: exp(mass) is a factor of delta,
+// Bounds of the errors of T steps' masses, tilted by theta: delta has a factor exp(mass), and
 // `grid` is added to epsilon.
 typedef struct {
     double mass, grid;
@@ -554,15 +557,15 @@ typedef struct {
 static inline LossErrors loss_errors(const Mixture *m, const LossGrid *g, double theta) {
     const double T = (double)m->s->steps;
     const double far = fmax(fabs(g->first), fabs(g->first + (double)g->points * g->h));
-    // how fast a loss changes: times a relative error of the output, its error
+    // rate at which a loss changes: times the relative error of an output, the error of its loss
     const double steep = m->parts * m->end / m->v;
     LossErrors e = {T * (ROUNDING_OF_MASS + 8 * ROUNDING * (theta * far + steep)),
                     T * 8 * ROUNDING * (far + steep + 1)};
     return e;
 }
-// An upper bound of epsilon by one moment of the high end, without the sum's distribution: Renyi's
-// of order theta + 1. For all x >= 0, 1 - exp(-x) <= exp(theta x) theta^theta / (1 + theta)^(1 +
-// theta).
+// Returns an upper bound of epsilon from one moment of the high end, without the distribution of
+// the sum: Renyi's bound of order theta + 1. It uses, for all x >= 0,
+//     1 - exp(-x) <= exp(theta x) theta^theta / (1 + theta)^(1 + theta).
 static inline double moment_epsilon(const Mixture *m, const LossGrid *g, double theta) {
     const double T = (double)m->s->steps, rest = m->s->delta - T * g->infinite;
     const LossErrors e = loss_errors(m, g, theta);
@@ -572,18 +575,19 @@ static inline double moment_epsilon(const Mixture *m, const LossGrid *g, double 
     return fmax(0, (moment + most - log(rest)) / theta) + e.grid;
 }
 
-// How the sum of one direction is computed: tilted by exp(theta x), in a window from `from` to
-// `to`, with Chernoff's bounds of what lies left and right of it taken at theta - left and theta +
-// right. Nothing here has to be exact: the bounds hold for any choice.
+// How the sum of one direction (P against Q, or `turned`) is computed: tilted by exp(theta x), in
+// the window `from` .. `to`. Chernoff's bounds of the mass on its left and right use theta - left
+// and theta + right. None of these values has to be exact: the bounds hold for any choice.
 typedef struct {
-    // below: epsilon was found to lie left of the window, which then moves
+    // below: epsilon turned out to be left of the window, which then moves
     bool turned, below;
     double range, theta, left, right, from, to; // range: of one step's losses
     PrivacyLoss loss;
 } Direction;
 
+// Plans tilt and window from a grid of one step.
 static inline void direction_plan(Direction *d, const Mixture *m, const LossGrid *g) {
-    // tilts stay finite
+    // limit of tilts that keeps them finite
     const double T = (double)m->s->steps, most = 1000 / (g->first + (double)g->points * g->h);
     Chernoff c = {g, T, 0, grid_log_moment(g, END_HIGH, 0), 1, NAN, -log(m->s->delta)};
     d->loss.high = fmin(d->loss.high, moment_epsilon(m, g, chernoff_best(&c, most)));
@@ -598,16 +602,17 @@ static inline void direction_plan(Direction *d, const Mixture *m, const LossGrid
     d->from = -chernoff(&left, d->left);
 }
 
-// The sum's tilted masses, of the low end as re and of the high end as im.
+// The tilted masses of the sum: re of the low end, im of the high end.
 typedef struct {
     FftNumber *mass; // [n] of the losses from + k h
     int64_t n;
     double from, h, theta;
-    double scale; // ln of what a tilted mass at loss 0 counts
-    // tilted mass outside of the window; bound of the FFT's error, as the norm of all masses
+    double scale; // ln of the factor of a tilted mass at loss 0
+    // tilted mass outside the window; bound of the FFT's error, as the norm over all masses
     double beyond[2], error;
 } LossSum;
 
+// Computes the sum of `steps` losses by FFT, in a window of n points.
 static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t steps, int64_t n) {
     double T = (double)steps, base = grid_log_moment(g, END_HIGH, d->theta), norm = 0;
     int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
@@ -633,8 +638,8 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     }
     free(ring);
     double unit = (double)LDBL_EPSILON / 2, relative = 13 * unit * log2((double)n),
-           grown = exp(T * relative * sqrt((double)n * norm)); // of a frequency above 1
-    // 4: two sequences that share re and im, both ways
+           grown = exp(T * relative * sqrt((double)n * norm)); // bound for a frequency above 1
+    // 4: two sequences share re and im, in both transforms
     sum.error = 4 * (T + 1) * (relative + 3 * unit) * sqrt(norm) * grown;
     sum.beyond[END_HIGH] = exp(T * (grid_log_moment(g, END_HIGH, d->theta + d->right) - base) -
                                d->right * (sum.from + (double)n * g->h));
@@ -644,14 +649,14 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     return sum;
 }
 
-// Where delta(epsilon) of one end, with all its bounds, falls below delta. `factor` and `infinite`:
-// bounds of masses' errors and beyond the grid.
+// Returns the epsilon at which delta(epsilon) of one end, with all its bounds, falls below delta.
+// factor: bound of the errors of masses; infinite: bound of the mass beyond the grid.
 static inline double sum_epsilon(const LossSum *sum, int end, double delta, double factor,
                                  double infinite) {
     double r = exp(-sum->theta * sum->h), shrink = exp(-sum->h), rest = -expm1(-sum->h),
            square = r * r, fall = -expm1(-2 * sum->theta * sum->h);
-    // The norm of the weights exp(-theta y) (1 - exp(-y)) over the grid, at most that of exp(-theta
-    // y) min(1, y).
+    // The norm of the weights exp(-theta y) (1 - exp(-y)) over the grid is at most that of
+    // exp(-theta y) min(1, y).
     double weights =
         sqrt(fmin(sum->h * sum->h * square * (1 + square) / (fall * fall * fall), (double)sum->n));
     int64_t start = end == END_HIGH ? sum->n - 1 : sum->n - 1 - sum->n / 9;
@@ -659,23 +664,24 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
            above = 0, gained = 0, before = 0, unknown = end == END_HIGH ? INFINITY : 0;
     for (int64_t k = start; k >= 0; k--) {
         double x = sum->from + (double)k * sum->h;
-        // sums over all y > x of tilted masses times exp(-theta (y - x)), and of these times 1 -
-        // exp(x - y)
+        // above, gained: sums over all y > x of tilted masses times exp(-theta (y - x)); in gained
+        // also times 1 - exp(x - y)
         gained = r * (shrink * gained + rest * above);
         above = (double)(end == END_HIGH ? sum->mass[k].im : sum->mass[k].re) + r * above;
         double more = gained + slack,
                value = infinite +
                        (more > 0 ? factor * exp(sum->scale - sum->theta * x + log(more)) : unknown);
         if (value > delta && k == start) { return end == END_HIGH ? INFINITY : x; }
-        // between grid points delta is linear in exp(epsilon)
+        // delta is linear in exp(epsilon) between grid points
         if (value > delta) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); }
         if (x <= 0) { return 0; }
         before = value;
     }
-    return end == END_HIGH ? sum->from : 0; // it is below the window
+    return end == END_HIGH ? sum->from : 0; // epsilon is below the window
 }
 
-// A grid moves the tilted sum by up to about (1 + theta) T h^2. Is that little beside the window?
+// Returns whether the error of the grid, about (1 + theta) T h^2 in the tilted sum, is at most
+// `share` of the window.
 static inline bool direction_fits(const Direction *d, const PrivacySetting *s, double h,
                                   double share) {
     return (1 + d->theta) * (double)s->steps * h * h <= share * (d->to - d->from);
@@ -695,12 +701,12 @@ static inline Direction direction_start(const Mixture *m, bool turned) {
 static inline double direction_width(const Direction *d, int64_t n) {
     return fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n));
 }
-// The grid of n points that spans the window and an eighth more, with 4 n points for one step at
-// most.
+// Returns the grid whose n points span the window and an eighth more. The grid of one step has at
+// most 4 n points.
 static inline LossGrid direction_grid(const Direction *d, const Mixture *m, int64_t n) {
     return grid_make(m, direction_width(d, n), d->turned);
 }
-// Narrows the direction's interval by an FFT over n points.
+// Narrows the interval of a direction by an FFT over n points.
 static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
     const PrivacySetting *s = m->s;
     LossGrid g = direction_grid(d, m, n);
@@ -729,9 +735,9 @@ enum {
     PRV_MOST_COMPARED = 1 << 20,
     PRV_MANY_POINTS = 1 << 18
 };
-static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of an answer; for a comparison
-// The fewest points that are of use; more than `most`: so many steps have no grid, and the moments'
-// bound is all there is.
+static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of the interval: for a result; a comparison
+// Returns the least useful number of points. If it exceeds `most`, no grid serves so many steps,
+// and the moments' bound is the result.
 static inline int64_t prv_first_points(const Direction *d, int directions, const PrivacySetting *s,
                                        int64_t most) {
     int64_t n = PRV_LEAST_POINTS;
@@ -740,16 +746,16 @@ static inline int64_t prv_first_points(const Direction *d, int directions, const
     }
     return n;
 }
-static inline PrivacyLoss prv_worse(const Direction *d, int directions) { // of both directions
+static inline PrivacyLoss prv_worse(const Direction *d, int directions) { // over both directions
     PrivacyLoss loss = d[0].loss;
     if (directions == 1) { return loss; }
     loss.low = fmax(loss.low, d[1].loss.low);
     loss.high = fmax(loss.high, d[1].loss.high);
     return loss;
 }
-// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN:
-// there is none). It narrows with h^2, which tells how many points it takes. The work is bounded;
-// where that ends the interval is wider, and holds epsilon all the same.
+// Returns the interval of epsilon. Refines grids until the interval is narrow, or excludes `target`
+// (NAN: no target). The width falls with h^2, which determines the next number of points. Work is
+// bounded; an interval at that bound is wider, but still contains epsilon.
 static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
     const int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
     const bool compares = !isnan(target);
@@ -757,7 +763,7 @@ static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
     const int64_t most_points = compares ? PRV_MOST_COMPARED : PRV_MOST_POINTS;
     PrivacyLoss loss = {0, INFINITY};
     Mixture m = mixture_make(s);
-    if (!(loss_of(&m, m.end) < 700)) { return loss; } // and its exponential is not finite either
+    if (!(loss_of(&m, m.end) < 700)) { return loss; } // beyond that, exponentials are not finite
     Direction d[2] = {direction_start(&m, false), direction_start(&m, true)};
     loss = prv_worse(d, directions);
     const int64_t first = prv_first_points(d, directions, s, most_points);
@@ -765,7 +771,7 @@ static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
         if (loss.high <= target || loss.low > target) { break; }
         bool moved = false;
         for (int i = 0; i < directions; i++) {
-            // else the other one is worse
+            // if not, the other direction is worse
             if (d[i].loss.high > loss.low) {
                 direction_refine(&d[i], &m, n);
                 moved |= d[i].below;
@@ -788,17 +794,17 @@ static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
 
 static const double LEAST_SIGMA = 0.1, MOST_SIGMA = 1e4, SIGMA_STEP = 1e-4, MOST_STEPS = 1e9;
 
-// Epsilon of a setting, by its accountant; where only a comparison with `target` is wanted (else
-// NAN), no narrower than that needs.
+// Returns the epsilon of a setting by its accountant. With a `target` (else NAN) the interval is
+// only as narrow as the comparison needs.
 static inline PrivacyLoss account_epsilon(const PrivacySetting *s, double target) {
     PrivacyLoss loss = {0, INFINITY};
     if (s->rdp) { loss.high = rdp_epsilon(s, NULL); }
     return s->rdp ? loss : prv_epsilon(s, target);
 }
 
-// Between a number of units that keeps epsilon and one that does not, the last that does, or one
-// that is short of it by less than 1 in 10,000. A unit: SIGMA_STEP of sigma, or a step. Both ends'
-// epsilons (0: not known) tell where to look; every second time it is half way.
+// Returns the last number of units that keeps epsilon, or one that is short of it by less than 1 in
+// 10,000. `keeps` keeps epsilon, `fails` does not. A unit is SIGMA_STEP of sigma, or one step.
+// Every second guess interpolates the epsilons of both (0: unknown); the others halve the range.
 static inline int64_t account_search(PrivacySetting s, double epsilon, bool of_sigma, int64_t keeps,
                                      int64_t fails) {
     double at_keeps = 0, at_fails = 0;
@@ -825,7 +831,7 @@ static inline int64_t account_search(PrivacySetting s, double epsilon, bool of_s
     }
     return keeps;
 }
-// The smallest sigma, to 1e-4, with which the setting keeps epsilon; INFINITY: none does.
+// Returns the smallest sigma, to 1e-4, with which the setting keeps epsilon; INFINITY if none does.
 static inline double account_sigma(const PrivacySetting *s, double epsilon) {
     PrivacySetting most = *s;
     most.sigma = MOST_SIGMA;
@@ -834,13 +840,13 @@ static inline double account_sigma(const PrivacySetting *s, double epsilon) {
                                                (int64_t)(MOST_SIGMA / SIGMA_STEP),
                                                (int64_t)(LEAST_SIGMA / SIGMA_STEP) - 1);
 }
-// The largest number of steps, to 1 in 10,000, with which it keeps epsilon; 0: not even one does.
+// Returns the largest number of steps, to 1 in 10,000, that keeps epsilon; 0 if not even one does.
 static inline int64_t account_steps(const PrivacySetting *s, double epsilon) {
     return account_search(*s, epsilon, false, 0, (int64_t)MOST_STEPS + 1);
 }
 
-// What --dp-account says: q, delta and two of sigma, steps, epsilon, each once, in any order, and
-// perhaps windows. Ends the program on anything else.
+// Parses --dp-account: q, delta and two of sigma, steps and epsilon, each once, in any order, and
+// optionally windows. Ends the program (EXIT_INPUT) on anything else.
 enum {
     ACCOUNT_Q,
     ACCOUNT_DELTA,
@@ -895,18 +901,19 @@ static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
             text);
     }
 }
-// Who waits is told after account_note seconds that it may take longer. Some answers would take
-// many minutes (documents of many windows): where a limit is given the program ends then. Both are
-// of this processor's time, and no number depends on them. Tests take less.
+// After account_note seconds a note says that the result may take longer. Some results would take
+// many minutes (documents of many windows): if there is a limit, the program ends then. Both are
+// seconds of CPU time, and no result depends on them. Tests set less.
 static double account_note = 2;
-static double account_seconds = 120; // --dp-account's limit
+static double account_seconds = 120; // limit of --dp-account
 static struct {
     const char *question;
-    double limit; // 0: none
+    double limit; // 0: no limit
     clock_t begin;
     bool announced;
-    void (*hook)(void); // comm.h's
+    void (*hook)(void); // the hook of comm.h
 } account_clock;
+// Called through keep_alive(): prints the note, ends the program at the limit, calls comm.h's hook.
 static inline void account_in_time(void) {
     const double seconds = (double)(clock() - account_clock.begin) / CLOCKS_PER_SEC;
     if (account_clock.limit > 0 && seconds > account_clock.limit) {
@@ -917,7 +924,7 @@ static inline void account_in_time(void) {
     }
     if (seconds > account_note && !account_clock.announced) {
         account_clock.announced = true;
-        fprintf(stderr, "note: %.250s takes a while, mostly less than a minute of processor time",
+        fprintf(stderr, "note: %.250s takes a while, mostly less than a minute of CPU time",
                 account_clock.question);
         if (account_clock.limit > 0) {
             fprintf(stderr, "; it ends after %g s", account_clock.limit);
@@ -926,6 +933,7 @@ static inline void account_in_time(void) {
     }
     if (account_clock.hook) { account_clock.hook(); }
 }
+// Begins to watch the time of a computation that `question` describes; limit 0: no limit.
 static inline void account_watch(const char *question, double limit) {
     account_clock.question = question;
     account_clock.limit = limit;
@@ -934,7 +942,7 @@ static inline void account_watch(const char *question, double limit) {
     keep_alive_hook = account_in_time;
 }
 static inline void account_unwatch(void) { keep_alive_hook = account_clock.hook; }
-// Prints what --dp-account asks for as a table, or as one JSON object.
+// Prints the answer to --dp-account as a table, or as one JSON object.
 static inline void account_answer(FILE *to, const char *text, bool rdp, bool replace_one,
                                   bool json) {
     const char *accountant = rdp ? "rdp" : "prv",
@@ -959,12 +967,12 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
         die(EXIT_INPUT, "ask for more epsilon or delta, or sample less",
             "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
     }
-    // as the search decided; NAN: as narrow as it gets
+    // with a target: as the search decided; NAN: as narrow as possible
     PrivacyLoss loss = account_epsilon(&s, target);
     account_unwatch();
     if (!isfinite(loss.high)) {
         die(EXIT_INPUT, "ask for more sigma, more delta or fewer windows",
-            "--dp-account: %.200s has no epsilon that could be told", text);
+            "--dp-account: %.200s has no epsilon that could be claimed", text);
     }
     if (json) {
         fprintf(to,

@@ -1,75 +1,75 @@
-// comm.h: messages between ranks. Collectives over MPI messages, non-blocking, deterministic,
+// comm.h: messages between ranks, as non-blocking, deterministic collectives whose bytes are
 // counted.
 //
-// A collective is our own sequence of MPI point-to-point messages, so what is sent, over which
-// link, and in which order sums are taken depends on no library, setting or timing.
+// A collective is our own sequence of MPI point-to-point messages. So the messages, their links and
+// the order of all sums depend on no library, setting or timing.
 //
 // Data       A collective over a group of n members divides an array into n slices by n + 1
-//            ascending element bounds; slice i belongs to member i and may be empty.
-// Levels     A group whose members lie on several nodes, equally many (more than one) on each,
-//            works on two levels: inside nodes, and between members of the same place in their
-//            nodes; a slice then crosses to each other node exactly once. All other groups work as
-//            if they were one node.
-// Sums       reduce: the members of a node in member order, then the nodes in their order; always
-//            in fp32. wire bf16: every contribution (the owner's own too) and every node's sum is
-//            rounded to bf16 first, to nearest even.
+//            ascending element bounds. Slice i belongs to member i and may be empty.
+// Levels     A group that has equally many members (more than one) on each of several nodes works
+//            on two levels: inside each node, and between the members of the same local index on
+//            different nodes. A slice then crosses to each other node exactly once. All other
+//            groups work as if all members were on one node.
+// Sums       A reduction adds the members of a node in member order, then the nodes in their order,
+//            always in fp32. With wire bf16, every contribution (also the owner's) and every sum of
+//            a node is first rounded to bf16, to nearest even.
 // Progress   Collectives run one after another in the order of their start, which must be the same
-//            on all their members; the head of the queue moves whenever comm_progress() is called
-//            (ops call it between tiles) or somebody waits. Reductions go piece by piece through
-//            the staging buffer, several pieces in flight. Messages between two ranks go beside
-//            them, each by itself.
-// Lost ranks A rank that waits looks after those it waits for. On its own machine it sees in /proc
-// whether they have ended or are
-//            stopped. All others, and those that seem alive, it asks; a rank that computes answers
-//            from comm_progress(), and one that waits says how long ago it last saw progress, its
-//            own or of those it waits for. So a slow rank may take as long as it likes, and what is
-//            lost, stuck or in a circle of waiting is found after timeout_s. Time in which this
-//            process did not run itself (suspended, a laptop asleep) does not count.
-// Transport  MPI reaches the processor's memory. Where collectives are over memory of another
-//            device, a CommTransport carries those that are counted (comm_nccl.cuh), under the same
-//            rules; setup, scalars and the watch stay here.
+//            on all their members. The head of the queue advances whenever comm_progress() is
+//            called (operations call it between tiles) or this rank waits. A reduction runs piece
+//            by piece through the staging buffer, with several pieces in flight. Messages between
+//            two ranks are independent of the collectives and of each other.
+// Lost ranks A waiting rank watches the ranks that it waits for. For ranks of its own machine it
+//            reads in /proc whether they have ended or are stopped. It also sends questions to all
+//            ranks that it waits for. A rank that computes answers from comm_progress(). A rank
+//            that waits answers how long ago it last saw progress, its own or that of the ranks
+//            that it waits for. So a slow rank may take any time, and a rank that is lost, stuck or
+//            in a circle of waiting ranks is found after timeout_s. Time in which this process
+//            itself did not run (it was suspended, or the machine was asleep) does not count.
+// Transport  MPI reaches host memory. For collectives over the memory of another device, a
+//            CommTransport carries the counted collectives under the same rules (comm_nccl.cuh).
+//            Setup, scalars and the watch stay here.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated here
-// after comm_allocate(). One
-//            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER
-//            and a message that names the lost rank, the operation, the unit and the step.
+//            after comm_allocate(). One thread makes all calls. A failure or a lost rank ends all
+//            ranks with EXIT_PEER and a message that names the lost rank, the operation, the unit
+//            and the step.
 #ifndef COMM_H
 #define COMM_H
 
-// who takes part; first, because base.h below it asks for the GNU extensions
+// groups; included first, because base.h below it requests the GNU extensions
 #include "store/group.h"
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
-#include "support/cores.h" // which cores a rank computes on
+#include "support/cores.h" // assignment of cores to ranks
 #include <limits.h>        // INT_MAX
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield
 #include <signal.h>        // the deadline of MPI's own start and end
-#include <spawn.h>         // a shell that outlives this rank
+#include <spawn.h>         // starts a shell that outlives this rank
 
 enum {
-    COMM_QUEUE = 1024,         // collectives started and not completed
+    COMM_QUEUE = 1024,         // limit of collectives started and not completed
     COMM_SLOTS = 8,            // pieces of a reduction in flight
-    COMM_PART_BYTES = 8 << 20, // of one MPI message, so that progress shows on slow links too
-    // messages of collectives: inside a node (or one level), between nodes
+    COMM_PART_BYTES = 8 << 20, // limit of one MPI message, so that slow links show progress
+    // tags of messages of collectives: inside a node (or the only level), between nodes
     TAG_LOCAL = 1,
     TAG_NODES = 2,
-    TAG_QUESTION = 3, // between a rank that waits and those it waits for
+    TAG_QUESTION = 3, // from a waiting rank to the ranks that it waits for
     TAG_ANSWER = 4,
-    TAG_MESSAGE = 5,        // between two ranks: of channel 0; the others follow
-    COMM_MESSAGES = 4096,   // of these posted and not complete
+    TAG_MESSAGE = 5, // messages between two ranks on channel 0; further channels use higher tags
+    COMM_MESSAGES = 4096,   // limit of such messages posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
-    // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two
-    // polls, and small enough that what was received is summed from cache.
+    // Eight slots of 1 MiB: large enough for few round trips while operations compute between two
+    // polls, and small enough that received data is summed from the cache.
     COMM_STAGING_BYTES = 8 << 20,
 };
-// a rank of this machine that is stopped for so long is lost
+// A rank of this machine that is stopped for this long counts as lost.
 static const double COMM_STOPPED_S = 2;
 
-typedef int64_t CommHandle; // 0 is complete
+typedef int64_t CommHandle; // a collective; 0: complete
 
 typedef struct {
     CommKind kind;
-    int unit; // label
+    int unit; // unit, step, what: label for error messages
     int64_t step;
     const char *what;
     const Group *group;
@@ -78,98 +78,99 @@ typedef struct {
     char *out;
     size_t element_bytes;
     DType wire;
-    bool counted; // in bytes: all but setup and scalars
-    int phase;    // 0 not begun; then what it waits for
+    bool counted; // bytes are counted (all operations except setup and scalars)
+    int phase;    // PHASE_NEW: not begun; else the phase whose messages are in flight
 } CommOp;
 
+// A piece of a reduction in flight. Slot 0 also holds the messages of all other collectives.
 typedef struct {
-    int state; // of a slot: 0 free, 1 waits for contributions, 2 waits for other nodes' sums
+    int state; // 0: free, 1: waits for contributions, 2: waits for the sums of other nodes
     int64_t piece;
-    int requests, open; // posted; of these not complete
+    int requests, open; // requests posted; those of them that are not complete
     MPI_Request *request;
-    int *peer; // of each request: the rank at its other end
+    int *peer; // the other rank of each request
 } CommSlot;
 
-// A message between two ranks, beside the collectives.
-typedef int64_t CommRequest; // 0, and those of messages long complete, are complete
+// A message between two ranks, independent of the collectives.
+typedef int64_t CommRequest; // 0 and old requests are complete
 typedef struct {
     MPI_Request request;
     bool send;
-    int peer, unit; // unit, step, what: label
+    int peer, unit; // unit, step, what: label for error messages
     int64_t step;
     const char *what;
 } CommMessage;
-// What there will be of them, for the transport to take room and to make connections.
+// A bound on these messages, from which the transport takes memory and makes connections.
 typedef struct {
-    size_t bytes; // of the longest; 0: there are none, on any rank
-    int most;     // under way at a time: more have to wait for each other
-    int *peers;   // [count] ascending, the ranks at their other ends
+    size_t bytes; // of the longest message; 0: no rank sends any
+    int most;     // messages under way at a time; further ones wait for each other
+    int *peers;   // [count] the other ranks, ascending
     int count;
 } CommTraffic;
 
-// Where a rank runs, as it says itself.
+// Where a rank runs, as that rank reports it.
 typedef struct {
     char host[64];
-    // began: field 22 of /proc/PID/stat, so that a number that is used again is not taken for it
+    // began: start time, field 22 of /proc/PID/stat; detects a pid that the system has reused
     int64_t pid, began;
 } CommPlace;
-// What is known of another rank.
+// What this rank knows about another one.
 typedef struct {
     CommPlace place;
-    bool visible;    // its entry in /proc can be read here
-    bool awaited;    // by the operation at the head of the queue
-    double fresh;    // its last known sign of progress, on the watch's clock
-    double asked;    // when it was last asked
-    double answered; // when it last answered
-    double stopped;  // since when it is seen stopped; negative: it is not
-    int64_t sent[2]; // a question and an answer, in flight
+    bool visible;    // its entry in /proc can be read from here
+    bool awaited;    // an operation of this rank waits for its messages
+    double fresh;    // time of its last known progress, on the watch's clock
+    double asked;    // time of the last question to it
+    double answered; // time of its last answer
+    double stopped;  // since when it is seen stopped; negative: not stopped
+    int64_t sent[2]; // the last question and answer, while in flight
     MPI_Request sending[2];
 } CommPeer;
 
-// What carries the counted collectives, and the messages between two ranks, where MPI does not. On
-// the processor all functions are NULL. Its handles are negative and count down from -1; so do its
-// tickets, by themselves.
+// Carries the counted collectives and the messages between two ranks where MPI does not. In the CPU
+// build all functions are NULL. Its handles are negative and count down from -1; its requests do so
+// too, independently.
 typedef struct Comm Comm;
 typedef struct {
     const char *name; // "mpi", "nccl", "staged"
-    // all members, before the first collective of a group
+    // Prepares a group. All members call it before the first collective of the group.
     void (*join)(Comm *c, Group *g);
-    // collectives of the group will be over it: may be NULL
+    // Announces memory over which collectives of the group will run; may be NULL.
     void (*share)(Comm *c, const Group *g, void *memory, size_t bytes);
-    // once what the compute stream holds so far is done
+    // Starts a collective that runs after the work which the compute stream holds now.
     CommHandle (*start)(Comm *c, const CommOp *op);
-    // what the compute stream gets from now on sees the result; the host need not wait
+    // Later work of the compute stream sees the result. The host need not wait.
     void (*wait)(Comm *c, CommHandle handle);
-    // A message, as `start` does.
+    // Posts a message; ordered after the compute stream's work as in `start`.
     CommRequest (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
-    void (*wait_message)(Comm *c, CommRequest t); // as `wait` does
-    // brings `waits` up to date, looks for errors; may be NULL
+    void (*wait_message)(Comm *c, CommRequest t); // as `wait`
+    // Updates `waits` and looks for errors; may be NULL.
     void (*poll)(Comm *c);
     void (*end)(Comm *c);
     void *state;
-    // the oldest for which the device waits for other members; NULL: it waits for nobody. A message
-    // is a COMM_SEND of two members
+    // the oldest operation for which the device waits for other members; NULL: none. A message
+    // appears as a COMM_SEND of a group of two members.
     const CommOp *waits;
-    int sharing; // ranks on this rank's device
+    int sharing; // number of ranks that share this rank's device
 } CommTransport;
 
 struct Comm {
     int rank, ranks;
-    // local: on this machine, whatever --ranks-per-node says
+    // local_*: among the ranks of this machine, whatever --ranks-per-node says
     int node, nodes, local_rank, local_ranks;
-    int *node_of;        // [ranks]
-    bool oversubscribed; // more local ranks than cores: waiting yields at once
-    Group everyone;      // all ranks, in order
-    // without a sign of progress from a rank that is waited for; 0: for ever
+    int *node_of;        // [ranks] node of each rank
+    bool oversubscribed; // more local ranks than cores: a waiting rank yields at once
+    Group everyone;      // the group of all ranks, in order
+    // time without progress after which a rank counts as lost, in seconds; 0: no limit
     double timeout_s;
     int64_t bytes[COMM_KINDS][LINK_KINDS]; // sent by this rank since comm_reset_counters()
-    double waited_s;                       // in comm_wait, since then
-    // label of what is started next
+    double waited_s;                       // time spent waiting since then
+    // label of the operations that start next (comm_label)
     const char *what;
     int unit;
     int64_t step;
-    int channel; // of messages: see below
-    // What else can go on while this rank waits, NULL: nothing.
+    int channel; // channel of the messages that are posted next (see below)
+    // Called repeatedly while this rank waits; NULL: nothing else to do.
     void (*idle_callback)(void *of);
     void *idle_context;
     // private
@@ -177,22 +178,23 @@ struct Comm {
     CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
-    CommMessage message[COMM_MESSAGES]; // ring: ticket t is message t modulo its size
-    // the last one; all up to it are complete; the one that this rank waits for now, or 0
+    CommMessage message[COMM_MESSAGES]; // ring: request t is message t modulo its size
+    // the last posted; all up to it are complete; the one that this rank waits for now, or 0
     CommRequest posted, settled, awaited;
-    int request_capacity, *completed; // [request_capacity] of MPI_Testsome
+    int request_capacity, *completed; // [request_capacity] indices from MPI_Testsome
+    // of the reduction at the head of the queue: pieces begun, pieces complete, elements of a piece
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
-    const float **sources; // [ranks]
-    int64_t *small_bounds; // [ranks + 1] of setup exchanges
+    const float **sources; // [ranks] the terms of a sum
+    int64_t *small_bounds; // [ranks + 1] for setup exchanges
     int *small_values;     // [ranks]
     CommPeer *peers;       // [ranks]
-    // of the watch: seconds this rank has been seen waiting; the time of day it last looked
+    // the watch: seconds for which this rank has been seen waiting; seconds_now() of its last look
     double clock, looked;
-    double fresh;    // on that clock: the last progress of what it waits for
-    double answered; // time of day it last looked for questions
-    int64_t heard;   // the message that arrives next
+    double fresh;    // on that clock: the last progress of what this rank waits for
+    double answered; // seconds_now() of the last look for questions
+    int64_t heard;   // the question or answer that arrives next
     MPI_Request hearing;
     CommTransport transport;
 };
@@ -201,13 +203,13 @@ static Comm *comm_running; // for comm_progress(), which takes no argument
 // -------------------------------------------------------------------------------------------------
 // Ending the job
 static inline void comm_abort_job(int code) {
-    alarm(5); // should MPI itself be stuck, with no way to tell anyone
+    alarm(5); // in case MPI itself hangs and cannot end the job
     MPI_Abort(MPI_COMM_WORLD, code);
 }
 
-// mpirun, and the daemon that stands for it on other hosts, wait for ever for a host that they
-// cannot reach (Open MPI 4.1). A shell that outlives this rank ends the one above it, should it
-// still be there in five seconds.
+// With Open MPI 4.1, mpirun and its daemons on other hosts wait for ever for a host that they
+// cannot reach. This starts a shell that outlives this rank and, after five seconds, kills the
+// launcher above this rank if it still runs.
 static inline void comm_end_launcher(void) {
     char path[64], name[32] = "", command[96];
     snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
@@ -228,8 +230,8 @@ static inline void comm_end_launcher(void) {
     posix_spawnattr_destroy(&own_session);
 }
 
-// MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the
-// others.
+// The watch cannot cover MPI's own start and end. There a deadline ends this rank; mpirun then ends
+// the others.
 static int comm_deadline_s;
 static void comm_deadline_missed(int signal_number) {
     (void)signal_number;
@@ -242,7 +244,7 @@ static void comm_deadline_missed(int signal_number) {
     signal_text_write(&t);
     _exit(EXIT_PEER);
 }
-static inline void comm_deadline(int seconds) { // 0: none any more
+static inline void comm_deadline(int seconds) { // 0: ends the deadline
     comm_deadline_s = seconds;
     signal(SIGALRM, seconds ? comm_deadline_missed : SIG_DFL);
     alarm((unsigned)seconds);
@@ -256,9 +258,9 @@ static inline void comm_describe_message(SignalText *t, const char *what, int un
     signal_text_add(t, send ? " to rank " : " from rank ");
     signal_text_add_int(t, peer);
     signal_text_add(t, ", step ");
-    signal_text_add_int(t, step + 1); // counted as the log does
+    signal_text_add_int(t, step + 1); // counted from 1, as in the log
 }
-// What this rank waits for. Also for signal handlers.
+// Describes what this rank waits for. Safe in signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
     if (c->awaited) {
         const CommMessage *m = &c->message[c->awaited % COMM_MESSAGES];
@@ -289,6 +291,7 @@ static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
     signal_text_add(t, ", step ");
     signal_text_add_int(t, op->step + 1);
 }
+// Ends the program (EXIT_PEER) if an MPI call failed. peer: the other rank, or -1.
 static inline void comm_check(const Comm *c, int error, int peer, const char *doing) {
     if (error == MPI_SUCCESS) { return; }
     char text[MPI_MAX_ERROR_STRING] = "", with[96] = "";
@@ -306,13 +309,13 @@ static inline void comm_check(const Comm *c, int error, int peer, const char *do
 // -------------------------------------------------------------------------------------------------
 // Starting and ending
 
-// State and beginning of a process as /proc tells; false where it cannot be read.
+// Reads the state letter and the start time of a process from /proc. Returns false if it cannot.
 static inline bool process_look(int64_t pid, char *state, int64_t *began) {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
     FILE *f = fopen(path, "r");
     if (!f) { return false; }
-    // the name before it may hold anything
+    // the process name before it may contain any character
     char *rest = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
     fclose(f);
     if (!rest || rest[1] != ' ') { return false; }
@@ -322,7 +325,7 @@ static inline bool process_look(int64_t pid, char *state, int64_t *began) {
     return rest != NULL;
 }
 
-// All ranks in their order.
+// Returns the group of all ranks, in order.
 static inline Group group_all(const Comm *c) {
     int *ranks = (int *)checked_malloc((size_t)c->ranks * sizeof(int), "group");
     for (int r = 0; r < c->ranks; r++) { ranks[r] = r; }
@@ -331,7 +334,7 @@ static inline Group group_all(const Comm *c) {
     return g;
 }
 
-// Tells every rank where the others run, and begins to listen for questions.
+// Exchanges where the ranks run, and begins to listen for questions. All ranks call it.
 static inline void comm_meet(Comm *c, const int *leader_of) {
     CommPlace mine,
         *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
@@ -359,14 +362,14 @@ static inline void comm_meet(Comm *c, const int *leader_of) {
 
 static void comm_progress(void);
 
-// Starts MPI, fills in who and where, and takes room for requests. All ranks.
+// Starts MPI, fills in ranks and nodes, and allocates the requests. All ranks call it.
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
     c->transport.name = "mpi";
     int provided;
-    // Open MPI sends a long message over TCP in one piece by default ("put"); the word that lets
-    // the next one go waits behind it, and the link idles a quarter of the time. In pieces it is
-    // busy all the time. A user's own setting stays.
+    // By default ("put") Open MPI sends a long message over TCP in one piece. The control message
+    // that releases the next one waits behind it, and the link idles a quarter of the time. With
+    // "send", messages go in pieces and the link stays busy. A setting of the user has precedence.
     setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     comm_deadline(COMM_MPI_START_S);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
@@ -392,7 +395,7 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     c->small_values = (int *)checked_calloc(ranks, sizeof(int), "ranks");
     MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->world);
     comm_meet(c, c->node_of);
-    // arrays of up to 64 GiB in one operation
+    // enough requests for arrays of up to 64 GiB in one operation
     int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES);
     c->request_capacity = (int)(4 * c->ranks + 4 * parts);
     c->completed = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
@@ -409,14 +412,14 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     comm_deadline(0);
 }
 
-// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All
-// ranks.
+// Numbers the nodes: by host (ranks_per_node 0), or ranks_per_node consecutive ranks each. All
+// ranks call it.
 static inline void comm_place(Comm *c, int ranks_per_node) {
     int nodes = 0;
     for (int r = 0; r < c->ranks; r++) {
         if (ranks_per_node) {
             c->node_of[r] = r / ranks_per_node;
-        } else { // the leader's rank becomes the node's number, in order of first appearance
+        } else { // the leader's rank becomes the number of its node, in order of appearance
             int leader = c->node_of[r];
             c->node_of[r] = leader == r ? nodes : c->node_of[leader];
         }
@@ -428,14 +431,15 @@ static inline void comm_place(Comm *c, int ranks_per_node) {
     c->everyone = group_all(c);
 }
 
-// Gives reductions their staging buffer, the caller's until comm_end, in memory that the transport
-// reaches; nothing is allocated later.
+// Sets the staging buffer of reductions, in memory that the transport reaches. The caller keeps it
+// until comm_end() and frees it. Nothing is allocated here later.
 static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) {
     c->staging = (char *)staging;
     c->staging_bytes = staging_bytes;
 }
 
 static inline void comm_barrier(Comm *c);
+// Ends messages and MPI. All ranks call it.
 static inline void comm_end(Comm *c) {
     comm_barrier(c);
     if (c->transport.end) { c->transport.end(c); }
@@ -465,18 +469,19 @@ static inline void comm_reset_counters(Comm *c) {
     c->waited_s = 0;
 }
 
-// Makes collectives of a group possible. All its members call it, each their groups in one order.
+// Prepares a group for collectives. All its members call it; a rank in several groups joins them in
+// the same order as the other members.
 static inline void comm_join(Comm *c, Group *g) {
     if (c->transport.join) { c->transport.join(c, g); }
 }
-// Collectives of the group will be over this memory, until comm_end or until none is: before any of
-// it is given back.
+// Announces that collectives of the group will run over this memory, until comm_end() or
+// comm_share_none(). The caller must call comm_share_none() before it frees any of this memory.
 static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
 }
 static inline void comm_share_none(Comm *c) { comm_share(c, NULL, NULL, 0); }
 
-// Says what the operations started from here on are about.
+// Labels the operations that start from here on, for error messages.
 static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) {
     c->what = what;
     c->unit = unit;
@@ -487,8 +492,8 @@ static inline void comm_label(Comm *c, const char *what, int unit, int64_t step)
 // Sums
 enum { SUM_BLOCK = 4096 };
 
-// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources:
-// blocks are read before written.
+// out[0 .. n) = sources[0] + sources[1] + ... in this order, in fp32. out may be one of the
+// sources: each block is read before it is written.
 static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
     float sum[SUM_BLOCK];
     for (int64_t at = 0; at < n; at += SUM_BLOCK) {
@@ -504,7 +509,7 @@ static inline void comm_sum(float *out, const float **sources, int count, int64_
         for (int64_t i = 0; i < m; i++) { out[at + i] = count > 1 ? first[i] + last[i] : first[i]; }
     }
 }
-// the fp32 values that bf16 can hold
+// Rounds fp32 values to values that bf16 can hold.
 static inline void comm_round(float *out, const float *in, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { out[i] = bf16_to_float(float_to_bf16(in[i])); }
@@ -513,7 +518,7 @@ static inline void comm_pack(uint16_t *out, const float *in, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { out[i] = float_to_bf16(in[i]); }
 }
-// In place, from the end: the n bf16 values at the front of the buffer become n floats.
+// Converts in place, from the end: the n bf16 values at the front of the buffer become n floats.
 static inline void comm_unpack_in_place(void *buffer, int64_t n) {
     const uint16_t *in = (const uint16_t *)buffer;
     float *out = (float *)buffer;
@@ -526,7 +531,7 @@ static inline void comm_unpack_in_place(void *buffer, int64_t n) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Messages. Those longer than an int can count are cut into parts; both sides cut alike.
+// Messages of collectives. Long ones are cut into parts of COMM_PART_BYTES, alike on both sides.
 static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int tag,
                              const void *data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += COMM_PART_BYTES) {
@@ -551,7 +556,7 @@ static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int
                                   void *data, int64_t bytes) {
     comm_post(c, slot, false, op->group->ranks[from], tag, data, bytes);
 }
-// Have all messages of the slot completed?
+// Returns whether all messages of the slot are complete.
 static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
     int done = 0;
     if (slot->open) {
@@ -569,17 +574,18 @@ static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Reductions. A piece is the same range [first, first + count) of every slice. For it, the member
-// in place (node, local)
-//   1. sends, inside its node, its contribution to every slice to the member with the owner's local
-//   place, and receives
-//      theirs to the slices of all owners with its own local place (one on each node); sums them in
-//      member order;
-//   2. sends those sums to the owners on the other nodes, receives theirs for its own slice; sums
-//   them in node order.
-// Regions of a slot in staging, in segments of piece_elements floats:
-//   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes] | bf16 only: to send
-//   [n], own rounded [nodes]
+// Reductions. A piece is the same range [first, first + count) of every slice. For each piece, the
+// member at (node, local)
+//   1. exchanges contributions inside its node. It sends its contribution to every slice to the
+//      member with the local index of the slice's owner. It receives the contributions to the
+//      slices of all owners with its own local index (one on each node), and sums them in member
+//      order;
+//   2. exchanges sums between nodes. It sends these sums to their owners on the other nodes,
+//      receives the sums for its own slice, and adds them in node order.
+// Regions of a slot in the staging buffer, in segments of piece_elements floats:
+//   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes]
+//   with wire bf16 also: contributions to send [n] | own contributions, rounded [nodes]
+// The two regions of sums exist only with several nodes.
 static inline int64_t comm_segments(const Group *g, DType wire) {
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
     return contributions + (g->nodes > 1 ? 2 * g->nodes : 0) +
@@ -596,13 +602,14 @@ static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot
                                  CommRegion region, int index) {
     const Group *g = op->group;
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
-    int64_t sums = g->nodes > 1 ? g->nodes : 0; // one node: straight into the result
+    int64_t sums = g->nodes > 1 ? g->nodes : 0; // one node: the sum goes straight into the result
     int64_t begin[] = {0, contributions, contributions + sums, contributions + 2 * sums,
                        contributions + 2 * sums + g->n};
     int64_t segment = (slot - c->slot) * comm_segments(g, op->wire) + begin[region] + index;
     return (float *)(void *)c->staging + segment * c->piece_elements;
 }
-// Elements of member i's slice that belong to a piece; *first: where they begin in the array.
+// Returns the elements of member i's slice that belong to a piece. *first: their begin in the
+// array.
 static inline int64_t comm_piece(const Comm *c, const CommOp *op, int i, int64_t piece,
                                  int64_t *first) {
     *first = op->bounds[i] + piece * c->piece_elements;
@@ -616,8 +623,8 @@ static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
     return ceil_div(longest, c->piece_elements);
 }
 
-// Staging with which reductions of up to `elements` go in one piece, but at most `most` bytes:
-// longer ones go in several.
+// Returns the bytes of staging that reductions of up to `elements` elements need to go in one
+// piece, but at most `most`. Longer reductions go in several pieces.
 static inline size_t comm_staging_bytes(const Group *g, DType wire, int64_t elements, size_t most) {
     int64_t segment = round_up(ceil_div(elements, g->n) + 4096, 16); // slices are only nearly equal
     int64_t bytes = segment * 4 * COMM_SLOTS * comm_segments(g, wire);
@@ -663,8 +670,8 @@ static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) 
         }
     }
 }
-// Sums the contributions of my node to the slice piece of the owner on node n in my local place,
-// into out.
+// Sums this node's contributions to a piece of one slice into out. The slice's owner is the member
+// on node n with this rank's local index.
 static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slot, int n,
                                         float *out) {
     const Group *g = op->group;
@@ -684,7 +691,7 @@ static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slo
     }
     comm_sum(out, c->sources, g->locals, count);
 }
-// Step 2: the sums of my node travel to the owners on other nodes.
+// Step 2: sends the sums of this node to their owners on the other nodes.
 static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
     int node = group_node(g, g->me), local = group_local(g, g->me);
@@ -703,7 +710,7 @@ static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) 
         comm_reduce_sum_node(c, op, slot, n, sum);
         if (op->wire == DTYPE_BF16 && n == node) { comm_round(sum, sum, count); }
         if (n == node) { continue; }
-        // packed in the segment it was received into; its contributions are summed already
+        // This segment held the rank's own contribution, which `sum` contains already.
         if (op->wire == DTYPE_BF16) {
             void *packed = comm_staged(c, op, slot, STAGED_OWN, n);
             comm_pack((uint16_t *)packed, sum, count);
@@ -731,7 +738,7 @@ static inline void comm_reduce_finish(Comm *c, const CommOp *op, CommSlot *slot)
     slot->state = 0;
     c->done_pieces++;
 }
-// Moves a reduction on; true when it is complete.
+// Advances a reduction. Returns true when it is complete.
 static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
     int64_t pieces = comm_pieces(c, op);
     for (bool moved = true; moved && c->done_pieces < pieces;) {
@@ -757,10 +764,11 @@ static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// All-gather (first between nodes, then inside) and all-to-all; the messages of a step are posted
-// together
+// All-gather (between nodes first, then inside each node) and all-to-all. All messages of a step
+// are posted together.
+// Returns the bytes of member i's slice that an all-gather sends, and where they begin.
 static inline char *comm_slice(const CommOp *op, int i, int64_t *bytes) {
-    // at the front of the slice
+    // packed values are at the front of their slice
     bool packed = op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16;
     *bytes = (op->bounds[i + 1] - op->bounds[i]) * (packed ? 2 : (int64_t)op->element_bytes);
     return op->out + op->bounds[i] * (int64_t)op->element_bytes;
@@ -809,8 +817,8 @@ static inline void comm_exchange(Comm *c, const CommOp *op, CommSlot *slot) {
     }
 }
 
-// An all-reduce in bf16 gathers bf16: each owner's result lies, packed, at the front of its slice;
-// then all unpack.
+// An all-reduce with wire bf16 gathers bf16 values: each owner packs its result at the front of its
+// slice, and all members unpack at the end.
 static inline void comm_pack_own(const CommOp *op) {
     int64_t n = op->bounds[op->group->me + 1] - op->bounds[op->group->me];
     float *slice = (float *)(void *)op->out + op->bounds[op->group->me];
@@ -831,7 +839,7 @@ static inline bool comm_op_gathers(const CommOp *op) {
     return op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE;
 }
 
-// Begins the next phase that the operation has.
+// Enters the operation's next phase and posts its messages, if it has any there.
 static inline void comm_next_phase(Comm *c, CommOp *op) {
     CommSlot *slot = &c->slot[0];
     op->phase++;
@@ -854,7 +862,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
     }
 }
 
-// Is the message complete?
+// Returns whether the message is complete.
 static inline bool comm_message_done(Comm *c, CommRequest t) {
     CommMessage *m = &c->message[t % COMM_MESSAGES];
     int done = 1;
@@ -864,7 +872,8 @@ static inline bool comm_message_done(Comm *c, CommRequest t) {
     return done;
 }
 
-// Notes which messages are complete, all at one look: so comm_message_noted() costs nothing.
+// Records which messages are complete, with a single MPI call. comm_message_noted() then costs
+// little.
 static inline void comm_note_messages(Comm *c) {
     MPI_Request open[COMM_MESSAGES];
     CommRequest of[COMM_MESSAGES];
@@ -886,10 +895,10 @@ static inline bool comm_message_noted(const Comm *c, CommRequest t) {
     return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL;
 }
 
-// Moves what is in flight on. Cheap when nothing is.
+// Advances everything in flight. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
     if (c->transport.poll) { c->transport.poll(c); }
-    // one that is not moves all others, too
+    // a message that is not complete holds back `settled` only, not the others
     while (c->settled < c->posted && comm_message_done(c, c->settled + 1)) { c->settled++; }
     while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
@@ -903,12 +912,12 @@ static inline void comm_advance(Comm *c) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Looking after the ranks that this one waits for (banner: lost ranks). A question is any number;
-// an answer says how many milliseconds ago the rank last saw progress.
+// The watch over the ranks that this one waits for (see "Lost ranks" above). A question carries any
+// number. An answer carries the milliseconds since the rank last saw progress.
 static const double WATCH_EVERY_S = 0.1, WATCH_ASK_S = 1, WATCH_STEP_S = 0.5;
 
-// Sends a number to a rank, unless the one before is still under way: then it does not listen
-// anyway.
+// Sends a question or an answer to a rank. Does nothing while the previous one is still in flight:
+// then the rank is not listening.
 static inline void comm_tell(Comm *c, int rank, int tag, int64_t number) {
     CommPeer *p = &c->peers[rank];
     int which = tag == TAG_ANSWER, done = 1;
@@ -919,7 +928,7 @@ static inline void comm_tell(Comm *c, int rank, int tag, int64_t number) {
     p->sent[which] = number;
     MPI_Isend(&p->sent[which], 1, MPI_INT64_T, rank, tag, c->questions, &p->sending[which]);
 }
-// Takes in the questions and answers that have come. `working`: this rank computes just now.
+// Handles the questions and answers that have arrived. working: this rank is computing.
 static inline void comm_listen(Comm *c, bool working) {
     MPI_Status status;
     int come = 1;
@@ -939,8 +948,8 @@ static inline void comm_listen(Comm *c, bool working) {
     }
 }
 
-// Marks the ranks whose messages the head of the queue waits for, and those that the device waits
-// for.
+// Marks the ranks that this rank waits for: those that the device waits for, and the other ends of
+// the message or of the collective that the host waits for.
 static inline void comm_mark_awaited(Comm *c) {
     const CommOp *far = c->transport.waits;
     for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
@@ -961,6 +970,7 @@ static inline void comm_mark_awaited(Comm *c) {
         }
     }
 }
+// Ends the job because a rank is lost.
 __attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, const char *how,
                                                        double seconds) {
     SignalText what = {"", 0};
@@ -972,7 +982,7 @@ __attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, 
         "lost rank %d on %s: %s for %.1f s, in %s", rank, c->peers[rank].place.host, how, seconds,
         what.text);
 }
-// What /proc says about a rank on this machine.
+// Looks in /proc at a rank of this machine; ends the job if it has ended or is stopped.
 static inline void comm_look_at(Comm *c, int rank) {
     CommPeer *p = &c->peers[rank];
     char state = 'X';
@@ -980,6 +990,7 @@ static inline void comm_look_at(Comm *c, int rank) {
     bool there = process_look(p->place.pid, &state, &began) && began == p->place.began &&
                  state != 'Z' && state != 'X';
     if (!there) { comm_lost(c, rank, "it has ended; waited", c->clock - c->fresh); }
+    // The watch: takes the time, handles questions and looks at the ranks that this one waits for.
     if (state != 'T') {
         p->stopped = -1;
     } else if (p->stopped < 0) {
@@ -990,7 +1001,7 @@ static inline void comm_look_at(Comm *c, int rank) {
 }
 static inline void comm_watch(Comm *c) {
     double now = seconds_now();
-    // more has not been seen: this process did not run
+    // a longer step means that this process did not run
     c->clock += fmin(now - c->looked, WATCH_STEP_S);
     c->looked = now;
     comm_listen(c, false);
@@ -1009,14 +1020,14 @@ static inline void comm_watch(Comm *c) {
     }
 }
 
-// Called by ops between tiles, and through keep_alive(): moves what is in flight on, and answers
-// who asks.
+// Advances everything in flight and answers questions. Operations call it between tiles, also
+// through keep_alive().
 static void comm_progress(void) {
     Comm *c = comm_running;
     if (!c || c->ranks == 1) { return; }
     comm_advance(c);
     double now = seconds_now();
-    if (c->transport.waits) { // the device does, whatever the host does meanwhile
+    if (c->transport.waits) { // the device waits, whatever the host does
         if (now - c->looked > WATCH_EVERY_S) { comm_watch(c); }
     } else if (now - c->answered > 0.05) {
         c->answered = now;
@@ -1024,8 +1035,7 @@ static void comm_progress(void) {
     }
 }
 
-// One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or
-// none of its own.
+// One turn of waiting: first polls, then yields, then sleeps, since ranks may share a core.
 static inline void comm_idle(Comm *c, int64_t turn) {
     if (turn > 200 || c->oversubscribed) { sched_yield(); }
     if (turn > 2000) { usleep(50); }
@@ -1049,19 +1059,18 @@ static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what),
     }
     c->waited_s += seconds_now() - start;
 }
-// Returns when the operation is complete (and with it all that were started before it). One that a
-// transport carries is complete for what is put into the compute stream from now on; the host sees
-// it after ops_wait().
+// Waits until the operation and all operations started before it are complete. An operation of a
+// transport is complete for later work of the compute stream; the host sees it after ops_wait().
 static inline void comm_wait(Comm *c, CommHandle handle) {
     if (handle < 0) { c->transport.wait(c, handle); }
     if (c->first < handle) { comm_wait_until(c, comm_op_done, handle); }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Messages between two ranks, by MPI or the transport. Those of a channel from one rank to another
-// match in the order in which both post them; channels do not know of each other, but where a
-// transport carries messages, which has but one. They return at once; `data` belongs to the message
-// until comm_wait_message() has returned.
+// Messages between two ranks, by MPI or the transport. These functions return at once; `data`
+// belongs to the message until comm_wait_message() has returned. Messages from one rank to another
+// on one channel match in the order in which both ranks post them. Channels are independent of each
+// other. A transport has only one channel.
 static inline bool comm_has_channels(const Comm *c) { return !c->transport.post; }
 static inline void comm_wait_message_by_mpi(Comm *c, CommRequest t) {
     if (comm_message_done(c, t)) { return; }
@@ -1099,11 +1108,12 @@ static inline CommRequest comm_post_message(Comm *c, bool send, int peer, void *
         die(EXIT_INPUT, "choose a smaller --micro-batch",
             "a message of %zu bytes to another stage: 2 GiB are too much", bytes);
     }
-    if (!bytes) { return 0; } // both sides know
+    if (!bytes) { return 0; } // both sides know that it is empty
     comm_count_message(c, send, peer, bytes);
     return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
 }
-// A few bytes of the host's memory, where transports carry the device's.
+// Posts a message of a few bytes in host memory, also where a transport carries the device's
+// messages.
 static inline CommRequest comm_post_on_host(Comm *c, bool send, int peer, void *data,
                                             size_t bytes) {
     comm_count_message(c, send, peer, bytes);
@@ -1115,17 +1125,17 @@ static inline CommRequest comm_send(Comm *c, int peer, const void *data, size_t 
 static inline CommRequest comm_receive(Comm *c, int peer, void *data, size_t bytes) {
     return comm_post_message(c, false, peer, data, bytes);
 }
-// The message has left, or arrived: for what is put into the compute stream from now on.
+// Waits until the message has left or arrived, for later work of the compute stream.
 static inline void comm_wait_message(Comm *c, CommRequest t) {
     if (t < 0) { c->transport.wait_message(c, t); }
     if (t > 0) { comm_wait_message_by_mpi(c, t); }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Collectives: every member of the group starts them, in one order. They return at once.
-// By MPI, over memory that it reaches.
+// Collectives. Every member of the group starts them, in the same order. They return at once.
+// Starts a collective by MPI, over host memory.
 static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
-    if (op.group->n == 1) { // nobody to talk to
+    if (op.group->n == 1) { // no messages
         int64_t size = (int64_t)op.element_bytes,
                 to = op.recv_bounds ? op.recv_bounds[0] : op.bounds[0];
         if (op.in && op.in != op.out) {
@@ -1148,24 +1158,25 @@ static inline CommHandle comm_start_op(Comm *c, CommOp op) {
     if (op.counted && c->transport.start) { return c->transport.start(c, &op); }
     return comm_queue_op(c, op);
 }
-// data: slice i is valid at member i; afterwards all of it, everywhere.
+// All-gather: slice i of data is valid at member i before, and everywhere after.
 static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds,
                                          size_t element_bytes) {
     CommOp op = {COMM_ALL_GATHER, 0,          0,    NULL, g, bounds, NULL, NULL, (char *)data,
                  element_bytes,   DTYPE_FP32, true, 0};
     return comm_start_op(c, op);
 }
-// slice = my slice of the sum over the members of in. It may lie in its place of in.
+// Reduce-scatter: slice = this rank's slice of the sum of `in` over the members. slice may be this
+// rank's slice inside `in`.
 static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *slice,
                                              const int64_t *bounds, DType wire) {
-    // of an array that need not be there
+    // begin of the whole array that this slice would be a part of; the array need not exist
     char *out = (char *)((uintptr_t)slice - (uintptr_t)bounds[g->me] * sizeof(float));
     CommOp op = {COMM_REDUCE_SCATTER, 0,    0,    NULL, g, bounds, NULL, (const char *)in, out,
                  sizeof(float),       wire, true, 0};
     return comm_start_op(c, op);
 }
-// data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been
-// rounded to bf16 too.
+// All-reduce: data = the sum of data over the members, with the same bits everywhere. With wire
+// bf16 the result is rounded to bf16 too.
 static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data,
                                          const int64_t *bounds, DType wire) {
     CommOp op = {
@@ -1173,7 +1184,8 @@ static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data,
         sizeof(float),   wire, true, 0};
     return comm_start_op(c, op);
 }
-// Slice i of send goes to member i; the slice of recv from member i begins at recv_bounds[i].
+// All-to-all: slice i of send goes to member i; what member i sends begins at recv_bounds[i] of
+// recv.
 static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *send,
                                          const int64_t *send_bounds, void *recv,
                                          const int64_t *recv_bounds, size_t element_bytes) {
@@ -1194,10 +1206,11 @@ static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *se
 }
 
 // -------------------------------------------------------------------------------------------------
-// Setup and scalars: small, complete on return, not counted. All ranks of the job call them.
+// Setup and scalars: small, complete on return, not counted. All members of the group (without one:
+// all ranks) call them.
 
-// data: elements bounds[i] .. bounds[i + 1] - 1 are valid at member i; afterwards all of them,
-// everywhere.
+// All-gather: elements bounds[i] .. bounds[i + 1] - 1 of data are valid at member i before, and
+// everywhere after.
 static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data,
                                    const int64_t *bounds, size_t element_bytes) {
     comm_label(c, what, -1, c->step);
@@ -1208,18 +1221,18 @@ static inline void comm_gather_now(Comm *c, const Group *g, const char *what, vo
 static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
     comm_gather_now(c, &c->everyone, "numbers", data, bounds, sizeof *data);
 }
-// all[i] = `mine` of member i, of `bytes` each; all members call it.
+// all[i] = `mine` of member i, of `bytes` bytes each.
 static inline void comm_all_gather_in(Comm *c, const Group *g, const void *mine, void *all,
                                       size_t bytes) {
     memcpy((char *)all + (size_t)g->me * bytes, mine, bytes);
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i; }
     comm_gather_now(c, g, "small values", all, c->small_bounds, bytes);
 }
-// of all ranks
+// comm_all_gather_in() over all ranks.
 static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
     comm_all_gather_in(c, &c->everyone, mine, all, bytes);
 }
-// among the members only
+// data of member `root` becomes data of all members.
 static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) {
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }
     comm_gather_now(c, g, "broadcast", data, c->small_bounds, bytes);
@@ -1242,8 +1255,8 @@ static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
 // -------------------------------------------------------------------------------------------------
 // Cores
 
-// Counts the ranks of this machine whose devices are near the same cores, and sets this one's place
-// among them. All ranks call it.
+// Returns how many ranks of this machine have devices near the same cores, and sets *index to this
+// rank's index among them. All ranks call it.
 static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
     char key[512];
     Checksum sum = checksum_begin();
@@ -1262,10 +1275,11 @@ static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
     return count;
 }
 // Binds this rank to its part of the cores that mpirun itself may use (mpirun's default would bind
-// one rank to one core), and returns how many threads it has: as many as cores; more ranks than
-// cores share them all. near_cores: as cores_parse() reads them, the cores that its device is near
-// to, which it then shares with the ranks whose devices are near to the same; "" where they are not
-// known, NULL before there is a device. All ranks call it.
+// a rank to one core). Returns its number of threads: `wanted`, or if that is 0 one for each core.
+// If there are more ranks than cores, all ranks share all cores. near_cores lists the cores near
+// this rank's device, in the form of cores_parse(); the ranks whose devices are near the same cores
+// divide them. It is "" where the cores are not known, and NULL where there is no device yet. All
+// ranks call it.
 static inline int comm_bind_to_cores(Comm *c, int64_t wanted, const char *near_cores) {
     cpu_set_t allowed, close, mine;
     int index = c->local_rank, ranks = c->local_ranks;
@@ -1275,7 +1289,7 @@ static inline int comm_bind_to_cores(Comm *c, int64_t wanted, const char *near_c
     }
     bool near_device = near_cores && cores_parse(near_cores, &close);
     if (near_device) { CPU_AND(&close, &close, &allowed); }
-    near_device = near_device && CPU_COUNT(&close); // else the job may use none of them
+    near_device = near_device && CPU_COUNT(&close); // if not, the job may use none of these cores
     if (near_cores) {
         int place = 0;
         const int sharing = comm_ranks_near(c, near_device ? near_cores : "all", &place);
@@ -1286,7 +1300,7 @@ static inline int comm_bind_to_cores(Comm *c, int64_t wanted, const char *near_c
         }
     }
     const int threads = cores_of_rank(&allowed, index, ranks, wanted, &mine);
-    sched_setaffinity(0, sizeof mine, &mine); // failing is harmless
+    sched_setaffinity(0, sizeof mine, &mine); // a failure is harmless
     return threads;
 }
 

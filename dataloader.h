@@ -1,53 +1,54 @@
-// dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers
-// -> text.
+// dataloader.h: token shards on disk -> batches of (inputs, targets); tokens -> text.
 //
 // Files      llm.c's formats, little-endian, with a header of 256 int32:
-//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. Words that
-//                       llm.c leaves zero and does not read: of a labelled shard how many labels
-//                       there are, and the first of their tokens; which tokenizer made the tokens
+//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. llm.c
+//                       leaves the other header words zero. Here words 3 and 4 of a labelled shard
+//                       are the number of labels and the first label's token, and words 5 to 8 name
+//                       the tokenizer that made the tokens.
 //            choices    magic 20240522, version 1, number of examples, bytes of the longest; then
-//                       the examples, uint16 words: a context, four completions and which of them
-//                       is right (HellaSwag)
-//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2);
-//                       then per token one length byte (1-255) and that many bytes. Decodes only.
-// Stream     all shards of a pattern, in byte order of their names, joined into tokens 0 .. n-1.
-//            They are mapped, not copied. A shard must not be changed while it is in use: cutting
-//            it off ends the program with SIGBUS.
-// Window     T inputs and T targets, the targets being the tokens one further on. A window is a
-//            number:
-//            continuous  window w begins at token (w T) mod n, and what meets the end goes on at
-//                        token 0
-//            document    a document begins at each end-of-text token (tokens before the first one
-//                        are a document too); it is cut from its beginning into windows of T
-//                        targets. The last is padded: inputs with end-of-text, targets with -1
-//                        (masked). No target crosses into the next document, so a document of k
-//                        tokens has k - 1 targets and ceil((k - 1) / T) windows; with
-//                        windows_per_document no more than that, and the rest of the document is
-//                        left out.
-//            labelled    the documents of labelled shards (images), always: each ends with its
-//                        label and is one window
-//            choices     a completion behind its context; targets are those of the completion, the
-//                        others are masked (-1). Window w is completion w mod 4 of example w div 4;
-//                        T is that of the longest
-// Sample     the position of a run is one integer g, counted over the whole run:
+//                       the examples as uint16 words: a context, four completions, and the index of
+//                       the right one (HellaSwag)
+//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text token (version 2);
+//                       then for each token one length byte (1-255) and that many bytes. It only
+//                       decodes.
+// Stream     The tokens 0 .. n-1: all shards of a pattern, joined in byte order of their names. The
+//            shards are mapped, not copied. A shard must not change while it is in use: truncating
+//            it ends the program with SIGBUS.
+// Window     T inputs and T targets; the targets are the inputs shifted by one token. Windows have
+//            numbers:
+//            continuous  window w begins at token (w T) mod n. Where the stream ends, the window
+//                        continues at token 0.
+//            document    A document begins at each end-of-text token (tokens before the first one
+//                        are a document too). It is cut from its beginning into windows of T
+//                        targets. The last one is padded: inputs with end-of-text, targets with -1
+//                        (masked). No target is in the next document, so a document of k tokens has
+//                        k - 1 targets and ceil((k - 1) / T) windows. windows_per_document limits
+//                        the windows of a document; the rest of the document is left out.
+//            labelled    Labelled shards (images) always use document windows. Each document ends
+//                        with its label and is one window.
+//            choices     A context and a completion. The targets are those of the completion; all
+//                        others are masked (-1). Window w is completion w mod 4 of example w div 4.
+//                        T is the length of the longest window.
+// Sample     The position of a run is one integer g, counted over the whole run:
 //            shuffle 0   continuous: window g; document: window g mod W
-//            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone.
-//                        For continuous windows W = (n - 1) div T: those that do not wrap
-//            A private run has no g: a step takes each of the windows 0 .. W-1 with one
-//            probability, independently (Poisson), by numbers that nobody can guess (noise.h). What
-//            it took is a list of windows.
-// Invariants after dataset_open nothing is allocated or changed; every function of a const Dataset
-// may be called by any
-//            thread of any rank, and gives every rank the same answer. Nothing here communicates.
-//            Files are untrusted: every length and every token is checked when a file is opened.
+//            shuffle 1   window permutation_e(g mod W) in epoch e = g div W. The permutation
+//                        depends on (seed, e) alone. For continuous windows W = (n - 1) div T: the
+//                        windows that do not wrap.
+//            A private run has no g. Each step draws each of the windows 0 .. W-1 independently
+//            with the same probability (Poisson), by secret random numbers (noise.h), and uses the
+//            list of drawn windows.
+// Invariants After dataset_open() nothing is allocated or changed. Any thread of any rank may call
+//            any function of a const Dataset, and all ranks get the same result. Nothing here
+//            communicates. Files are untrusted: every length and every token is checked when a file
+//            is opened.
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
 #include "support/base.h"  // die, mix64, random_u64
-#include "kernels/noise.h" // draws of private runs
+#include "kernels/noise.h" // random numbers of private runs
 
 #include <fcntl.h>    // open
-#include <glob.h>     // patterns of shards
+#include <glob.h>     // patterns of file names
 #include <sys/mman.h> // mmap
 #include <sys/stat.h> // fstat
 
@@ -63,87 +64,91 @@ enum {
     CHOICES_MAGIC = 20240522,
     CHOICES = 4,           // completions of an example
     CHOICES_START = 65535, // begins an example
-    CHOICES_MOST = 65536,  // examples: their number is a uint16
+    CHOICES_MOST = 65536,  // limit of examples: their number is a uint16
     GPT2_EOT = 50256,
-    DATA_VOCAB_MAX = 65536,  // what uint16 can hold
-    TARGET_BITS = 24,        // of a document window's table entry; the other 40 are its first token
-    PERMUTATION_ROUNDS = 64, // 2^-64 of all positions are never moved; the largest stream has 2^40
+    DATA_VOCAB_MAX = 65536, // limit of uint16 tokens
+    // low bits of a document window's table entry; its upper 40 bits are the first token
+    TARGET_BITS = 24,
+    // a position is never moved with probability 2^-64; streams have fewer than 2^40 positions
+    PERMUTATION_ROUNDS = 64,
     BYTE_TOKENS = 256,
-    FEW_TOKENS = 1000, // say nothing about their tokenizer
-    // a model's vocabulary may be padded to this, however small that of the tokenizer is
+    FEW_TOKENS = 1000, // fewer tokens than this say nothing about their tokenizer
+    // limit to which a model's vocabulary may be padded, however small the tokenizer's is
     PADDED_VOCAB_LEAST = 1024
 };
-// "shuffle": keeps these numbers apart from other rooms'
+// "shuffle" in ASCII: separates these random numbers from all others
 static const uint64_t PERMUTATION_STREAM = 0x73687566666c65;
 #define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
 
 typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
 
 typedef struct {
-    const char *flag; // the flag that gave the pattern, for messages: "--train"
-    int64_t T;        // tokens of a sample, at most
+    const char *flag; // flag that gave the pattern, for messages: "--train"
+    int64_t T;        // tokens of a sample; of choices: the limit
     int32_t vocab;    // tokens must be below this
     int32_t eot;      // end-of-text token; used by document windows only
     WindowKind windows;
     bool shuffle;
     uint64_t seed;                // of the shuffle
-    int64_t windows_per_document; // of document windows, at most; 0: all
+    int64_t windows_per_document; // limit of document windows of a document; 0: none
 } DatasetOptions;
 
-// Which tokenizer made some tokens. Data of one run that have different ones are refused.
+// Identifies the tokenizer that made some tokens. Data of different tokenizers in one run are
+// refused.
 typedef struct {
-    int32_t vocab; // number of its tokens; 0: nothing is known of it
-    uint64_t hash; // tokenizer_hash
+    int32_t vocab; // number of its tokens; 0: unknown tokenizer
+    uint64_t hash; // tokenizer_hash()
 } TokenizerId;
 
 typedef struct {
     void *map; // the whole file
     size_t bytes;
     const uint16_t *tokens; // inside the map
-    int64_t begin, count;   // place in the stream; count > 0
+    int64_t begin, count;   // first token's index in the stream; number of tokens (> 0)
 } TokenShard;
 
-// What the header and the tokens of a shard say.
+// Properties of a shard, from its header and its tokens.
 typedef struct {
     int64_t count;
     int32_t labels, first_label;
-    int32_t largest; // token; -1: there is none
+    int32_t largest; // largest token; -1: no tokens
     TokenizerId tokenizer;
 } ShardFacts;
 
 typedef struct {
-    int32_t masked; // leading targets of the row, which belong to the context
-    bool right;     // this completion is the right one
+    int32_t masked; // number of leading masked targets, which belong to the context
+    bool right;     // this is the right completion
 } ChoiceRow;
 
 typedef struct {
-    DatasetOptions options; // as they came out: T of choices, windows of labelled shards
-    TokenShard *shards;     // by begin
+    // as used: T of choices and windows of labelled shards differ from those requested
+    DatasetOptions options;
+    TokenShard *shards; // in order of begin
     int shard_count;
     int64_t tokens; // n
-    // W: whole windows (continuous) or all windows (document). 0 is possible for continuous,
-    // unshuffled ones
+    // W: number of whole windows (continuous) or of all windows (document); 0 is possible for
+    // continuous windows without shuffling
     int64_t windows;
-    // windows of documents and choices: first token << TARGET_BITS | targets up to the padding;
-    // else NULL
+    // document and choice windows: first token << TARGET_BITS | number of targets before the
+    // padding; continuous windows: NULL
     uint64_t *table;
-    // tokens first_label .. first_label + labels - 1 are labels; 0: the shards are not labelled
+    // the labels are tokens first_label .. first_label + labels - 1; labels 0: unlabelled shards
     int32_t labels, first_label;
-    int32_t largest;       // token
-    TokenizerId tokenizer; // of the shards of which it is known
-    // FEW_TOKENS or more of unknown tokenizer are all below BYTE_TOKENS
+    int32_t largest;       // largest token
+    TokenizerId tokenizer; // of the shards whose tokenizer is known
+    // a shard of unknown tokenizer has at least FEW_TOKENS tokens, all below BYTE_TOKENS
     bool like_bytes;
-    ChoiceRow *rows; // choices: of each window; else NULL
+    ChoiceRow *rows; // [windows] of choices; else NULL
 } Dataset;
 
 // -------------------------------------------------------------------------------------------------
 // Files
 
-// Maps a file read-only. It must be a regular file with at least a header. Sets bytes; the caller
-// unmaps.
+// Maps a file read-only and sets *bytes. The file must be regular and have at least a header. The
+// caller unmaps it.
 static inline void *data_map_file(const char *path, const char *what, const char *hint,
                                   size_t *bytes) {
-    // not blocked by a pipe with nobody at its other end
+    // O_NONBLOCK: opening a pipe without a writer would block
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
     struct stat info;
@@ -170,8 +175,8 @@ static inline void *data_map_file(const char *path, const char *what, const char
     return map;
 }
 
-// First index i in 0 .. count-1 with a token >= low and <= high, or count. Whole blocks are passed
-// over by vector code.
+// Returns the first index i with low <= tokens[i] <= high, or count. The loop over whole blocks is
+// vectorised.
 static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t low, int32_t high) {
     enum { BLOCK = 256 }; // a constant trip count, so that -O2 vectorises too
     int64_t i = 0;
@@ -187,7 +192,8 @@ static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t 
     return i;
 }
 
-// The largest token, or -1. Some MB at a time: a slow disk may take long.
+// Returns the largest token, or -1 if there are none. Calls keep_alive() now and then, since a slow
+// disk may take long.
 static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
     enum { STEP = 1 << 22, BLOCK = 256 }; // constant trip counts, as in find_token
     uint16_t largest[BLOCK] = {0};
@@ -206,8 +212,8 @@ static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
     return count ? most : -1;
 }
 
-// Which tokenizer a shard's header names. Words 5 to 8: TOKENIZER_MAGIC, or else nothing is
-// said; its vocabulary; the lower and the upper half of its hash.
+// Returns the tokenizer that a shard's header names. Words 5 to 8: TOKENIZER_MAGIC (else no
+// tokenizer is named), its vocabulary, the lower and the upper half of its hash.
 static inline TokenizerId shard_tokenizer(const char *path, const int32_t *header) {
     TokenizerId id = {0, 0};
     if (header[5] != TOKENIZER_MAGIC) { return id; }
@@ -247,7 +253,7 @@ static inline int64_t shard_check_header(const char *path, const int32_t *header
     return count;
 }
 
-// Checks a shard's header, size and tokens, which must be below vocab.
+// Checks a shard's header, size and tokens. All tokens must be below vocab.
 static inline ShardFacts shard_check(const char *path, const void *map, size_t bytes,
                                      int32_t vocab) {
     int32_t header[9];
@@ -283,20 +289,21 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
 }
 
 // -------------------------------------------------------------------------------------------------
-// Tokenizer: what text a token stands for
+// Tokenizer: the text of each token
 
 typedef struct {
-    int32_t vocab; // tokens known here; 0 without a file, unless tokens are bytes
+    int32_t vocab; // number of tokens with known text; without a file 0, unless tokens are bytes
     int32_t eot;   // end-of-text token; -1 if unknown
-    // then end-of-text stands for no text; without a file every token below 256 is one byte
+    // read from a file: end-of-text has no text; else every token below 256 is one byte
     bool from_file;
-    TokenizerId id;  // of a file
-    uint32_t *begin; // (vocab) place of a token's length byte in text; its bytes follow
+    TokenizerId id;  // of a tokenizer file
+    uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
     unsigned char *text;
 } Tokenizer;
 
-// FNV-1a of the vocabulary and the end-of-text token as int32, then all tokens as in the file:
-// a length byte, and the bytes. prepare_data.py writes the same into the headers of shards.
+// Hash of a tokenizer: FNV-1a of the vocabulary and the end-of-text token as int32, then of all
+// tokens as in the file (length byte and bytes). prepare_data.py writes the same hash into shard
+// headers.
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
     for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) {
         hash = (hash ^ *p) * UINT64_C(0x100000001b3);
@@ -316,7 +323,7 @@ static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
 #define TOKENIZER_HINT                                                                             \
     "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
 
-// Checks the header; sets vocab and eot.
+// Checks the header of a tokenizer file; sets vocab and eot.
 static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
     int32_t header[4];
     memcpy(header, map, sizeof header);
@@ -341,7 +348,7 @@ static inline void tokenizer_header(Tokenizer *t, const char *path, const void *
     }
 }
 
-// Finds where each token begins in text(size); every length is checked against what is left.
+// Finds where each token begins in text[size]. Checks every length against the bytes that are left.
 static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
     t->begin = (uint32_t *)checked_calloc((size_t)t->vocab, sizeof *t->begin, "the tokenizer");
     size_t at = 0;
@@ -361,8 +368,9 @@ static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) 
     }
 }
 
-// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one
-// nothing is known, except that 50256 ends a text where the vocabulary has it.
+// The tokenizer that is assumed without a file. Tokens of a vocabulary of up to 256 are bytes, with
+// end-of-text 0. Tokens of a larger vocabulary have no known text; end-of-text is then 50256 if the
+// vocabulary contains it.
 static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
     Tokenizer t;
     memset(&t, 0, sizeof t);
@@ -377,8 +385,8 @@ static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
     return t;
 }
 
-// NAME_tokenizer.bin beside shards whose name or pattern is NAME_train or NAME_val and more; NULL
-// where there is none.
+// Finds NAME_tokenizer.bin in the folder of shards whose name or pattern begins with NAME_train or
+// NAME_val. Writes its path to `path` and returns that; NULL if the file cannot be read.
 static inline const char *tokenizer_find(const char *shards, char *path, size_t bytes) {
     const char *slash = strrchr(shards, '/'), *name = slash ? slash : shards, *end = NULL;
     static const char *const parts[] = {"_train", "_val"};
@@ -392,8 +400,8 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
     return access(path, R_OK) ? NULL : path;
 }
 
-// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the
-// program with EXIT_INPUT.
+// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank may call it alone. Ends the
+// program (EXIT_INPUT) if the file is bad.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
     Tokenizer t;
@@ -407,7 +415,7 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
             (int)vocab, (int)t.eot);
     }
-    // the 1: too long is seen as such
+    // one byte more than possible, so that tokenizer_index() detects a file that is too long
     size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
     if (size > most) { size = most; }
     t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
@@ -425,8 +433,8 @@ static inline void tokenizer_close(Tokenizer *t) {
     memset(t, 0, sizeof *t);
 }
 
-// The file beside a shard whose header names no tokenizer stands for the name. The last answer is
-// kept: many shards have one file beside them.
+// Returns the tokenizer in the folder of a shard whose header names none. `last` caches the last
+// file, since many shards have the same one.
 typedef struct {
     char path[1100];
     TokenizerId id;
@@ -445,7 +453,8 @@ static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *sh
     return last->id;
 }
 
-// Are these, of which nothing else is known, bytes? A larger vocabulary would show in so many.
+// Returns whether tokens of unknown origin are probably bytes: this many tokens of a larger
+// vocabulary would include larger ones.
 static inline bool like_bytes(int64_t count, int32_t largest) {
     return count >= FEW_TOKENS && largest < BYTE_TOKENS;
 }
@@ -457,8 +466,8 @@ static inline int data_compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// Takes up what another shard says: all shards of a data set agree. `first` is the first one's
-// name.
+// Adds the properties of a shard to the data set, and checks that they agree with those of the
+// others. first: path of the first shard.
 static inline void dataset_add_facts(Dataset *ds, const char *path, const char *first,
                                      const ShardFacts *f) {
     static const char hint[] = "these are shards of different data sets: name those of one";
@@ -482,7 +491,7 @@ static inline void dataset_add_facts(Dataset *ds, const char *path, const char *
     ds->largest = f->largest > ds->largest ? f->largest : ds->largest;
 }
 
-// The files that a pattern names; glob()'s result. The caller calls globfree.
+// Lists the files that a pattern matches. Returns glob()'s result. The caller calls globfree().
 static inline int data_glob(const char *pattern, glob_t *names) {
     memset(names, 0, sizeof *names);
     int flags = GLOB_NOSORT;
@@ -491,8 +500,8 @@ static inline int data_glob(const char *pattern, glob_t *names) {
 #endif
     return glob(pattern, flags, NULL, names);
 }
-// Names of the files that match a pattern, in byte order whatever the locale. The caller calls
-// globfree.
+// Returns the files that a pattern matches, in byte order of their names whatever the locale. The
+// caller calls globfree().
 static inline glob_t dataset_names(const char *flag, const char *pattern) {
     glob_t names;
     int failed = data_glob(pattern, &names);
@@ -507,8 +516,8 @@ static inline glob_t dataset_names(const char *flag, const char *pattern) {
     return names;
 }
 
-// Maps and checks every shard that matches, in name order whatever the locale; fills in what they
-// say, and tokens.
+// Maps and checks every shard that matches, in byte order of the names. Sets the shards, their
+// common properties and the number of tokens.
 static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
@@ -547,10 +556,10 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
 // -------------------------------------------------------------------------------------------------
 // The stream
 
-// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0,
-// any number of times.
+// out[count] = tokens at .. at+count-1 of the stream, 0 <= at < n. Token 0 follows token n-1, any
+// number of times.
 static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, int32_t *out) {
-    int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
+    int low = 0, high = ds->shard_count; // the shard that holds `at` is one of low .. high-1
     while (high - low > 1) {
         int middle = (low + high) / 2;
         if (ds->shards[middle].begin <= at) {
@@ -579,8 +588,8 @@ static inline int32_t dataset_token(const Dataset *ds, int64_t at) {
 // -------------------------------------------------------------------------------------------------
 // Document windows: the table
 
-// First end-of-text token at or after `at`, or n. The hint `shard` moves along, for calls with
-// growing `at`.
+// Returns the first end-of-text token at or after `at`, or n. *shard is a hint that moves forward
+// over calls with growing `at`.
 static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
     for (; *shard < ds->shard_count; (*shard)++) {
         const TokenShard *s = &ds->shards[*shard];
@@ -593,7 +602,7 @@ static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
     return ds->tokens;
 }
 
-// A document of labelled shards must end with its label and fit into one window.
+// Checks that a document of labelled shards ends with its label and fits into one window.
 static inline void check_labelled_document(const Dataset *ds, const char *pattern, int64_t begin,
                                            int64_t end) {
     int64_t last = (int64_t)dataset_token(ds, end - 1) - ds->first_label, T = end - begin - 1;
@@ -613,8 +622,8 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
     }
 }
 
-// Appends the windows of the document in tokens begin .. end-1, as many as it may have; a document
-// of one token has none.
+// Appends the windows of the document in tokens begin .. end-1, up to windows_per_document. A
+// document of one token has none.
 static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end,
                                 size_t *capacity) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
@@ -636,7 +645,7 @@ static inline void add_document(Dataset *ds, const char *pattern, int64_t begin,
     }
 }
 
-// Builds table and windows: 8 bytes a window, one pass over the stream.
+// Builds the table of document windows in one pass over the stream: 8 bytes a window.
 static inline void find_documents(Dataset *ds, const char *pattern) {
     DatasetOptions o = ds->options;
     if (o.eot < 0 || o.eot >= o.vocab) {
@@ -671,9 +680,9 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
 // -------------------------------------------------------------------------------------------------
 // Open and close
 
-// Opens every shard that matches the pattern (glob, with {one,two} lists). Any rank calls, alone or
-// with the others. Ends the program with EXIT_INPUT, naming the file, when a file or an option is
-// wrong. Reads each shard once, to check it.
+// Opens every shard that matches the pattern (glob, with {one,two} lists). Reads each shard once,
+// to check it. Any rank may call it alone. Ends the program (EXIT_INPUT) and names the file if a
+// file or an option is wrong.
 static inline Dataset dataset_open(const char *pattern, DatasetOptions options) {
     Dataset ds;
     memset(&ds, 0, sizeof ds);
@@ -706,9 +715,9 @@ static inline Dataset dataset_open(const char *pattern, DatasetOptions options) 
     return ds;
 }
 
-// Tells data apart that give other samples: every token counts, and its place; what divides
-// documents; which tokens are labels. Names of files do not, nor where one ends. One more pass over
-// all of it: two sets of data that differ by one sample have to be told apart.
+// Returns a checksum of everything that determines the samples: all tokens in order, the document
+// separator and the labels. The names and boundaries of files do not matter. This reads all data
+// once more, because data sets that differ in a single sample must get different checksums.
 static inline uint64_t dataset_checksum(const Dataset *ds) {
     enum { STEP = 1 << 22 };
     const bool documents = ds->options.windows == WINDOWS_DOCUMENT;
@@ -734,19 +743,20 @@ static inline void dataset_close(Dataset *ds) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// One tokenizer for all data of a run. Whatever tells one (a shard's header, the file beside it,
-// --tokenizer) must tell the same. Where nothing does, tokens can only be too large or too small.
+// One tokenizer for all data of a run. A shard's header, a tokenizer file in its folder and
+// --tokenizer may each name the tokenizer; all names must agree. Where none is known, only tokens
+// that are too large or suspiciously small can be detected.
 
 typedef struct {
     TokenizerId id;
-    const char *flag, *name; // who told it first
+    const char *flag, *name; // the flag and file that named it first
 } CommonTokenizer;
 
 #define TOKENIZERS_HINT                                                                            \
     "take training shards, validation shards and tokenizer from one run of "                       \
     "scripts/prepare_data.py"
 
-// Adds what `flag name` tells, which may be nothing.
+// Adds the tokenizer that `flag name` has; id may be unknown.
 static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag,
                                         const char *name) {
     if (!id.vocab) { return; }
@@ -763,8 +773,8 @@ static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id,
     }
 }
 
-// A model's vocabulary is that of the tokenizer, padded perhaps: up to twice, or
-// PADDED_VOCAB_LEAST.
+// Returns whether a model's vocabulary fits a tokenizer of `tokens` tokens. It may be padded to
+// twice that, or to PADDED_VOCAB_LEAST.
 static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) {
     return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST);
 }
@@ -780,8 +790,8 @@ static inline void common_tokenizer_check_model(const CommonTokenizer *common, i
     }
 }
 
-// Checks the tokens of a data set, given by `name`, against the tokenizer or, of an unknown one,
-// the model's vocabulary.
+// Checks the tokens of the data set `name` against the tokenizer or, if that is unknown, the
+// model's vocabulary.
 static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds,
                                           const char *name) {
     const int32_t known = common->id.vocab, vocab = known ? known : ds->options.vocab;
@@ -799,23 +809,24 @@ static inline void common_tokenizer_check(const CommonTokenizer *common, const D
 }
 
 // -------------------------------------------------------------------------------------------------
-// Choices: a context and completions, of which the likeliest one is chosen
+// Choices: a context and completions. The model chooses the completion with the lowest loss per
+// token.
 
 #define CHOICES_HINT                                                                               \
     "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
 
-// A file while it is read. Positions count its words, from behind the header; all that is read is
-// checked first.
+// The file while it is read. Positions count its words after the header. Everything is checked
+// before it is read.
 typedef struct {
     const char *path;
     const uint16_t *words;
-    int64_t end;     // words of the file, then of the example that is read
-    int64_t example; // its number, for messages
+    int64_t end;     // words of the file; inside an example: the example's end
+    int64_t example; // its number, which the file repeats
 } ChoiceFile;
 
 static inline int64_t choices_byte(int64_t at) { return DATA_HEADER_BYTES + 2 * at; }
 
-// The word at `at`, which must be low .. high.
+// Returns the word at `at`. Ends the program unless low <= word <= high.
 static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *what, int64_t low,
                                    int64_t high) {
     if (at >= f->end) {
@@ -833,7 +844,8 @@ static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *
     return word;
 }
 
-// A length and that many tokens at *at, which moves behind them. Returns the first token's place.
+// Checks a length and that many tokens at *at, and moves *at behind them. Returns the position of
+// the first token.
 static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const char *what,
                                      int32_t vocab, int64_t *count) {
     *count = choices_word(f, *at, what, 1, f->end - *at - 1);
@@ -844,7 +856,7 @@ static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const cha
     return begin;
 }
 
-// Appends the row of a completion: the context's tokens, then its own.
+// Appends the row of a completion: the context's tokens, then the completion's.
 static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t context_count,
                               const uint16_t *completion, int64_t count, bool right) {
     uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
@@ -858,7 +870,7 @@ static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t cont
     ds->options.T = max_i64(ds->options.T, targets);
 }
 
-// Reads the example at word `at` and appends its rows. Returns where the next one begins.
+// Reads the example at word `at` and appends its rows. Returns the position of the next example.
 static inline int64_t add_example(Dataset *ds, ChoiceFile f, int64_t at) {
     int64_t begin = at, context_count, count;
     choices_word(&f, at++, "the mark of an example", CHOICES_START, CHOICES_START);
@@ -883,7 +895,7 @@ static inline int64_t add_example(Dataset *ds, ChoiceFile f, int64_t at) {
     return at;
 }
 
-// Checks the header; returns the number of examples and the bytes of the longest.
+// Checks the header. Returns the number of examples; *longest is the size of the largest, in bytes.
 static inline int64_t choices_header(const char *path, const void *map, int64_t *longest) {
     int32_t header[4];
     memcpy(header, map, sizeof header);
@@ -903,9 +915,9 @@ static inline int64_t choices_header(const char *path, const void *map, int64_t 
     return header[2];
 }
 
-// Opens a file of multiple choices as a data set of `CHOICES` windows an example. Its T is that of
-// the longest row, which must not be above options.T. The rows are copied: 2 bytes a token, at most
-// CHOICES times the file, whatever its header says.
+// Opens a file of multiple choices as a data set with CHOICES windows for each example. Its T is
+// that of the longest row, which must not be longer than options.T. The rows are copied: 2 bytes a
+// token, at most CHOICES times the size of the file, whatever its header says.
 static inline Dataset choices_open(const char *path, DatasetOptions options) {
     size_t bytes;
     int64_t longest, most = 0, at = 0;
@@ -914,10 +926,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     Dataset ds;
     memset(&ds, 0, sizeof ds);
     ds.options = options;
-    // padding: any token will do
     ds.options.windows = WINDOWS_DOCUMENT;
     ds.options.T = 0;
-    ds.options.eot = (int32_t)max_i64(options.eot, 0);
+    ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token serves
     ds.table = (uint64_t *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.table,
                                           "multiple choices");
     ds.rows = (ChoiceRow *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.rows,
@@ -925,7 +936,7 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     ds.shards = (TokenShard *)checked_calloc(1, sizeof *ds.shards, "multiple choices");
     ds.shards[0].bytes = CHOICES * bytes;
     ds.shard_count = 1;
-    // what is used is taken
+    // MAP_NORESERVE: only pages that are written take memory
     ds.shards[0].map = mmap(NULL, ds.shards[0].bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (ds.shards[0].map == MAP_FAILED) {
@@ -942,7 +953,7 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     }
     ds.shards[0].count = ds.tokens;
     ds.largest = largest_token(ds.shards[0].tokens, ds.tokens);
-    ds.like_bytes = like_bytes(ds.tokens, ds.largest); // the file does not tell its tokenizer
+    ds.like_bytes = like_bytes(ds.tokens, ds.largest); // the file does not name its tokenizer
     if (choices_byte(at) != (int64_t)bytes || most != longest) {
         die(EXIT_INPUT, CHOICES_HINT,
             "%s: expected a longest example of %" PRId64 " bytes and the end at byte %" PRId64
@@ -961,10 +972,10 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
 // -------------------------------------------------------------------------------------------------
 // Samples and windows
 
-// Where x of 0 .. count-1 goes in the permutation that key chooses; a bijection for every count >=
-// 1. Swap-or-not (Hoang, Morris, Rogaway 2012): a round pairs each x with pivot - x and a coin of
-// the pair says whether the two change places. So every round is a bijection on any count, nothing
-// is stored and nothing is tried again.
+// Returns the position of x (0 .. count-1) in the permutation that key selects: a bijection for
+// every count >= 1. Swap-or-not (Hoang, Morris, Rogaway 2012): a round pairs each x with pivot - x,
+// and a random bit of the pair decides whether the two are swapped. So every round is a bijection
+// for any count; nothing is stored and nothing is drawn again.
 static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
     uint64_t n = (uint64_t)count, place = (uint64_t)x;
     for (uint64_t round = 0; round < PERMUTATION_ROUNDS; round++) {
@@ -976,11 +987,11 @@ static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
     return (int64_t)place;
 }
 
-// Whole windows: what an epoch, a private run's draw or a validation "-1" ranges over. 0 if a
-// stream is shorter than T + 1.
+// Returns W: the number of windows of an epoch, of a private run's draws and of a validation over
+// all data. 0 if a continuous stream is shorter than T + 1.
 static inline int64_t dataset_whole_windows(const Dataset *ds) { return ds->windows; }
 
-// Window number of sample g >= 0 of the run.
+// Returns the window of sample g >= 0 of the run.
 static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
     assert(g >= 0);
     if (ds->options.shuffle) {
@@ -991,25 +1002,25 @@ static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
     return ds->options.windows == WINDOWS_DOCUMENT ? g % ds->windows : g;
 }
 
-// Where the padding of a window begins (T: nowhere). Windows of a table are 0 .. W-1; continuous
-// ones may be any number >= 0.
+// Returns where the padding of a window begins (T: not padded). Continuous windows may have any
+// number >= 0; all others are 0 .. W-1.
 static inline int64_t dataset_window_end(const Dataset *ds, int64_t window) {
     assert(window >= 0 && (!ds->table || window < ds->windows));
     return ds->table ? (int64_t)(ds->table[window] & ((1u << TARGET_BITS) - 1)) : ds->options.T;
 }
 
-// Targets of a window that are masked before its first real one.
+// Returns how many targets of a window are masked before its first real one.
 static inline int64_t dataset_window_masked(const Dataset *ds, int64_t window) {
     return ds->rows ? ds->rows[window].masked : 0;
 }
 
-// Real (not masked) targets of a window, 1 .. T.
+// Returns the number of real (not masked) targets of a window, 1 .. T.
 static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) {
     return dataset_window_end(ds, window) - dataset_window_masked(ds, window);
 }
 
-// Real targets of sample g, without reading its tokens: the sum over a step's samples divides the
-// step's loss on any rank.
+// Returns the number of real targets of sample g, without reading its tokens. So every rank can
+// divide the step's loss by the sum over all samples of the step.
 static inline int64_t dataset_targets(const Dataset *ds, int64_t g) {
     return dataset_window_targets(ds, dataset_window(ds, g));
 }
@@ -1019,7 +1030,7 @@ static inline int64_t dataset_count_targets(const Dataset *d, int64_t first, int
     return targets;
 }
 
-// inputs(T), targets(T) of one window.
+// Writes inputs[T], targets[T] of one window.
 static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs,
                                        int32_t *targets) {
     int64_t T = ds->options.T, n = ds->tokens, end = dataset_window_end(ds, window),
@@ -1034,7 +1045,7 @@ static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_
     for (int64_t i = 0; i < dataset_window_masked(ds, window); i++) { targets[i] = -1; }
 }
 
-// inputs(count, T), targets(count, T) of the samples g .. g+count-1.
+// Writes inputs[count][T], targets[count][T] of the samples g .. g+count-1.
 static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int32_t *inputs,
                                 int32_t *targets) {
     int64_t T = ds->options.T;
@@ -1043,7 +1054,7 @@ static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int
     }
 }
 
-// inputs(count, T), targets(count, T) of the windows listed.
+// Writes inputs[count][T], targets[count][T] of the listed windows.
 static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count,
                                         int32_t *inputs, int32_t *targets) {
     int64_t T = ds->options.T;
@@ -1057,13 +1068,14 @@ static inline int compare_windows(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
 }
-// windows(cap) = each window with probability q, 0 < q <= 1, in ascending order; of more than cap,
-// any cap of them with equal chances. Returns how many. Whoever asks with one stream gets one
-// answer. Only the gaps are drawn: one is g or longer with probability (1 - q)^g.
+// Draws each window with probability q, 0 < q <= 1, and writes them to windows[cap] in ascending
+// order. If more than cap are drawn, keeps a uniformly random choice of cap of them. Returns how
+// many. The result depends on the stream alone. Only the gaps between windows are drawn: a gap is g
+// or longer with probability (1 - q)^g.
 static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_t cap,
                                              NoiseStream stream, int64_t *windows) {
     assert(q > 0 && q <= 1 && cap > 0);
-    const double log_left_out = log1p(-q); // of q = 1: -INFINITY, so all gaps are 0
+    const double log_left_out = log1p(-q); // q = 1: -INFINITY, so all gaps are 0
     NoiseDraws draws = noise_draws(stream);
     int64_t count = 0;
     for (int64_t at = 0;; at++) {
@@ -1080,10 +1092,10 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
     return min_i64(count, cap);
 }
 
-// Deals windows(count) to so many parts, each window to one of them with equal chances, whatever
-// becomes of others. They lie one part after another then, in the order that they had; of more than
-// `most` of a part the last ones are left out. begins(parts + 1): where each begins. Returns how
-// many are left.
+// Splits windows[count] into `parts` random parts: each window independently goes to one of them,
+// with equal probabilities. Reorders the windows part by part; inside a part they keep their order.
+// A part keeps at most `most` windows; its last ones are left out. begins[parts + 1]: where each
+// part begins. Returns how many windows are left.
 static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t parts, int64_t most,
                                    NoiseStream stream, int64_t *begins) {
     int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"),
@@ -1105,14 +1117,14 @@ static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t part
     return left;
 }
 
-// Choosing the likeliest completion of an example, whose rows come one by one.
+// Chooses the likeliest completion of an example, whose rows arrive one by one.
 typedef struct {
-    double best; // mean loss a token of the likeliest completion of the example so far
-    bool right;  // and whether that is the right one
+    double best; // mean loss per token of the likeliest completion of the example so far
+    bool right;  // that completion is the right one
 } Choice;
 
-// Adds row `window` with the sum of its losses. Returns 1 if it completes an example whose
-// likeliest completion is the right one.
+// Adds row `window`, whose losses add up to `loss`. Returns 1 if the row completes an example and
+// its likeliest completion is the right one.
 static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, double loss) {
     double mean = loss / (double)dataset_window_targets(ds, window);
     if (window % CHOICES == 0 || mean < choice->best) {
@@ -1123,25 +1135,25 @@ static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Text of tokens
+// The text of tokens
 
-// The bytes of a token, not ended by a zero, and their number; NULL and 0 for a token that is not
-// known (-1 too).
+// Returns the bytes of a token (not terminated) and sets their number; NULL and 0 for an unknown
+// token (such as -1).
 static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {
     bool known = id >= 0 && id < t->vocab;
     *length = known ? t->text[t->begin[id]] : 0;
     return known ? t->text + t->begin[id] + 1 : NULL;
 }
 
-// Bytes of text that a token stands for: none for end-of-text and for what is not known.
+// Returns how many bytes of text a token has: none for end-of-text and unknown tokens.
 static inline int tokenizer_bytes(const Tokenizer *t, int32_t id) {
     int length;
     tokenizer_decode(t, id, &length);
     return t->from_file && id == t->eot ? 0 : length;
 }
 
-// Bytes that targets(count) stand for together, masked ones (-1) none: for bits per byte. 0 if the
-// text is not known.
+// Returns the bytes of text of targets[count] together, for bits per byte. Masked targets (-1) have
+// none. 0 if the text is not known.
 static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *targets,
                                             int64_t count) {
     int64_t sum = 0;
@@ -1149,7 +1161,7 @@ static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *t
     return sum;
 }
 
-// The same of the targets of samples 0 .. samples - 1.
+// The same for the targets of samples 0 .. samples - 1.
 static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t, int64_t samples) {
     int64_t T = ds->options.T, bytes = 0;
     int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
@@ -1162,9 +1174,9 @@ static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t
     return bytes;
 }
 
-// Writes a token's text. Control characters except newline and tab come out as \xNN, so a sample
-// cannot drive a terminal; other bytes go out as they are, since a character may be spread over
-// several tokens. A token that is not known: [id].
+// Writes a token's text. Control characters except newline and tab become \xNN, so that a sample
+// cannot drive a terminal. Other bytes are written unchanged, since a character may span several
+// tokens. An unknown token becomes [id].
 static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
     int length;
     const unsigned char *bytes = tokenizer_decode(t, id, &length);

@@ -1,57 +1,60 @@
-// dp.h: differential privacy inside the backward pass. Each sample's gradient is measured and
-// scaled to a bounded norm before it is added; noise follows where a sum has its owner (zero.h),
-// and what it promises is in privacy.h. (Not data parallelism: that is zero.h.)
+// dp.h: differential privacy inside the backward pass. The gradient of each sample is measured and
+// scaled to a bounded norm before it is added. The owner of each element adds noise to the sum
+// (zero.h); privacy.h states what this guarantees. (Data parallelism is in zero.h.)
 //
-// With C_i = clip(norm of sample i's gradient g_i) a step's sum is  sum_i C_i g_i.  Nobody holds
-// g_i for the whole model. One backward pass (book-keeping, arXiv 2210.00038): a unit's input part
-// goes on as ever, since C_i is a factor of sample i's rows alone; its weight part waits until C_i
-// is known, and then takes what belongs to sample i times C_i.
-//   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at
-//          once (layer-wise, arXiv 2311.11822)
-//   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h).
-//          Until then output gradients lie where the next unit's dead activations were
-//          (activations.h)
-//   stage  the same over the units of each of S stages of a pipeline, with the threshold R /
-//          sqrt(S); wte and wpe are the first stage's
-// The groups     {wte with both its uses, wpe} | each block | {lnf}
-// Norms of a unit, whichever is less work:
-//   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each
-//                  sample's sums, which are kept; then ONE product adds all samples, each times its
-//                  factor
-//   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i:
-//                  no product more than without privacy
-// wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one
-// without the other, or without 2<E_i, H_i>, would be too small by up to sqrt(2). H_i is made at
-// the head, E_i at the embedding, the last of all. So from the head on either dlogits are kept
-// (ghost), or H_i itself (instantiated); or, where memory is too short for either, logits are made
-// again at the embedding, a few samples at a time: wte stays acquired until then, so no message is
-// sent for it.
-// Stages         then E_i is made on the first and H_i on the last. The last sends |H_i|^2 and, for
-//                each position t, the row of H_i that t's token has (tied): 2<E_i, H_i> is the sum
-//                of its products with the rows that E_i is made of. The first makes the norm and
-//                the factors, and sends these back (TIED, schedule.h). In style flat each stage
-//                sends the norm of all that it has, and gets factors
-// Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of
-//                n_i targets counts T / n_i: its loss is the mean over its own tokens, whatever
-//                else is in the batch
-// Not finite     a sample whose norm is not finite is left out: a decision about this sample alone
+// With C_i = clip(norm of sample i's gradient g_i), a step's sum is  sum_i C_i g_i.  No g_i of the
+// whole model is ever in memory. There is one backward pass (book-keeping, arXiv 2210.00038). The
+// input part of a unit runs as usual, since C_i scales the rows of sample i alone. The weight part
+// waits until C_i is known, and then multiplies the rows of sample i by C_i.
+// Styles
+//   unit   Every unit is a group with the threshold R / sqrt(L + 2). C_i is known at once
+//          (layer-wise, arXiv 2311.11822).
+//   flat   All units form one group with the threshold R. The weight parts wait for the backward
+//          pass of the embedding (schedule.h: CLIP). Until then each output gradient is kept in
+//          dead activations of the next unit (activations.h).
+//   stage  The units of each of S pipeline stages form a group with the threshold R / sqrt(S). wte
+//          and wpe belong to the first stage.
+// Groups of style unit: {wte with both its uses, wpe} | each block | {lnf}
+// Norms of a unit are computed in the cheaper of two ways:
+//   ghost          From products of rows (ops_matmul_sample_norms); small tensors from each
+//                  sample's sums, which are kept. ONE product then adds all samples, each times its
+//                  factor.
+//   instantiated   A sample's gradient is computed in scratch memory, measured, and added times
+//                  C_i. This takes no more products than a run without privacy.
+// Tied table  wte is both the token table and the classifier. Its gradient is E_i + H_i. A norm
+//             that left out one of them, or 2<E_i, H_i>, would be too small by a factor of up to
+//             sqrt(2). The head computes H_i; the embedding computes E_i, at the very end. In
+//             between, either dlogits (ghost) or H_i itself (instantiated) are kept. Where memory
+//             is too small for either, the logits are computed again at the embedding, a few
+//             samples at a time. wte stays acquired until then, so this sends no message.
+// Pipelines   E_i is computed on the first stage and H_i on the last. The last stage sends |H_i|^2
+//             and, for each position t, the row of H_i for t's token (tied). The sum of these
+//             rows' products with the rows that make up E_i is <E_i, H_i>. The first stage computes
+//             the norm and the factors, and sends the factors back (schedule.h: TIED). In style
+//             flat, each stage sends the norm of all its units and receives factors.
+// Weights     The backward pass weights the loss of every token by 1 / T. A sample with n_i targets
+//             is then weighted by T / n_i: its loss is the mean over its own tokens, whatever else
+//             is in the batch.
+// Not finite  A sample whose norm is not finite is left out. This depends on the sample alone.
 #ifndef DP_H
 #define DP_H
 
 #include "gpt.h"      // the units
 #include "schedule.h" // Clips
 
+// How gradients are clipped.
 typedef struct {
-    bool on, flat;   // flat: one norm of all units of a rank
-    Clips clips;     // of the schedule
-    int stages;      // of the pipeline; of several the group with wte crosses them
-    bool again;      // logits are made again for the gradient of wte
-    bool fresh;      // a micro-step's gradients are not added to those of another
-    bool overlaps;   // the head works on other samples before the embedding has these
-    float threshold; // of a group's norm
+    bool on, flat;   // flat: all units of a rank share one norm (styles flat and stage)
+    Clips clips;     // groups that share a norm
+    int stages;      // pipeline stages; with several, the group with wte crosses them
+    bool again;      // logits are computed again for the gradient of wte
+    bool fresh;      // each micro-step's gradients start from zero, and add to no other's
+    bool overlaps;   // the head processes other samples before the embedding gets these
+    float threshold; // of the norm of a group
     ClipFunction function;
 } ClipPolicy;
 
+// R: bound of the norm of a whole gradient. Each of n groups gets the threshold R / sqrt(n).
 static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages,
                                      ClipFunction function) {
     const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : 1;
@@ -59,28 +62,31 @@ static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, i
                     false, (float)(R / sqrt(groups)), function};
     return p;
 }
+// Returns whether the group with wte crosses stages; the second: whether one group crosses all.
 static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->stages > 1; }
 static inline bool clip_crosses_all(const ClipPolicy *p) {
     return clip_crosses(p) && p->clips == CLIPS_ALL;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Which way: by the bytes of instantiating (write, read, add to the gradient) against the
-// multiplications of ghost norms
+// Choice between the ways: compares the bytes that instantiating moves (gradients are written,
+// read, added) with the multiplications of ghost norms
 
-// multiplications in the time of a byte, with what small products lose (docs/results.md)
+// multiplications in the time of one byte, with the low efficiency of small products
+// (docs/results.md)
 enum { GHOST_RATIO = 50 };
-// A product of (T, d) and (T, p) rows of a sample: T^2 (d + p) against d p.
+// For the product of (T, d) and (T, p) rows of a sample; both: d + p, elements: d p. Compares
+// T^2 (d + p) multiplications with d p elements.
 static inline bool clip_prefers_ghost(int64_t T, double both, double elements) {
     return (double)T * (double)T * both <= GHOST_RATIO * elements;
 }
 static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {
     double C = (double)m->config.channels;
-    // qkv, attention, fc and their projections together
+    // qkv, attention projection, fc and fc projection together
     return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C);
 }
-// Of a large model the head is so small a part of the work that what takes less memory is better:
-// gradients of logits, where T < C.
+// In a large model the head is a small part of the work. Then the way with less memory is chosen:
+// the gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
     const double C = (double)m->config.channels, V = (double)m->config.padded_vocab, t = (double)T;
     const bool hardly_counts =
@@ -88,7 +94,8 @@ static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
     return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
 }
 
-// Arithmetic of the norms of a unit of `rows` samples, beyond that of a step without privacy.
+// Returns the flops of the norms of a unit for `rows` samples, in addition to a step without
+// privacy.
 static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows,
                                      double T) {
     double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
@@ -96,15 +103,16 @@ static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int
     if (unit) { return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * 16 * C; }
     return clip_instantiates_head(m, (int64_t)T) ? 0 : rows * T * T * (C + V);
 }
-// Samples whose part of the gradient of wte is there at a time: all of a micro-batch, or a few.
-enum { AGAIN_ROWS = 256 }; // tokens of these few, where sequences are shorter
+// Returns the number of samples whose gradient of wte is in memory at a time: all of a micro-batch,
+// or a few where logits are computed again.
+enum { AGAIN_ROWS = 256 }; // tokens of these few samples, if sequences are shorter
 static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, int64_t rows,
                                         int64_t T) {
     return !p->again                      ? rows
            : clip_instantiates_head(m, T) ? 1
                                           : min_i64(rows, max_i64(1, AGAIN_ROWS / T));
 }
-// The share of the speed without privacy that this leaves, at most.
+// Returns the largest possible ratio of the speed with these norms to the speed without privacy.
 static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
     double norms = 0;
     for (int u = 0; u < m->units; u++) { norms += clip_norm_flops(p, m, u, 1, T); }
@@ -115,39 +123,41 @@ static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, do
 // -------------------------------------------------------------------------------------------------
 // Memory
 
-// Each sample's gradients of the small tensors of a block.
+// The small tensors' gradients of a block, for each sample.
 typedef struct {
-    float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // (rows, C or 3C or 4C)
+    float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // [rows][C, 3C or 4C]
 } BlockSums;
 
-// What crosses stages. others: on the first stage what the senders have found, (senders, most rows
-// of a micro-batch); elsewhere what this rank sends
+// Values that cross stages. others: on the first stage the norms received, [senders][most];
+// elsewhere the norms that this rank sends. If groups end with their stages, the last stage sends
+// only |H|^2.
 typedef struct {
-    double *others; // squared norms; of the last stage, where groups end with stages, |H|^2 alone
-    float *tied;    // (rows * T, C) rows of H: on the last stage and on the first
-    float *factors; // (rows)
+    double *others; // squared norms
+    float *tied;    // [rows T][C] rows of H, on the last and the first stage
+    float *factors; // [rows]
 } Crossing;
 
-// Of a micro-batch. Where groups cross stages several are on their way, and each has its own of
-// what is kept, here in brackets.
+// State of a micro-batch. Where groups cross stages, several micro-batches are under way. Each then
+// has its own copy of what is marked (c), and, if one group crosses all stages, of what is marked
+// (a). All else is scratch memory that they share.
 typedef struct {
     ClipPolicy policy;
-    double *norms; // (rows) squared, of the group at hand [where all is one group]
-    // (rows) [factors, where they cross stages]; weights lie with the micro-batch's activations
+    double *norms; // (a) [rows] squared, of the current group
+    // [rows] weights: T / n_i, stored with the micro-batch's activations; factors: (c) where they
+    // cross stages
     float *weights, *factors;
-    BlockSums *blocks;  // [layers]; in style unit they share one [where all is one group]
-    float *lnfw, *lnfb; // (rows, C) [the same]
-    Real *dlogits;      // (rows * T, Vp), or NULL [it]
-    float *head;        // (rows, Vp, C): H_i, then E_i + H_i, or NULL [it]
-    // (rows * T, C) what belongs to dlogits that are kept after the head's activations, or NULL
-    // [it]
+    BlockSums *blocks;  // (a) [layers]; in style unit all blocks share one
+    float *lnfw, *lnfb; // (a) [rows][C]
+    Real *dlogits;      // (c) [rows T][Vp], or NULL
+    float *head;        // (c) [rows][Vp][C]: H_i, then E_i + H_i, or NULL
+    // (c) [rows T][C] the classifier's inputs where dlogits outlive the head's activations, or NULL
     Real *lnf;
-    int64_t head_samples; // of these: rows, or fewer where they are made again
+    int64_t head_samples; // samples in dlogits or head: rows, or fewer if logits are computed again
     float *sample;        // one sample's gradient of a block, or of wpe
     Crossing crossing;
-    int64_t senders, most; // of norms, to this rank; rows of a micro-batch at most
+    int64_t senders, most; // stages that send norms to this rank; limit of a micro-batch's rows
 } Clip;
-// Where a rank's units are.
+// The units of a rank.
 typedef struct {
     int first, end;
 } ClipUnits;
@@ -155,7 +165,7 @@ static inline bool clip_has_block(ClipUnits u, int layer) {
     return layer + 1 >= u.first && layer + 1 < u.end;
 }
 
-// What lives from the head to the embedding.
+// Reserves what stays in memory from the head to the embedding.
 static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows,
                                           int64_t T) {
     int64_t Vp = m->config.padded_vocab;
@@ -179,7 +189,7 @@ static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     s.fcprojb = arena_floats(a, n);
     return s;
 }
-// Each sample's sums, norms and factors.
+// Reserves each sample's sums, norms and factors.
 static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
                                       int64_t rows) {
     const int64_t n = rows * m->config.channels;
@@ -196,6 +206,7 @@ static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, Clip
         any = l;
     }
 }
+// Reserves what crosses stages.
 static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
                                        int64_t rows, int64_t T) {
     const bool first = units.first == 0, ends = first || units.end == m->units,
@@ -207,10 +218,10 @@ static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, Cli
             : c->norms;
     c->crossing.tied = ends ? arena_floats(a, rows * T * m->config.channels) : NULL;
     c->crossing.factors = arena_floats(a, rows);
-    // the rank's only group is the one that crosses
+    // the rank's only group crosses stages
     if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; }
 }
-// of: the micro-batch whose scratch space this one shares; NULL: it is the first.
+// of: the micro-batch whose scratch memory this one shares; NULL for the first one.
 static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const GptModel *m,
                                       ClipUnits units, int64_t rows, int64_t T) {
     const bool blocks = clip_instantiates_block(&c->policy, m, T);
@@ -234,7 +245,7 @@ static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const G
 }
 
 // -------------------------------------------------------------------------------------------------
-// Groups: norms(rows) += what a unit's gradients have; factors when all of a group is in
+// Groups: each unit adds its squared norms to norms[rows]; factors follow when a group is complete
 
 static inline void clip_begin(Stream *s, const Clip *c, int64_t rows) {
     ops_zero(s, c->norms, (size_t)rows * sizeof(double));
@@ -247,6 +258,7 @@ static inline void clip_factors(Stream *s, const Clip *c, int64_t rows) {
 // -------------------------------------------------------------------------------------------------
 // Blocks
 
+// Ghost norms of a block; keeps the small tensors' gradients of each sample in sums.
 static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c,
                                     const BlockSums *sums, const Real *dout, const Real *x,
                                     const BlockActs *a, const BlockGradients *g, int64_t rows,
@@ -277,7 +289,8 @@ static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, c
     ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows,
                            m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
 }
-// After clip_factors. Spoils dout, activations and g.
+// Adds the block's gradients, times the factors. Requires clip_factors(). Overwrites dout,
+// activations and g.
 static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
                                   const BlockSums *sums, Real *dout, const BlockActs *a,
                                   const BlockGradients *g, int64_t rows, int64_t T) {
@@ -296,7 +309,7 @@ static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, c
     clip_small_sum(s, m, c, u, LN1B, sums->ln1b, rows);
 }
 
-// What belongs to the rows from `row` (of N) on.
+// Returns the activations of the rows from `row` on.
 static inline BlockActs block_acts_from(const BlockActs *a, int64_t row, int64_t C) {
     BlockActs b = *a; // qkv, fc and lse serve the input part only
     b.ln1 = real_at(a->ln1, row * C);
@@ -319,7 +332,8 @@ static inline BlockGradients block_gradients_from(const BlockGradients *g, int64
     b.dln1 = real_at(g->dln1, row * C);
     return b;
 }
-// Norms, factors and sum, sample by sample. The first one of a sum is made in its place.
+// Computes norms, factors and the sum of a block, sample by sample. If the sum begins here, its
+// first sample is computed in place.
 static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c,
                                            const UnitStates *u, const Real *dout, const Real *x,
                                            const BlockActs *a, const BlockGradients *g,
@@ -343,9 +357,9 @@ static inline void clip_block_instantiated(Stream *s, const GptModel *m, const C
 }
 
 // -------------------------------------------------------------------------------------------------
-// Head: lnf is a group; what wte gets here waits for the embedding
+// Head: lnf is a group; the gradient of wte waits for the embedding
 
-// Losses, dlnf, and what clipping needs for wte, each where it is not NULL.
+// Computes losses, dlnf, and what clipping needs for wte; each output may be NULL.
 static inline void clip_classifier(Stream *s, const GptModel *m, const UnitStates *u,
                                    const HeadActs *h, Real *dlnf, float *head, Real *dlogits,
                                    const int32_t *targets, int64_t rows, int64_t T) {
@@ -376,8 +390,8 @@ static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, co
     clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
 }
 
-// What the first stage has to know of the classifier's part of wte, and what stays here until its
-// factors come.
+// Prepares what the first stage needs of the classifier's gradient of wte: |H|^2 and the tied rows.
+// The rest stays here until the factors arrive.
 static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c,
                                   const int32_t *tokens, const HeadActs *h, int64_t rows,
                                   int64_t T) {
@@ -392,7 +406,8 @@ static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c,
     ops_matmul_sample_norms(s, x->others, c->dlogits, h->lnf, rows, T, C, Vp);
     ops_tied_rows(s, x->tied, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
 }
-// H of all samples, times their factors. lnf: what dlogits belong to. Spoils both.
+// Adds H of all samples, times their factors. lnf: the classifier's inputs. Overwrites lnf and
+// dlogits.
 static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c,
                                        const UnitStates *u, const float *factors, Real *lnf,
                                        int64_t rows, int64_t T) {
@@ -409,6 +424,7 @@ static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip 
 // -------------------------------------------------------------------------------------------------
 // Embedding: wte with both its uses, and wpe
 
+// Returns the classifier's inputs.
 static inline Real *clip_lnf(const Clip *c, const HeadActs *h) { return c->lnf ? c->lnf : h->lnf; }
 static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c,
                                         const Real *dout, const int32_t *tokens, const HeadActs *h,
@@ -430,8 +446,8 @@ static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip
         ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
     }
 }
-// The norm of the group that crosses stages: what is here is in norms already, but for the
-// embedding.
+// Completes the norm of the group that crosses stages, and its factors. On this stage only the
+// embedding's norm is missing; the other stages have sent theirs.
 static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip *c,
                                        const Real *dout, const int32_t *tokens, int64_t rows,
                                        int64_t T) {
@@ -441,7 +457,7 @@ static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip 
     ops_clip_factors(s, c->crossing.factors, c->norms, c->weights, rows, c->policy.threshold,
                      c->policy.function);
 }
-// The embedding's part of the sums, where the classifier is on another stage.
+// Adds the embedding's gradients of wte and wpe, where the classifier is on another stage.
 static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
                                   const Real *dout, const int32_t *tokens, int64_t rows,
                                   int64_t T) {
@@ -450,7 +466,8 @@ static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, c
                            m->config.max_seq_len, u->accumulate[STORAGE_WTE],
                            u->accumulate[STORAGE_WPE]);
 }
-// After clip_factors. Spoils the head's activations.
+// Adds the gradients of wte and wpe, times the factors. Requires clip_factors(). Overwrites the
+// head's activations.
 static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c,
                                       const UnitStates *u, const Real *dout, const int32_t *tokens,
                                       const HeadActs *h, int64_t rows, int64_t T) {
@@ -461,8 +478,8 @@ static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *
     ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp,
                            positions, true, u->accumulate[STORAGE_WPE]);
 }
-// The same of a group of its own, where logits are made again: a few samples after another. u has
-// the parameters, too.
+// Norms, factors and sum of the embedding's group, where logits are computed again: a few samples
+// at a time. u has the parameters, too.
 static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c,
                                         const UnitStates *u, const Real *dout,
                                         const int32_t *tokens, const int32_t *targets,

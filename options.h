@@ -1,25 +1,30 @@
-// options.h: every flag, once. The table below generates the struct, the parser, --help, the
-// startup table and the log header, so they cannot drift apart. The pair table says what does not
-// compose.
+// options.h: every flag, once. The option table below generates the struct, the parser, --help, the
+// startup table and the log header, so these cannot drift apart. The pair table at the end lists
+// the flags that do not combine.
 //
 // Forms: --name value, --name=value, -x value. A FLAG may stand alone (--dry-run) or take 0 or 1
-// (--resume 0). Of a flag that is given several times the last value counts, so whoever adds flags
-// to a command changes it. Anything wrong (unknown name, bad number, out of range, impossible
-// combination) ends the program with exit code 2 before anything is allocated, with one message
-// that says what to change.
-// paths built from an option fit the buffers of 1100 bytes and more that hold them
+// (--resume 0). The last value of a repeated flag counts, so flags appended to a command change it.
+// Any mistake (unknown name, bad number, value out of range, impossible combination) ends the
+// program with exit code 2 before anything is allocated. One message then says what to change.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "pipeline.h"         // kinds of schedules
-#include "kernels/quantize.h" // limits of blocks; base.h
+#include "pipeline.h"         // pipeline schedules
+#include "kernels/quantize.h" // limits of quantization blocks; base.h
 
 #include <ctype.h> // isdigit
 
+// Paths built from an option then fit the buffers that hold them (1100 bytes or more).
 enum { OPTION_TEXT_MAX = 900 };
 
-// Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index
-// into "a|b|c" | FLAG 0 or 1 | SECRET a TEXT that is never printed
+// Kind of an option and the type of its value:
+//   INT     int64_t
+//   NUM     double
+//   POWER   int64_t, a power of two
+//   TEXT    const char *
+//   PICK    int64_t, index into the choices "a|b|c"
+//   FLAG    int64_t, 0 or 1
+//   SECRET  const char *, never printed
 #define OPTION_KIND_LIST                                                                           \
     OPTION_INT, OPTION_NUM, OPTION_POWER, OPTION_TEXT, OPTION_PICK, OPTION_FLAG, OPTION_SECRET
 typedef enum { OPTION_KIND_LIST } OptionKind;
@@ -31,34 +36,24 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
-// order of --lr-schedule
-#ifndef DEFAULT_DTYPE // train_gpt.cu has its own
+#ifndef DEFAULT_DTYPE // train_gpt.cu defines another default
 #define DEFAULT_DTYPE "fp32"
 #endif
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };
-// order of --optimizer
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };
-// order of --recompute
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };
-// order of --zero-gradient-bits
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };
-// order of --offload
-enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL };
-// order of --offload-update
-enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };
-// order of --delink-moments
-enum { DELINK_MEAN, DELINK_RESET };
-// order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
-enum { DP_FLAT, DP_UNIT, DP_STAGE };
-// order of --dp-unit
-enum { DP_SEQUENCE, DP_DOCUMENT };
-// order of --dp-accountant
-enum { DP_RDP, DP_PRV };
-// order of --dp-neighbours
-enum { DP_ADD_REMOVE, DP_REPLACE_ONE };
+// The values of each PICK, in the order of its choices in the table.
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // --zero-gradient-bits
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // --offload
+enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO }; // --offload-update
+enum { DELINK_MEAN, DELINK_RESET };               // --delink-moments
+enum { DP_FLAT, DP_UNIT, DP_STAGE }; // --dp-clip-style (--dp-clip-function: ClipFunction of ops.h)
+enum { DP_SEQUENCE, DP_DOCUMENT };   // --dp-unit
+enum { DP_RDP, DP_PRV };             // --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
 
 // clang-format off
-//  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
+// kind, group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
 #define OPTION_TABLE(X)                                                                            \
     X(TEXT, "data", train, "train", "i", "data/text_gpt2_train_*.bin", 0, 0, "glob",               \
       "training shards (llm.c format)")                                                            \
@@ -286,7 +281,7 @@ typedef struct {
     size_t offset; // in Options
     const char *group, *name, *letter, *fallback;
     double low, high;
-    const char *choices, *help; // choices of a PICK, else the unit
+    const char *choices, *help; // choices: of a PICK; for other kinds the unit
 } OptionSpec;
 
 static const OptionSpec option_specs[OPTION_COUNT] = {
@@ -297,24 +292,25 @@ static const OptionSpec option_specs[OPTION_COUNT] = {
 #undef SPEC
 };
 
-// Which options the user gave (the others have their defaults).
+// Which options the user gave. The others have their defaults.
 typedef struct {
     bool at[OPTION_COUNT];
 } OptionsGiven;
 
+// Returns the address of an option's value.
 static inline void *option_slot(const Options *options, const OptionSpec *spec) {
     return (char *)(uintptr_t)options + spec->offset;
 }
 
 // -------------------------------------------------------------------------------------------------
-// --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then keys in any
+// --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks per node, then keys in any
 // order
 typedef struct {
-    // ranks of a node; 0 x 0: no --cluster
+    // ranks: per node; 0 x 0: no --cluster
     int nodes, ranks;
-    // in the units of the keys; tflops, memory 0: measured here, and ...
+    // in the units of the keys; tflops, memory, link, host and disk are 0 where measured instead
     double intra, inter, gather, latency, tflops, half, memory, overlap;
-    double link, host, disk; // ... these
+    double link, host, disk;
 } Cluster;
 enum {
     CLUSTER_INTRA,
@@ -330,6 +326,7 @@ enum {
     CLUSTER_DISK,
     CLUSTER_KEYS
 };
+// A key of --cluster: `fallback` is its value if it is not given.
 typedef struct {
     const char *name;
     size_t offset; // of a double in Cluster
@@ -372,7 +369,7 @@ cluster_refuse(const char *format, ...) {
         "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help lists the keys",
         "--cluster %s", what);
 }
-// One "name=number" of the text; returns where it ends.
+// Parses one "name=number" at the begin of the text. Returns where it ends.
 static inline const char *cluster_take(Cluster *c, const char *text, bool seen[CLUSTER_KEYS]) {
     int k = 0;
     size_t length = strcspn(text, "=,");
@@ -397,8 +394,8 @@ static inline const char *cluster_take(Cluster *c, const char *text, bool seen[C
     *(double *)(void *)((char *)c + key->offset) = value;
     return end;
 }
-// The cluster that the text describes, 0 x 0 for an empty one; ends the program where it is no such
-// text.
+// Returns the cluster that the text describes; 0 x 0 if the text is empty. Ends the program
+// (EXIT_INPUT) if the text is malformed.
 static inline Cluster cluster_parse(const char *text) {
     Cluster c;
     bool seen[CLUSTER_KEYS] = {false};
@@ -427,7 +424,7 @@ static inline Cluster cluster_parse(const char *text) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Printing values: the startup table, the log header and --help all come through here.
+// Printing values. The startup table, the log header and --help all use these functions.
 static inline void option_choice_text(const OptionSpec *spec, int64_t index, char *out,
                                       size_t bytes) {
     const char *choice = spec->choices;
@@ -497,7 +494,7 @@ static inline const OptionSpec *option_find(const char *argument, size_t length)
     return NULL;
 }
 
-// Levenshtein distance, for "did you mean"; names are short.
+// Returns the Levenshtein distance of two names, for the hint on unknown flags. Names are short.
 static inline int option_distance(const char *a, const char *b) {
     int row[64], n = (int)min_i64((int64_t)strlen(b), 63);
     for (int j = 0; j <= n; j++) { row[j] = j; }
@@ -541,6 +538,7 @@ static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
         spec->choices, text);
 }
 
+// Parses a value and stores it. Ends the program (EXIT_INPUT) if it is malformed or out of range.
 static inline void option_set(Options *options, const OptionSpec *spec, const char *text) {
     void *slot = option_slot(options, spec);
     if (strlen(text) > OPTION_TEXT_MAX) {
@@ -578,12 +576,13 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     }
 }
 
-// Makes a secret unreadable where it stands.
+// Overwrites a secret with asterisks, in place.
 static inline void option_mask(const char *secret) {
     memset((char *)(uintptr_t)secret, '*', strlen(secret));
 }
 
-// Returns how many arguments were used (1 or 2).
+// Parses the flag `argument`, whose value may be `next`. Returns how many arguments it used (1 or
+// 2).
 static inline int option_take(Options *options, OptionsGiven *given, const char *argument,
                               const char *next) {
     const char *equals = strchr(argument, '=');
@@ -618,14 +617,15 @@ static inline int option_take(Options *options, OptionsGiven *given, const char 
 }
 
 // -------------------------------------------------------------------------------------------------
-// What does not compose. `why` finishes the sentence "--a with --b: ...". Tests walk this table.
+// Pairs that do not combine. `why` completes the message "--a with --b: ...". Tests walk this
+// table.
 typedef struct {
     const char *a, *b, *why;
     bool (*clash)(const Options *o, const OptionsGiven *given);
 } OptionPair;
 
 static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
-// the planner chooses stages
+// the planner chooses the stages
 static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline, "auto"); }
 static inline bool options_gives_stages(const Options *o) {
     return options_pipelined(o) && !options_plans(o);
@@ -650,7 +650,7 @@ static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) {
     (void)g;
     return *o->cluster && !o->dry_run && !o->plan;
 }
-// Does the program only print something, and train nothing?
+// Returns whether the program only prints something and trains nothing.
 static inline bool options_only_prints(const Options *o) {
     return o->compat || *o->dp_account || o->dry_run || o->show_schedule || o->plan;
 }
@@ -666,7 +666,7 @@ static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g
     (void)g;
     return *o->profile && !*o->cluster;
 }
-// May states lie on the host? A planner chooses stages that fit without.
+// Returns whether states may be offloaded. The planner chooses stages that fit without offloading.
 static inline bool options_offloads(const Options *o) {
     return o->offload >= OFFLOAD_OPTIMIZER ||
            (o->offload == OFFLOAD_AUTO && *o->device_memory && !o->plan && !options_plans(o));
@@ -703,7 +703,7 @@ static inline bool clash_dir_offload(const Options *o, const OptionsGiven *g) {
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_offload_update] && !options_offloads(o);
 }
-// Delayed updates are the host's, by gradients that it keeps to the next step.
+// Delayed updates run on the host, with gradients that the host keeps until the next step.
 static inline bool clash_delay_offload(const Options *o, const OptionsGiven *g) {
     (void)g;
     return o->offload_delay && o->offload != OFFLOAD_OPTIMIZER;
@@ -737,8 +737,8 @@ static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
     return o->optimizer == OPTIMIZER_SGD &&
            (g->at[OPTION_INDEX_beta1] || g->at[OPTION_INDEX_beta2] || g->at[OPTION_INDEX_eps]);
 }
-// Steps A to B of --profile-steps, from 1; 0 and 0 where it is not given. Returns false where the
-// text is something else.
+// Parses --profile-steps A:B, steps counted from 1; 0 and 0 if it is not given. Returns false if
+// the text is malformed.
 static inline bool options_profile_steps(const Options *o, int64_t *first, int64_t *last) {
     int used = 0;
     *first = *last = 0;
@@ -748,7 +748,7 @@ static inline bool options_profile_steps(const Options *o, int64_t *first, int64
 }
 static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) {
     int64_t first, last;
-    // of none, none are profiled
+    // a run of 0 steps profiles nothing
     (void)g;
     return options_profile_steps(o, &first, &last) && o->steps > 0 && last > o->steps;
 }
@@ -781,7 +781,7 @@ static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
            !o->zero_quantized_gradients;
 }
 
-// A run is private where it is asked for epsilon, or for noise, were it 0.
+// A run is private if --dp-epsilon is positive or --dp-noise is given, even as 0.
 #define NEEDS_PRIVACY(field)                                                                       \
     static inline bool clash_##field##_alone(const Options *o, const OptionsGiven *g) {            \
         return g->at[OPTION_INDEX_##field] && !options_private(o, g);                              \
@@ -882,7 +882,7 @@ static inline bool clash_cyclic_reduce(const Options *o, const OptionsGiven *g) 
     (void)g;
     return options_cyclic(o) && o->reduce_dtype == DTYPE_BF16;
 }
-// zero, model
+// Modes zero and model only.
 static inline bool clash_cyclic_private(const Options *o, const OptionsGiven *g) {
     return o->cyclic_mode > 2 && options_private(o, g);
 }
@@ -908,9 +908,9 @@ static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g)
     return options_cyclic(o) && *o->cluster;
 }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
-// from shared to real, within the run
+// the blocks stop sharing within this run
 static inline bool options_switches(const Options *o) { return o->delink_at; }
-// a first part of a run
+// the run ends before the blocks stop sharing: it is the first part of a longer run
 static inline bool options_ends_shared(const Options *o) {
     return o->delink_at && o->steps >= 0 && o->delink_at >= o->steps;
 }
@@ -1171,8 +1171,8 @@ static inline void options_print_compat(FILE *to) {
     }
 }
 
-// Moves secrets out of the command line, which is shown to others: in manifests, in the command
-// that resumes, by ps.
+// Removes secrets from the command line, which others can see: in checkpoint manifests, in the
+// printed resume command and in ps.
 static inline void options_hide_secrets(Options *o) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char **slot = (const char **)option_slot(o, &option_specs[i]);
@@ -1184,8 +1184,8 @@ static inline void options_hide_secrets(Options *o) {
     }
 }
 
-// Bytes that a text such as 16G or 500M says, of powers of 1024; INFINITY for an empty one. Ends
-// the program where it is no such text.
+// Returns the number of bytes that a text such as 16G or 500M means (K, M, G, T: powers of 1024);
+// INFINITY if the text is empty. Ends the program (EXIT_INPUT) if the text is malformed.
 static inline double option_size(const char *name, const char *text) {
     static const char units[] = "KMGT";
     char *end = NULL;
@@ -1202,7 +1202,7 @@ static inline double option_size(const char *name, const char *text) {
 }
 static inline void options_check_privacy(const Options *o) {
     size_t digits = strspn(o->dp_key, "0123456789abcdefABCDEF"), length = strlen(o->dp_key);
-    if (length && (digits != length || length != 64)) { // the key itself is not shown
+    if (length && (digits != length || length != 64)) { // the message does not show the key
         die(EXIT_INPUT,
             "openssl rand -hex 32 makes one; without --dp-key the operating system gives one, and "
             "nobody knows it",
@@ -1213,15 +1213,15 @@ static inline void options_check_privacy(const Options *o) {
     }
 }
 
-// The default validation shards belong to the default training shards: a run on others validates on
-// what it is given, or on nothing, which --val says then by being empty.
+// The default validation shards belong to the default training shards. A run with --train but
+// without --val validates on --hellaswag alone, or not at all; --val is then empty.
 static inline void options_choose_validation(Options *o, const OptionsGiven *given) {
     if (!o->val_every || !given->at[OPTION_INDEX_train] || given->at[OPTION_INDEX_val]) { return; }
     o->val = "";
     if (!*o->hellaswag) { o->val_every = 0; }
 }
 
-// Fills options from the command line; ends the program on --help and on any mistake. All ranks
+// Fills the options from the command line. Ends the program on any mistake (EXIT_INPUT). All ranks
 // call it with the same arguments.
 static inline void options_parse(Options *options, OptionsGiven *given, int argc, char **argv) {
     memset(options, 0, sizeof *options);
@@ -1253,7 +1253,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     options_hide_secrets(options);
 }
 
-// The learning rate of a step (from 0) of a run of `steps`.
+// Returns the learning rate of a step (counted from 0) of a run of `steps` steps.
 static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
     if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
     double last = o->lr * o->final_lr_fraction,

@@ -1,16 +1,17 @@
-// outputs.h: what a run writes besides --out must not be what it reads, nor what it writes
-// elsewhere.
+// outputs.h: checks that the files a run writes besides --out overwrite no input and no other
+// output.
 //
 // Checked    --log, --trace and --export, before anything is written: against each other, the
-//            shards of --train and --val, --hellaswag, the tokenizer, --model, and what --out and
-//            checkpoints hold. Files are told by their numbers, so links and other spellings of a
-//            path do not matter; those that are not there yet by their resolved paths.
-// Kinds      --log and --trace also take pipes and character devices (/dev/null, /dev/stdout);
-//            --export makes a new file and renames it, so only a regular file may be in its place.
+//            shards of --train and --val, --hellaswag, the tokenizer, --model, and the files of
+//            --out and of checkpoints. Files are compared by device and inode, so links and other
+//            spellings of a path do not matter; files that do not exist yet by their resolved
+//            paths.
+// Kinds      --log and --trace also accept pipes and character devices (/dev/null, /dev/stdout).
+//            --export makes a new file and renames it, so it replaces regular files only.
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
 
-#include "checkpoint.h" // names of what is in --out
+#include "checkpoint.h" // names of the files in --out
 
 enum { OUTPUTS = 3, OWN_NAMES = 6 };
 static const char *const out_own_names[OWN_NAMES] = {"lock",       "stop",     "dp_key",
@@ -20,14 +21,14 @@ typedef struct {
     const char *flag, *path;
     bool renamed; // written as PATH.tmp, then renamed
 } Output;
-// One file that an output writes, and what it was asked for.
+// One file that an output writes.
 typedef struct {
     const Output *output;
     const char *path;
     FileIdentity file;
 } Written;
 
-// What the flags make a run write; returns how many.
+// Lists the outputs that the flags request. Returns their number.
 static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
     const Output log = {"--log", o->log, false}, trace = {"--trace", o->trace, false};
     const Output model = {"--export", o->export_file, true}, all[OUTPUTS] = {log, trace, model};
@@ -47,7 +48,7 @@ static inline void output_refuse_file(const Written *w, const char *flag, const 
     const char *hint = "give it a file of its own";
     die(EXIT_INPUT, hint, "%s %s would write over %s of %s", w->output->flag, w->path, path, flag);
 }
-// The shards of a pattern, and the tokenizer beside them.
+// Refuses the shards of a pattern and the tokenizer in their folder.
 static inline void output_refuse_shards(const Written *w, const char *flag, const char *pattern) {
     glob_t names;
     char tokenizer[1100];
@@ -57,8 +58,8 @@ static inline void output_refuse_shards(const Written *w, const char *flag, cons
     const bool beside = tokenizer_find(pattern, tokenizer, sizeof tokenizer);
     if (beside) { output_refuse_file(w, flag, tokenizer); }
 }
-// What --out holds, or will: files of this program by their names, everything in checkpoints, and
-// the folder itself.
+// Refuses what --out contains or will contain: this program's files by their names, everything in
+// checkpoints, and the folder itself.
 static inline void output_refuse_out(const Written *w, const char *out) {
     char path[1100], folder[PATH_BYTES];
     const char *flag = w->output->flag;
@@ -80,7 +81,7 @@ static inline void output_refuse_out(const Written *w, const char *out) {
         die(EXIT_INPUT, hint, "%s %s is in a checkpoint's folder of --out", flag, w->path);
     }
 }
-// A file of any checkpoint: of --model FOLDER, of an earlier run, of one that was moved.
+// Refuses a file of any checkpoint: of --model FOLDER, of an earlier run, or of a moved one.
 static inline void output_refuse_checkpoint(const Written *w) {
     static const char magic[] = "train_gpt checkpoint ";
     char manifest[PATH_BYTES + 16], begin[sizeof magic] = "";
@@ -101,7 +102,8 @@ __attribute__((noreturn)) static inline void output_refuse_place(const Output *o
     const char *hint = "name a file in a folder that exists and is writable";
     die(EXIT_INPUT, hint, "cannot write %s %s: %s", o->flag, o->path, why);
 }
-// Ends the program where a file could not be written later, when hours are spent.
+// Ends the program (EXIT_INPUT) now if the file could not be written later, after hours of
+// training.
 static inline void output_check_place(const Written *w, const char *out) {
     const Output *output = w->output;
     const FileIdentity *f = &w->file;
@@ -121,8 +123,8 @@ static inline void output_check_place(const Written *w, const char *out) {
     path_cut(folder);
     const bool above =
         *out && path_resolve(out, made) && (!strcmp(made, folder) || path_in(made, folder));
-    if (above && access(folder, F_OK)) { return; } // it will be made, for --out
-    strcat(folder, "/.");                          // a file is no folder
+    if (above && access(folder, F_OK)) { return; } // will be created for --out
+    strcat(folder, "/.");                          // fails if it is not a folder
     if (access(folder, W_OK)) { output_refuse_place(output, strerror(errno)); }
 }
 
@@ -132,14 +134,14 @@ static inline void output_check_inputs(const Written *w, const Options *o) {
     const char *const flags[] = {"--hellaswag", "--tokenizer", "--model"};
     const char *const paths[] = {o->hellaswag, o->tokenizer, o->model};
     for (int i = 0; i < 3; i++) {
-        const bool there = *paths[i] && !access(paths[i], F_OK); // a model may be a descriptor
+        const bool there = *paths[i] && !access(paths[i], F_OK); // --model may be a descriptor
         if (there) { output_refuse_file(w, flags[i], paths[i]); }
     }
     output_refuse_out(w, o->out);
     output_refuse_checkpoint(w);
 }
-// Ends the program, before anything is written, where an output would change what is not its own,
-// or has no place. Rank 0 calls it, which is who writes.
+// Ends the program (EXIT_INPUT), before anything is written, if an output would overwrite another
+// file of the run or cannot be written. Only rank 0 calls it, which writes the outputs.
 static inline void outputs_check(const Options *o) {
     Output outputs[OUTPUTS];
     Written files[2 * OUTPUTS];

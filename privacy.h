@@ -1,76 +1,77 @@
-// privacy.h: what a private run promises, and what it has spent of it.
+// privacy.h: the guarantee of a private run, and how much of it the run has spent.
 //
-// Promise  whoever sees the checkpoints and what is printed cannot tell whether one window
-//          (--dp-unit document: one document) was in the training data, but for epsilon and delta.
-//          Each step takes each of W windows with probability q = S / W, S being the samples that
-//          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and
-//          divides by S, whatever number was drawn.
+// Promise  Checkpoints and printed values do not reveal whether one window (--dp-unit document: one
+//          document) was in the training data, up to epsilon and delta. Each step takes each of W
+//          windows with probability q = S / W, where S is the number of samples that --batch-tokens
+//          holds. It clips their gradients to R, adds noise of sigma R, and divides by S, whatever
+//          number was drawn.
 // Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed
 //          --dp-epsilon is not taken.
-// Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom
-//          met that what it could add to delta (which others are cut tells whether a sample was
-//          there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand,
-//          where there are more windows than that.
-// History  one line of each checkpoint's manifest: the settings under which its steps were taken. A
-//          run that resumes has the same, or does not begin: no step leaves the account, and none
-//          is counted by another's rule.
-// Parts    Cyclic micro-batches compute with different versions of the parameters (cyclic.h). So a
-//          sample's part is drawn, too, and none depends on others: one that is there or not moves
-//          no other from one version to another. Each part has its cap.
-// Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its
-//          owner may read. Steps that were lost after a checkpoint are taken again with the same
-//          key: they draw the same samples and noise, give what they gave, and count once. So
-//          resuming without the key is refused. It is never printed; checkpoints hold a
+// Cap      A step takes at most `most` samples, 6.5 standard deviations or more above S. A sample
+//          can decide which others exceed the cap, and that would reveal it. The probability is so
+//          low that over MOST_STEPS this adds less than CAP_SHARE of delta. If W exceeds the cap,
+//          this share is subtracted from delta beforehand.
+// History  One line of each checkpoint's manifest: the settings of its private steps. A run resumes
+//          only with the same settings. So each step is in the account, under its own rules.
+// Parts    Cyclic micro-batches compute with different versions of the parameters (cyclic.h). So
+//          the micro-batch of a sample (its part) is drawn too, independently of other samples: no
+//          sample moves another one to another version. Each part has its own cap.
+// Key      The key of noise and samples: 32 bytes from the operating system, kept in OUT/dp_key,
+//          which only its owner may read. Steps lost after a checkpoint are repeated with the same
+//          key. They draw the same samples and noise and give the same results, so they count once.
+//          So a resume without the key is refused. The key is never printed; checkpoints hold a
 //          fingerprint.
-// Replay   the same noise around another gradient would tell the difference of both. OUT/dp_steps
-//          says how many steps have drawn noise, and since which step under the flags and data of
-//          the last one, of which it has a fingerprint. Where steps lie after the checkpoint, a run
-//          begins only if all of these had the flags and data that it has. Two runs that go on from
-//          copies of one OUT cannot know of each other: do not do that.
+// Replay   The same noise around two different gradients would reveal their difference. The file
+//          OUT/dp_steps records how many steps have drawn noise, and from which step on they had
+//          the flags and data of the last one (as a fingerprint). If such steps follow the
+//          checkpoint, a run starts only with the flags and data of all of them. Two runs that
+//          resume from copies of one OUT cannot detect each other: do not do that.
 #ifndef PRIVACY_H
 #define PRIVACY_H
 
 #include "accountant.h"    // epsilon
-#include "comm.h"          // rank 0 decides, the others are told
+#include "comm.h"          // rank 0 decides and sends its decisions
 #include "kernels/noise.h" // keys
 #include "options.h"       // --dp-...
-#include "support/files.h" // files of OUT
+#include "support/files.h" // files in OUT
 
 typedef struct {
-    bool on;         // else nothing below counts
+    bool on;         // private; if false, nothing below is valid
     bool rdp, shown; // --dp-accountant, --dp-show-private
-    // of the training data (W; 0: not known, nothing is trained); of a step, on average (S)
+    // W (0: unknown, the run trains nothing); S, the mean number of samples of a step
     int64_t windows, samples;
-    // samples of a step at most; cyclic micro-batches, of each at most
+    // limit of a step's samples; cyclic micro-batches of a step (else 1); limit of the samples of
+    // each
     int64_t most, parts, most_of_part;
-    // noise in thresholds; delta; threshold R; --dp-epsilon, 0: there is none
+    // noise in thresholds; delta; threshold R; --dp-epsilon (0: none)
     double sigma, delta, clip, target;
-    // as options have them; document: windows of one
+    // values of the options; document: windows of a document
     int64_t style, function, unit, document, relation;
-    // of the run; of these, until the target is reached
+    // steps of the run; those of them that keep the target
     int64_t steps, allowed;
     uint32_t key[8];
-    // of the key; of the training data, which the owner sets before privacy_begin(); of flags and
-    // data
+    // hashes: of the key; of the training data (the caller sets it before privacy_begin()); of
+    // flags and data
     uint64_t fingerprint, data, path;
-    int ledger; // OUT/dp_steps of rank 0, or -1; it says:
-    // steps that have drawn noise, once or again; the first (from 0) of those under ...
+    int ledger; // descriptor of OUT/dp_steps on rank 0, or -1; its content:
+    // number of steps that have drawn noise; the first step (from 0) with the last one's path
     int64_t taken, since;
-    uint64_t drawn;     // ... this path, the last one's
-    int64_t last_steps; // the last answer
+    uint64_t drawn;     // path of the last step that has drawn noise
+    int64_t last_steps; // arguments and result of the last privacy_epsilon()
     PrivacyLoss last_loss;
 } Privacy;
 
 enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
 static const double CAP_SHARE = 1e-5;
-// of this processor, to find a run's noise or steps when it begins; tests take less
+// limit of CPU time for finding a run's noise or steps when it begins; tests set less
 static double account_run_seconds = 600;
 
 // -------------------------------------------------------------------------------------------------
 // Epsilon
 
-// Of steps that take `samples` on average. Poisson's tail by Chernoff, which is above that of any
-// number of windows.
+// Returns the limit of a step's samples if it takes `mean` on average. The tail of the Poisson
+// distribution, by Chernoff's bound, is above that of the binomial distribution of any number of
+// windows.
 static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t document,
                                            double delta) {
     double seldom = log(CAP_SHARE * delta / MOST_STEPS);
@@ -81,33 +82,34 @@ static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t
     return windows ? min_i64(others + document, windows) : others + document;
 }
 
+// Returns the setting for the accountant.
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
-    // none is cut
+    // q; delta: reduced by the share of the cap, unless the cap cuts no batch
     double q = (double)p->samples / (double)p->windows,
            delta = p->most_of_part < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta;
     PrivacySetting s = {
         q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
-// What the accountant works on, for who waits.
+// Describes what the accountant computes, for users who wait.
 enum { PRIVACY_QUESTION = 100 };
 static inline const char *privacy_question(const PrivacySetting *s, char text[PRIVACY_QUESTION]) {
     snprintf(text, PRIVACY_QUESTION, "to account for %" PRId64 " private steps", s->steps);
     return text;
 }
-// What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is
-// accounted once.
+// Returns the epsilon of this many steps as an interval, of which `high` is claimed. Only rank 0
+// calls it. The last result is cached.
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
     if (steps == 0) { return nothing; }
-    if (p->sigma < LEAST_SIGMA) { return all; } // no epsilon worth a number
+    if (p->sigma < LEAST_SIGMA) { return all; } // no meaningful epsilon
     if (steps != p->last_steps) {
         PrivacySetting s = privacy_setting(p, steps);
         char question[PRIVACY_QUESTION];
         account_watch(privacy_question(&s, question), 0);
         p->last_loss = account_epsilon(&s, NAN);
         p->last_steps = steps;
-        // the search for noise or steps has seen that it is not, by a narrower interval
+        // the search for noise or steps found a narrower interval below the target
         if (p->target > 0 && p->last_loss.high > p->target) {
             p->last_loss.high = fmin(p->last_loss.high, account_epsilon(&s, p->target).high);
         }
@@ -115,11 +117,13 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     }
     return p->last_loss;
 }
-// Steps of the whole run that may be taken: at most `steps`, fewer where the target comes first.
+// Returns how many steps of the whole run may be taken, to keep the target.
 static inline int64_t privacy_allowed_steps(const Privacy *p) {
     return p->on ? p->allowed : INT64_MAX;
 }
 
+// Finds the noise for the target. All ranks call it. Ends the program (EXIT_INPUT) if none
+// suffices.
 static inline void privacy_find_noise(Privacy *p, Comm *comm) {
     PrivacySetting s = privacy_setting(p, max_i64(p->steps, 1));
     if (comm->rank == 0) {
@@ -135,6 +139,7 @@ static inline void privacy_find_noise(Privacy *p, Comm *comm) {
             "no noise keeps --dp-epsilon %g over %" PRId64 " steps", p->target, p->steps);
     }
 }
+// Finds how many of the run's steps keep the target. All ranks call it.
 static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     p->allowed = p->steps;
     if (p->target == 0 || p->steps == 0) { return; }
@@ -152,8 +157,9 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }
 
-// From the flags and the training data (windows 0: none was opened). A run that does not resume
-// gets its noise here. All ranks call it. Ends the program where no promise can be kept.
+// Plans privacy from the flags and the training data (windows 0: not opened). A run that does not
+// resume gets its noise here. All ranks call it. Ends the program (EXIT_INPUT) if the guarantee
+// cannot be kept.
 static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows,
                                    int64_t samples, int64_t steps, Comm *comm) {
     Privacy p;
@@ -203,14 +209,14 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// History: "name=value" for each setting, and steps=; or "none"
+// History: "name=value" for each setting, then steps=; or "none"
 
 enum { PRIVACY_SETTINGS = 11 };
 typedef struct {
     const char *name, *flag;
     char value[40];
 } PrivacyText;
-// the shortest text that is this value
+// Writes the shortest text with this value.
 static inline void privacy_text(PrivacyText *t, const char *name, const char *flag, double value) {
     t->name = name;
     t->flag = flag;
@@ -240,7 +246,7 @@ static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETT
     t[10].flag = "dp-key";
     snprintf(t[10].value, sizeof t[10].value, "%016" PRIx64, p->fingerprint);
 }
-// What goes into the manifest of a checkpoint after so many steps.
+// Writes the history line for the manifest of a checkpoint after `steps` steps.
 static inline void privacy_history(const Privacy *p, int64_t steps,
                                    char text[PRIVACY_HISTORY_MAX]) {
     PrivacyText t[PRIVACY_SETTINGS];
@@ -253,7 +259,7 @@ static inline void privacy_history(const Privacy *p, int64_t steps,
     }
     snprintf(text + n, PRIVACY_HISTORY_MAX - n, "steps=%" PRId64, steps);
 }
-// The value of a name, "" where it is not there or too long to be one.
+// Reads the value of a name; "" if it is missing or too long.
 static inline void history_value(const char *history, const char *name, char *value, size_t bytes) {
     size_t length = strlen(name);
     value[0] = 0;
@@ -267,8 +273,8 @@ static inline void history_value(const char *history, const char *name, char *va
     }
 }
 
-// Ends the program where the checkpoint's steps were taken under other settings than the next ones
-// would be.
+// Ends the program (EXIT_INPUT) if the checkpoint's steps were taken under other settings than this
+// run's.
 static inline void privacy_compare(const Privacy *p, const char *history, int64_t step) {
     const char *hint = "one account holds for one setting: give what the checkpoint has, or begin "
                        "anew in another --out without --resume";
@@ -281,7 +287,7 @@ static inline void privacy_compare(const Privacy *p, const char *history, int64_
             die(EXIT_INPUT, hint,
                 "--%s with --resume: the checkpoint's private steps were taken with %s %s, and "
                 "this run would take %s",
-                t[i].flag, t[i].name, *value ? value : "(not told)", t[i].value);
+                t[i].flag, t[i].name, *value ? value : "(unknown)", t[i].value);
         }
     }
     history_value(history, "steps", value, sizeof value);
@@ -291,7 +297,8 @@ static inline void privacy_compare(const Privacy *p, const char *history, int64_
             "the checkpoint of step %s has a privacy history of %s steps", steps, value);
     }
 }
-// A private run goes on only from a private one, whose noise it keeps where it is not told another.
+// Checks that a private run resumes from a private one, and the reverse. Without --dp-noise the run
+// keeps the noise of the checkpoint.
 static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const char *history,
                                  int64_t step) {
     const char *hint = "begin anew in another --out without --resume";
@@ -315,14 +322,14 @@ static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const ch
     if (end == value || *end || !(p->sigma >= LEAST_SIGMA && p->sigma <= MOST_SIGMA)) {
         die(EXIT_INPUT, hint,
             "--dp-epsilon needs noise, and the checkpoint's steps were taken with sigma %s",
-            *value ? value : "(not told)");
+            *value ? value : "(unknown)");
     }
 }
 
 // -------------------------------------------------------------------------------------------------
 // Files of rank 0
 
-// Writes a file that only its owner may read, all of it or nothing.
+// Writes a file that only its owner may read, completely or not at all.
 static inline void privacy_write(const char *out, const char *name, const char *text) {
     char path[1100], temporary[1110];
     snprintf(path, sizeof path, "%s/%s", out, name);
@@ -332,14 +339,14 @@ static inline void privacy_write(const char *out, const char *name, const char *
     bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) &&
                    !close(fd) && !rename(temporary, path);
     if (!written) {
-        const bool input = errno == EEXIST || errno == EISDIR; // something else has the name
+        const bool input = errno == EEXIST || errno == EISDIR; // something else has this name
         const char *hint = "without it the run could not be resumed";
         die(input ? EXIT_INPUT : EXIT_RESOURCES, hint, "cannot write %s: %s", path,
             strerror(errno));
     }
     sync_folder(out);
 }
-// At most bytes - 1 of it; false where there is no such file.
+// Reads at most bytes - 1 bytes of a file. Returns false if there is no such file.
 static inline bool privacy_read(const char *out, const char *name, char *text, size_t bytes) {
     char path[1100];
     struct stat info;
@@ -355,7 +362,7 @@ static inline bool privacy_read(const char *out, const char *name, char *text, s
     return n >= 0;
 }
 
-// The key: --dp-key, or that of OUT, or a new one.
+// Takes the key: --dp-key, the one in OUT (resume), or a new one.
 static inline void privacy_take_key(Privacy *p, const Options *o) {
     char text[80] = "";
     if (*o->dp_key) {
@@ -391,16 +398,17 @@ static inline void privacy_keep_key(const Privacy *p, const Options *o) {
     noise_wipe(text, sizeof text);
 }
 
-// Tells apart flags and data with which the same step computes something else. Those of the history
-// are not here, nor who computes what: that changes rounding only, which the grid of noise_add()
-// hides but for one element in thousands; nor names of data (--train, --tokenizer): the checksum of
-// what they hold, dataset_checksum(), is.
+// Returns a hash of the flags and data that determine what a step computes. It leaves out the
+// settings in the history, and flags that only decide which rank computes what: these change
+// rounding alone, which the grid of noise_add() hides except for one element in thousands. It also
+// leaves out names of data (--train, --tokenizer); the data's checksum, dataset_checksum(), is in
+// it.
 static inline uint64_t privacy_path(const Options *o, uint64_t data) {
     static const char *const alike[] = {
         "train",        "val",  "tokenizer",     "micro-batch",       "recompute",
         "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup",
         "cyclic-mode"};
-    // the rate then depends on the last step's number
+    // if so, the learning rate depends on the number of steps
     bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1;
     Checksum sum = checksum_begin();
     checksum_add(&sum, &data, sizeof data);
@@ -410,7 +418,7 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data) {
         if (!strcmp(spec->group, "run")) {
             other = strcmp(spec->name, "seed") && !(steps_matter && !strcmp(spec->name, "steps"));
         }
-        // else groups are its stages
+        // in style stage, groups are the pipeline's stages
         other |= !strcmp(spec->name, "pipeline") && o->dp_clip_style != DP_STAGE;
         for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) {
             other |= !strcmp(spec->name, alike[j]);
@@ -422,7 +430,7 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data) {
     return checksum_end(&sum);
 }
 enum { LEDGER_BYTES = 59 };
-// of one length: it is written over
+// All ledgers have the same length, so that a new one overwrites the old one.
 static inline void ledger_text(const Privacy *p, char text[LEDGER_BYTES + 1]) {
     snprintf(text, LEDGER_BYTES + 1, "%020" PRId64 " %020" PRId64 " %016" PRIx64 "\n", p->taken,
              p->since, p->drawn);
@@ -437,9 +445,10 @@ static inline bool ledger_parse(Privacy *p, const char *text) {
     ledger_text(p, again);
     return !strcmp(text, again);
 }
-// Before a step, counted from 0, draws noise. One write that no kill can tear; where it came and
-// the step did not, a step more is guarded. It reaches the disk where flags change and before a
-// checkpoint: else what a machine without power loses was not seen by anybody.
+// Records a step (from 0) before it draws noise, in one write that a kill cannot tear. If the
+// record is written and the step is not taken, one step too many is guarded, which is harmless. The
+// record is synced to disk when flags change and before a checkpoint. A step that is lost in a
+// power failure without a sync was not seen by anyone.
 static inline void privacy_note(Privacy *p, int64_t step) {
     char text[LEDGER_BYTES + 1];
     bool changed = p->drawn != p->path;
@@ -456,20 +465,20 @@ static inline void privacy_note(Privacy *p, int64_t step) {
             "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
-// Before a checkpoint is written.
+// Syncs the record to disk, before a checkpoint is written.
 static inline void privacy_sync(const Privacy *p) {
     if (p->ledger >= 0 && fdatasync(p->ledger)) {
         die(EXIT_RESOURCES, "a checkpoint without it could not be resumed",
             "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
-// Of a run that resumes after `step` steps: every later one that has drawn noise drew it on the
-// present path. Paths change only where none lie after the checkpoint, so those from `since` on had
-// one path, and the one before `since` had another. No longer history is needed.
+// For a run that resumes after `step` steps: checks that all later steps that have drawn noise did
+// so on the present path. A path changes only if no steps come after the checkpoint. So steps from
+// `since` on had one path, and the step before `since` had another; no longer history is needed.
 static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t step) {
     const char *lost = "put the run's dp_steps back there; without it, begin anew in another --out "
                        "without --resume";
-    char text[LEDGER_BYTES + 2]; // longer is seen as such
+    char text[LEDGER_BYTES + 2]; // 1 more, to detect a file that is too long
     if (!privacy_read(o->out, "dp_steps", text, sizeof text)) {
         die(EXIT_INPUT, lost,
             "%s/dp_steps cannot be read: steps that were lost after the checkpoint may have drawn "
@@ -501,6 +510,7 @@ static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t st
             step + 1, p->taken);
     }
 }
+// Opens the record of steps; a new run creates it. Only rank 0 calls it.
 static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step, bool resumes) {
     char text[LEDGER_BYTES + 1], path[1100];
     p->path = privacy_path(o, p->data);
@@ -536,12 +546,12 @@ static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step
     }
     if (o->val_every && !strcmp(o->train, o->val)) {
         fprintf(stderr,
-                "warning: --val is the training data: no epsilon counts what its loss tells\n");
+                "warning: --val is the training data: no epsilon covers what its loss reveals\n");
     }
 }
-// When the weights are there: compares with the history of the checkpoint of this step ("": the run
-// begins anew), takes the key, counts the steps that are allowed. All ranks call it, of private
-// runs and of others.
+// Called when the weights are loaded. Compares with the history of the checkpoint of this step ("":
+// a new run), takes the key, and finds the allowed steps. All ranks call it, also in runs that are
+// not private.
 static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given,
                                  const char *history, int64_t step, Comm *comm) {
     bool resumes = *history != 0;
@@ -554,13 +564,13 @@ static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGive
         privacy_compare(p, history, step);
         privacy_find_allowed(p, comm);
     }
-    p->allowed = max_i64(p->allowed, step); // what was taken was taken
+    p->allowed = max_i64(p->allowed, step); // earlier steps are already taken
     if (comm->rank) { return; }
     if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
     if (*o->out) { privacy_open_ledger(p, o, step, resumes); }
     privacy_warn(p, o, step);
 }
-// Forgets the key.
+// Wipes the key.
 static inline void privacy_end(Privacy *p, const Options *o) {
     if (!p->on) { return; }
     noise_wipe(p->key, sizeof p->key);
@@ -570,13 +580,13 @@ static inline void privacy_end(Privacy *p, const Options *o) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What is told: by rank 0
+// Reports, by rank 0
 
-// Rounded up, to be claimed; what is a multiple but for rounding stays.
+// Rounds up, since the value is claimed. A multiple of `unit` up to rounding errors stays.
 static inline double privacy_up(double x, double unit) {
     return ceil(x / unit * (1 - 1e-12)) * unit;
 }
-// three digits
+// delta, rounded up to three digits
 static inline double privacy_delta_up(const Privacy *p) {
     return privacy_up(p->delta, pow(10, floor(log10(p->delta)) - 2));
 }
@@ -620,7 +630,7 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
                 p->allowed, p->steps, p->target);
     }
 }
-// At the end: what holds after so many steps, why, and what it leaves out.
+// Prints, at the end, the guarantee after `steps` steps, its reasons, and what it does not cover.
 static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) {
     char protected_text[120];
     if (!p->on || p->windows == 0) { return; }
@@ -654,8 +664,8 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
                     "for who saw them epsilon does not hold\n");
     }
 }
-// Of times and traffic, which follow the number of samples that were drawn: two digits, of means
-// over the run so far.
+// Times and traffic depend on the number of drawn samples. Where they must be hidden, reports show
+// two digits of their means over the run so far.
 static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
 static inline double privacy_rounded(double x) {
     if (!(x > 0)) { return x; }
@@ -666,9 +676,9 @@ static inline int privacy_json_number(char *to, size_t bytes, const char *name, 
     return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x)
                        : snprintf(to, bytes, ",\"%s\":null", name);
 }
-// The same as an object: at start for the steps that are allowed, at the end for those that were
-// taken. "null" for a run that is not private. What depends on training data that were not opened
-// (--dry-run) is null.
+// Writes the same as a JSON object: at the start for the allowed steps, at the end for those taken.
+// "null" if the run is not private. Values that depend on training data that was not opened
+// (--dry-run) are null.
 static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
     snprintf(text, PRIVACY_JSON_MAX, "null");
     if (!p->on) { return; }

@@ -1,17 +1,17 @@
-// report.h: the numbers the program always tells. Predictions before anything is allocated,
-// progress in the loop, predicted against measured at the end; for people on the terminal, and as
-// JSON lines for programs (names in docs/formats.md).
+// report.h: the numbers that the program reports. Predictions before anything is allocated,
+// progress during training, predicted against measured values at the end. They go to the terminal
+// for people, and to the log as JSON lines for programs (docs/formats.md has the names).
 //
-// Predictions are sums over the action list: memory from the layouts that will be carved, traffic
-// from what each PREFETCH and REDUCE will send, time from the simulator with the rates measured at
-// start. Rank 0 speaks.
+// Predictions are sums over the action list. Memory follows from the planned layouts, traffic from
+// the messages of each PREFETCH, REDUCE and SEND, and time from the simulator with the rates
+// measured at start. Rank 0 prints and logs.
 #ifndef REPORT_H
 #define REPORT_H
 
 #include "checkpoint.h"      // TextBuffer
-#include "plan/costs.h"      // what actions cost
+#include "plan/costs.h"      // costs of actions
 #include "engine/timeline.h" // schedules with their times
-#include "cyclic.h"          // whose steps may differ
+#include "cyclic.h"          // schedules that differ between steps
 #include "options.h"         // the flags in the log header
 
 #include <malloc.h> // malloc_trim
@@ -20,10 +20,10 @@
 // JSON
 typedef struct {
     FILE *file;  // NULL: no log
-    bool failed; // a write failed (disk full): warned once, training goes on
+    bool failed; // a write failed (disk full): warned once, training continues
 } Log;
 
-// full precision; JSON has no infinities
+// Full precision. JSON has no infinities: they become null.
 static inline void json_add_number(TextBuffer *t, double x) {
     if (isfinite(x)) {
         text_add(t, "%.17g", x);
@@ -35,9 +35,9 @@ static inline void json_add_field(TextBuffer *t, const char *name, double x) {
     text_add(t, ",\"%s\":", name);
     json_add_number(t, x);
 }
-// Bytes of the character that UTF-8 text begins with, 1 to 4; 0 where the bytes are no character of
-// UTF-8: a wrong or missing continuation, a longer form than needed, half of a surrogate pair, or
-// above U+10FFFF (RFC 3629). The text ends with 0.
+// Returns the bytes of the character at the start of UTF-8 text, 1 to 4. Returns 0 if the bytes are
+// no UTF-8 character: a wrong or missing continuation, a longer form than needed, half of a
+// surrogate pair, or a code above U+10FFFF (RFC 3629). The text ends with 0.
 static inline int utf8_length(const unsigned char *s) {
     static const unsigned first[] = {0, 0, 0x80, 0x800, 0x10000};
     static const struct {
@@ -55,9 +55,9 @@ static inline int utf8_length(const unsigned char *s) {
     const bool surrogate = code >= 0xd800 && code < 0xe000;
     return length > 1 && (code < first[length] || surrogate || code > 0x10ffff) ? 0 : length;
 }
-// Any bytes as JSON in UTF-8. A byte that is no part of a character becomes \udc80 to \udcff, half
-// of a surrogate pair, which no text has: so the bytes can be had back (as by Python's
-// os.fsencode).
+// Writes any bytes as a JSON string in UTF-8. A byte that is no part of a character becomes \udc80
+// to \udcff, half of a surrogate pair. No valid text contains these, so the bytes can be restored
+// (as by Python's os.fsencode).
 static inline void json_add_string(TextBuffer *t, const char *text) {
     text_add(t, "\"");
     for (const unsigned char *s = (const unsigned char *)text; *s;) {
@@ -91,8 +91,8 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
     text_add(t, "}");
 }
 
-// A new run starts a new file; a resumed one adds to it, after what a kill may have left of its
-// last line.
+// Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
+// cut off the last one.
 static inline Log log_open(const char *path, bool resumed) {
     Log log = {NULL, false};
     if (!*path) { return log; }
@@ -107,7 +107,7 @@ static inline Log log_open(const char *path, bool resumed) {
     }
     return log;
 }
-// Writes one line and frees it.
+// Writes one line and frees its text.
 static inline void log_line(Log *log, TextBuffer *t) {
     if (log->file) {
         bool bad = fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file);
@@ -124,51 +124,50 @@ static inline void log_line(Log *log, TextBuffer *t) {
 // -------------------------------------------------------------------------------------------------
 // Predictions
 typedef struct {
-    // of the device; host: resident bytes of the process besides these
+    // memory: bytes on the device; host: resident bytes of the process besides these
     size_t memory[MEMORY_KINDS], host;
-    size_t offloaded; // in them: states that lie there
-    int64_t moved[2]; // of these in a step: to the device, to the host
-    int64_t stored;   // bytes on disk; a step reads and writes as many
-    // of this run's files: these, and what waits for a model that follows (pseudo.h)
+    size_t offloaded; // part of host: offloaded states and activations
+    int64_t moved[2]; // bytes moved in a step: to the device, to the host
+    int64_t stored;   // bytes on disk; a step reads and writes all of them
+    // bytes of this run's files: `stored`, and those reserved for the delinked model (pseudo.h)
     int64_t disk;
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
-    // in host: states of the shared model that lie there while blocks are delinked (pseudo.h)
+    // part of host: states of the shared model that are there while blocks are delinked (pseudo.h)
     size_t passing;
     int64_t parameters;
 } Prediction;
-// The most that this rank needs of its device and of the host, of all the models that a run will
-// have.
+// The most that this rank needs of its device and of the host, over all models of the run.
 typedef struct {
     double device, host;
-    size_t offloaded; // in host
+    size_t offloaded; // part of host
 } Needs;
 
-// What predictions and reports of a run are about.
+// The run that predictions and reports describe.
 typedef struct {
     const Options *options;
     const GptModel *model;
     const Comm *comm;
-    const Cluster *cluster; // 0 x 0: the run's own ranks
-    // of the run, or of the cluster: predictions are for them, seen from their member `me`
+    const Cluster *cluster; // 0 x 0: no --cluster, the run's own ranks
+    // ranks of the run or of --cluster, seen from the member `me` that the predictions are for
     const Group *ranks;
     const Program *program;
     const Rates *rates;
     Prediction *predicted;
     const Dataset *train;
-    const Store *store; // planned
+    const Store *store; // at least its layout is planned
     int threads;
-    int64_t samples, most_samples, steps; // of a step, as expected and at most; of the run
+    int64_t samples, most_samples, steps; // samples of a step (expected, at most); steps of the run
     ExecutorShape shape;                  // of micro-steps
     Privacy *privacy;
-    const CyclicPlan *cyclic; // whose program is that of step 0
-    // of the model whose blocks share no more; NULL: it does not come to that
+    const CyclicPlan *cyclic; // its `program` is that of step 0
+    // of the model after delinking; NULL: the run does not delink
     Prediction *later;
-    const DiskFile *files; // [2] of this model and of the one that follows
+    const DiskFile *files; // [2] of this model and of the delinked one
     const OptionsGiven *given;
 } RunFacts;
 
-// Bytes of each kind on this rank, with micro-batches of `rows` samples.
+// Predicts the bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute,
                                   size_t memory[MEMORY_KINDS]) {
     ExecutorShape shape = run->shape;
@@ -179,12 +178,12 @@ static inline void predict_memory(const RunFacts *run, int64_t rows, bool recomp
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
     store_predict(run->store, memory);
-    // what messages take was taken first
+    // buffers of messages are allocated already
     memory[MEMORY_BUFFERS] +=
         memory_taken[MEMORY_BUFFERS] + executor_workspace_bytes(run->model, &shape, run->threads);
 }
 
-// Traffic of one step: adds what each PREFETCH, REDUCE and SEND of this rank's schedule will send.
+// Adds the traffic of one step: all that PREFETCH, REDUCE and SEND of this rank's schedule send.
 static inline void predict_program_traffic(const RunFacts *run, const Program *program,
                                            int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     const Schedule *schedule = &program->rank[run->ranks->me];
@@ -203,8 +202,9 @@ static inline void predict_program_traffic(const RunFacts *run, const Program *p
         }
     }
 }
-// Where ranks take turns, the mean of steps: the first rank, whose traffic is told, has the same
-// micro-batch in all, and meets each rank of stage 1.
+// Predicts the traffic of a step. Where ranks take turns, this is the mean over their cycle of
+// steps: the first rank, which is reported, has the same micro-batch in all steps, but its messages
+// go to each rank of stage 1 in turn.
 static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     const int steps = cyclic_turns(run->cyclic) ? cyclic_phases(run->cyclic, 1) : 1;
     predict_program_traffic(run, run->program, traffic);
@@ -274,9 +274,10 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What the operating system knows
+// Values from the operating system
 
-// The number in a line such as "VmHWM: 12 kB" of one of the kernel's tables; 0 where there is none.
+// Returns the number in a line such as "VmHWM: 12 kB" of a file of the kernel; 0 if no line has the
+// field.
 static inline double kernel_number(const char *path, const char *field) {
     char line[256];
     double number = 0;
@@ -287,12 +288,12 @@ static inline double kernel_number(const char *path, const char *field) {
     if (f) { fclose(f); }
     return number;
 }
-// of one in kB
+// The same in bytes, for fields in kB.
 static inline double kernel_bytes(const char *path, const char *field) {
     return 1024 * kernel_number(path, field);
 }
-// Bytes of this process (VmRSS: now, VmHWM: at its peak) besides what it took as device memory.
-// What it gave back counts no longer: the C library keeps some.
+// Returns the bytes of this process (VmRSS: now, VmHWM: at its peak) without its device memory.
+// First returns the memory that the C library keeps after free() to the system.
 static inline size_t host_bytes(const char *field) {
 #ifdef __GLIBC__
     malloc_trim(0);
@@ -301,16 +302,16 @@ static inline size_t host_bytes(const char *field) {
            device = ops_memory_apart() ? 0 : memory_device(memory_taken);
     return all > device ? all - device : 0;
 }
-static inline double file_number(const char *path) { // its first number; NAN where there is none
+static inline double file_number(const char *path) { // first number of a file; NAN: none
     double value = NAN;
     FILE *f = fopen(path, "r");
     if (f && fscanf(f, "%lf", &value) != 1) { value = NAN; }
     if (f) { fclose(f); }
     return value;
 }
-// Bytes that the control group with its files in `folder` still allows; INFINITY where it sets no
-// limit. Its usage counts file pages that nobody used lately, which the kernel gives up before it
-// refuses anything: they are available.
+// Returns the bytes that the memory control group in `folder` still allows; INFINITY without a
+// limit. Its usage includes inactive file pages. The kernel reclaims these before it refuses
+// memory, so they count as available.
 static inline double memory_group_available(const char *folder) {
     static const char *const versions[][3] = {
         {"memory.max", "memory.current", "inactive_file "},
@@ -321,14 +322,14 @@ static inline double memory_group_available(const char *folder) {
         snprintf(limit, sizeof limit, "%s/%s", folder, versions[i][0]);
         snprintf(usage, sizeof usage, "%s/%s", folder, versions[i][1]);
         snprintf(table, sizeof table, "%s/memory.stat", folder);
-        // fmin passes over a NAN
+        // fmin ignores NAN
         bytes = fmin(bytes, file_number(limit) - file_number(usage) +
                                 kernel_number(table, versions[i][2]));
     }
     return bytes;
 }
-// Bytes that this machine, or the container or group this process is in, still has; INFINITY where
-// nothing tells.
+// Returns the bytes still available to this process: the least that the machine and its control
+// groups allow. INFINITY if no source reports a number.
 static inline double memory_available(void) {
     double machine = kernel_bytes("/proc/meminfo", "MemAvailable:") +
                      kernel_bytes("/proc/meminfo", "SwapFree:"),
@@ -349,14 +350,14 @@ static inline double memory_available(void) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// All of it
+// Predictions of a whole step
 
-// The planned stores of all ranks. Those of a stage do alike: this rank's stands for its stage, the
-// first rank's for each of the others.
+// The planned stores of all ranks. Ranks of a stage have equal plans: this rank's stands for its
+// own stage, the first rank's for each other stage.
 typedef struct {
-    const Store **of_rank; // [ranks of the program]
-    Store *stores;         // [stages] of others
-    Group *seen;           // [stages] all ranks, as they are seen from there
+    const Store **of_rank; // [ranks of the program] the store of each rank
+    Store *stores;         // [stages] of the other stages
+    Group *seen;           // [stages] all ranks, seen from the first rank of the stage
     int stages;
 } StageStores;
 static inline StageStores stage_stores_make(const RunFacts *run) {
@@ -398,8 +399,8 @@ static inline void stage_stores_free(StageStores *s) {
     free(s->seen);
 }
 
-// The time of a step among others; busy (NULL: not wanted): each rank's time of computing; times
-// (too): of each action.
+// Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
+// each rank (busy) and the times of each action (times), if these are not NULL.
 static inline double predict_step(const RunFacts *run, double *busy, ActionTime **times) {
     StageStores stages = stage_stores_make(run);
     Costs costs = {
@@ -409,7 +410,7 @@ static inline double predict_step(const RunFacts *run, double *busy, ActionTime 
     stage_stores_free(&stages);
     return step_s;
 }
-// --show-schedule: when each action should run, and the list of them.
+// --show-schedule: prints the planned time of each action, and the action list.
 static inline void show_schedule(const RunFacts *run) {
     ActionTime **times = schedule_times(run->program);
     predict_step(run, NULL, times);
@@ -421,11 +422,11 @@ static inline void show_schedule(const RunFacts *run) {
     }
     schedule_times_free(run->program, times);
 }
-// What lies on the host of this rank.
+// Returns the bytes that this rank offloads to the host.
 static inline size_t run_host_bytes(const RunFacts *run) {
     return store_host_bytes(run->store) + executor_stash_all(&run->shape, run->model);
 }
-// Everything the startup table says, before anything of it is allocated.
+// Makes all predictions of the startup table, before anything is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
     memset(p, 0, sizeof *p);
@@ -445,11 +446,12 @@ static inline void predict(const RunFacts *run) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Does it fit?
+// Does the run fit into memory?
+// Returns how many ranks share this rank's memory: the device's, or else the machine's.
 static inline int memory_sharers(const RunFacts *run) {
     return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks;
 }
-// The sum of a number over the ranks of this machine. All ranks call it.
+// Returns the sum of a number over the ranks of this machine. All ranks call it.
 static inline double memory_of_host(const RunFacts *run, double mine) {
     Comm *comm = (Comm *)(uintptr_t)run->comm;
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "memory"), sum = 0;
@@ -460,14 +462,15 @@ static inline double memory_of_host(const RunFacts *run, double mine) {
     free(all);
     return sum;
 }
-// What all ranks on this memory need, over what this one does: ranks of other stages need other
-// amounts. All ranks call it.
+// Returns the need of all ranks on this memory, as a multiple of this rank's: ranks of other stages
+// need other amounts. All ranks call it.
 static inline double memory_shares(const RunFacts *run, double mine) {
     const double sum = memory_of_host(run, mine);
     return ops_memory_apart() ? memory_sharers(run) : sum / fmax(mine, 1);
 }
-// By this rank, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step,
-// for which the store has another layout.
+// Returns the bytes that this rank has yet to allocate, with micro-batches of `rows` samples.
+// Shorter micro-batches may split a step into several micro-steps, for which the store has another
+// layout.
 static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) {
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
@@ -486,16 +489,16 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     store_free(&planned);
     return (double)(memory_device(memory) + host - memory_device(memory_taken));
 }
-// Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it
-// does, without and with recomputation.
+// Writes as text which flags make the run fit into `there` bytes. Halves the micro-batch until it
+// fits, without and with recomputation.
 static inline void memory_advice(const RunFacts *run, double shares, double there, char *text,
                                  size_t bytes) {
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
-    // flat clipping goes without
+    // flat clipping excludes recomputation
     for (int recompute = given; recompute < (run->shape.clip.flat ? 1 : 2); recompute++) {
         int64_t rows = run->shape.rows;
-        // --micro-batch is of a whole stage
+        // --micro-batch is the size for all replicas of a stage
         const int64_t replicas =
             run->store->placement->stages > 1 ? ceil_div(run->options->micro_batch, rows) : 1;
         while (rows && shares * memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
@@ -512,8 +515,8 @@ static inline void memory_advice(const RunFacts *run, double shares, double ther
                  "--seq-len, or fewer ranks on a machine");
     }
 }
-// Do all ranks fit? Those of this memory need `needed` bytes, `shares` times what this one does.
-// All ranks call it, and get the same.
+// Returns whether all ranks fit. The ranks on this memory need `needed` bytes, `shares` times this
+// rank's need, of the `there` that are available. All ranks call it and get the same result.
 static inline bool memory_look(const RunFacts *run, double *needed, double *shares, double *there) {
     const double mine =
         memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
@@ -526,7 +529,7 @@ static inline bool memory_fits(const RunFacts *run) {
     double needed, shares, there;
     return memory_look(run, &needed, &shares, &there);
 }
-// What lies on the host beside GPUs, of all ranks of this machine.
+// Checks the host memory for offloaded states of all ranks of this machine. All ranks call it.
 static inline void check_host_memory(const RunFacts *run) {
     const double mine = ops_memory_apart() ? (double)run_host_bytes(run) : 0,
                  needed = memory_of_host(run, mine), there = memory_available();
@@ -536,22 +539,23 @@ static inline void check_host_memory(const RunFacts *run) {
             needed / 0x1p30, there / 0x1p30);
     }
 }
-// What lies on disk, of all ranks of this machine: bytes of this one's files. They are allocated
-// before the first step, and this is only said earlier.
+// Checks the disk space for offloaded states of all ranks of this machine; bytes: this rank's
+// files. They are allocated before the first step; this check only reports a lack earlier. All
+// ranks call it.
 static inline void check_disk(const RunFacts *run, int64_t bytes) {
     const char *folder = run->options->offload_dir;
     disk_check_folder(folder);
     const double needed = memory_of_host(run, (double)bytes), there = disk_free(folder);
     if (there >= 0 && needed > there) {
         die(EXIT_RESOURCES,
-            "give it a folder with more room, or a larger --host-memory or --device-memory",
+            "give it a folder with more space, or a larger --host-memory or --device-memory",
             "states of this machine's ranks need %.0f bytes of --offload-dir %s, of which %.0f are "
             "free",
             needed, folder, there);
     }
 }
-// Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now
-// than by the kernel, in the middle.
+// Ends the program (EXIT_RESOURCES) if this machine's ranks do not fit into its GPUs or its memory.
+// Otherwise the kernel would end it in the middle of the run. All ranks call it.
 static inline void check_memory(const RunFacts *run) {
     double needed, shares, there;
     char advice[400];
@@ -563,7 +567,7 @@ static inline void check_memory(const RunFacts *run) {
         there / 0x1p30);
 }
 
-// The most that any rank has of a number. All ranks call it.
+// Returns the largest of a number over all ranks. All ranks call it.
 static inline double most_of_ranks(const RunFacts *run, double mine) {
     Comm *comm = (Comm *)(uintptr_t)run->comm;
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "budgets"),
@@ -580,8 +584,8 @@ static inline void needs_add(Needs *needs, const Prediction *p) {
         needs->offloaded = p->offloaded;
     }
 }
-// Ends the program where a rank needs more than --device-memory or --host-memory, after offload.h
-// has done what it can. The host's part that is not planned changes a little from run to run. All
+// Ends the program (EXIT_RESOURCES) if a rank needs more than --device-memory or --host-memory,
+// after offload.h has planned. The unplanned part of host memory varies a little between runs. All
 // ranks call it.
 static inline void check_budgets(const RunFacts *run, const Needs *needs) {
     const Options *o = run->options;
@@ -609,18 +613,18 @@ static inline void check_budgets(const RunFacts *run, const Needs *needs) {
     }
 }
 
-// Energy of the processor packages since the meter was made, from the counters of Linux's powercap;
-// they wrap.
+// Measures the energy of the CPU packages since energy_meter(), by the counters of Linux's
+// powercap, which wrap.
 enum { ENERGY_PACKAGES = 64 };
 typedef struct {
-    const char *folder; // where the counters are: /sys/class/powercap
-    int packages;       // that can be read; 0: the machine does not tell
+    const char *folder; // folder of the counters: /sys/class/powercap
+    int packages;       // readable packages; 0: the machine reports no energy
     int number[ENERGY_PACKAGES];
-    double range[ENERGY_PACKAGES], last[ENERGY_PACKAGES]; // in microjoules
+    double range[ENERGY_PACKAGES], last[ENERGY_PACKAGES]; // counters in microjoules
     double joules;
 } EnergyMeter;
 
-// microjoules, or NAN
+// in microjoules, or NAN
 static inline double energy_read(const EnergyMeter *m, int number, const char *name) {
     char path[160];
     snprintf(path, sizeof path, "%s/intel-rapl:%d/%s", m->folder, number, name);
@@ -640,7 +644,7 @@ static inline EnergyMeter energy_meter(const char *folder) {
     }
     return m;
 }
-// Joules so far; NAN where the machine does not tell. To be called more often than the counters
+// Returns the joules so far; NAN if the machine reports none. Call it more often than the counters
 // wrap (minutes).
 static inline double energy_joules(EnergyMeter *m) {
     for (int i = 0; i < m->packages; i++) {
@@ -653,16 +657,16 @@ static inline double energy_joules(EnergyMeter *m) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Progress in the loop: on a terminal one line that is drawn again, otherwise at most one line a
-// second
+// Progress during training. A terminal shows one line that is redrawn; otherwise a line is printed
+// at most once a second.
 typedef struct {
-    bool terminal, drawn; // a line is drawn and not ended
-    int64_t steps, first; // of the run; done before it (resumed)
-    double ms, shown;     // moving average; when a plain line was printed last
+    bool terminal, drawn; // drawn: a line is drawn and not ended
+    int64_t steps, first; // last step of the run; steps done before it (resumed)
+    double ms, shown;     // moving average of a step; time of the last plain line
 } ProgressBar;
 
-// mpirun gives its ranks a terminal of their own even when its output goes into a file, so its own
-// output counts too.
+// Returns whether output goes to a terminal. mpirun gives its ranks a terminal even when its own
+// output goes to a file, so mpirun's output is checked too.
 static inline bool output_is_terminal(void) {
     char link[64], target[64];
     snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
@@ -671,13 +675,13 @@ static inline bool output_is_terminal(void) {
            (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
 }
 
-// NAN for a loss and a norm that are nobody's business.
+// loss and norm are NAN where they must not be shown.
 static inline void progress_step(ProgressBar *bar, int64_t step, double loss, double norm,
                                  double lr, double ms, double tokens_per_s, double mfu) {
     bar->ms = step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
     double left = (double)(bar->steps - step) * bar->ms / 1000;
     double now = seconds_now();
-    // short steps: a line a second; the log has all
+    // at most one line a second for short steps; the log has all steps
     bool shown = step == bar->first + 1 || step == bar->steps || now - bar->shown >= 1;
     if (!bar->terminal && !shown) { return; }
     bar->shown = now;
@@ -703,18 +707,18 @@ static inline void progress_step(ProgressBar *bar, int64_t step, double loss, do
     bar->drawn = true;
     fflush(stdout);
 }
-static inline void progress_break(ProgressBar *bar) { // before other text
+static inline void progress_break(ProgressBar *bar) { // call it before other output
     if (bar->drawn) { printf("\n"); }
     bar->drawn = false;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Events in the loop, of rank 0: on the terminal and in the log. What is not finite was not
-// measured, or is not to be told.
+// Events during training, reported by rank 0 on the terminal and in the log. Values that are not
+// finite were not measured or must not be shown.
 typedef struct {
     int64_t step;
     double loss, norm, lr, seconds, tokens, mfu, joules; // joules: since the start
-    // [samples] that the step took; NULL: not to be told
+    // [samples] windows that the step used; NULL: not to be shown
     const int64_t *windows;
     int64_t samples;
 } StepFacts;
@@ -782,7 +786,7 @@ static inline void report_checkpoint(int64_t step, const char *path, ProgressBar
     log_line(log, &line);
 }
 
-// One word as a shell reads it.
+// Prints a space and a word, quoted for a shell if needed.
 static inline void print_shell_word(const char *word) {
     bool plain =
         *word &&
@@ -795,7 +799,7 @@ static inline void print_shell_word(const char *word) {
 
 // -------------------------------------------------------------------------------------------------
 // Reports of the whole run: at its start, at its end, and after a graceful stop
-// What the run will be when blocks share no more.
+// Prints the predictions for the delinked model.
 static inline void print_later(const Prediction *p) {
     if (!p) { return; }
     printf("delinked   %.1f M parameters, predicted %.1f ms a step; memory of rank 0 from then on, "
@@ -925,7 +929,7 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
-// Blocks that shared their parameters have their own now: predictions are of the run from here on.
+// Reports that blocks which shared parameters have their own now. Predictions hold from here on.
 static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar *bar, Log *log) {
     progress_break(bar);
     printf("step %5" PRId64 " | delinked: each of %" PRId64
@@ -983,20 +987,20 @@ static inline void print_start_json(const RunFacts *run) { // --dry-run --json
     free(line.text);
 }
 
-// Seconds of this run's steps, of these waiting for messages, and between steps telling about them.
+// Seconds of this run: in steps, of these in waiting for messages, and between steps in reports.
 typedef struct {
     double steps_s, waiting_s, report_s;
 } Spent;
 
-// Bytes of a step that came from the host (way 0), or went there. Parameters come in each
-// micro-step.
+// Returns the bytes that a step moved to the device (way 0) or to the host (way 1). Parameters move
+// in each micro-step, so a private run rounds the number.
 static inline int64_t moved_per_step(const RunFacts *run, int way, int64_t steps) {
     const int64_t bytes = run->store->moved[way] / max_i64(steps, 1);
     const bool hides = privacy_hides(run->privacy) && run->store->host[STATE_PARAMETERS].held;
     return hides ? (int64_t)privacy_rounded((double)bytes) : bytes;
 }
-// Predicted against measured, on the terminal and in the log, after `steps` steps that ended with
-// `step`.
+// Reports predicted against measured values, on the terminal and in the log, after `steps` steps of
+// which the last was `step`.
 static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent,
                               double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
@@ -1067,12 +1071,13 @@ static inline void report_resumed(const char *path, int64_t step, int64_t steps)
         printf("note: it has more than the run's %" PRId64 " steps: nothing is trained\n", steps);
     }
 }
-// After a graceful stop: the command that goes on. `resumes`: it says so already.
+// Prints the command that resumes the run after a graceful stop. resumes: argv has --resume
+// already.
 static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv,
                                         bool resumes) {
     printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", step, ranks);
     for (int i = 0; i < argc; i++) {
-        if (!strcmp(argv[i], "--dp-key")) { // OUT has it
+        if (!strcmp(argv[i], "--dp-key")) { // kept in OUT/dp_key
             i++;
             continue;
         }

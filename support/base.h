@@ -1,9 +1,9 @@
-// base.h: the ground floor. What every room needs and no room owns: ending with a message and an
-// exit code, element types, counter-based random numbers, checksums, clocks, checked integers.
+// base.h: what all other files need: ending with a message and an exit code, element types,
+// counter-based random numbers, exact sums, checksums, clocks, checked integers.
 //
-// Failure rules (used everywhere): a user's mistake, a bad file or a lack of resources goes through
-// die(), which says once, on stderr: rank, host, file:line, what was expected, what was found, and
-// a hint. assert() is for our own errors only.
+// Failure rules (for the whole program): a user's mistake, a bad file or a lack of resources ends
+// in die(). Its message goes to stderr, once, and has rank, host, file:line, what was expected,
+// what was found, and a hint. assert() is for programmer errors only.
 #ifndef BASE_H
 #define BASE_H
 
@@ -29,19 +29,20 @@
 // Exit codes: a fixed interface for scripts.
 enum { EXIT_DONE = 0, EXIT_INPUT = 2, EXIT_RESOURCES = 3, EXIT_PEER = 4 };
 
-// Who speaks in messages. comm.h fills it in as soon as MPI is up; `abort_job` then ends all ranks,
-// so nobody waits for the dead. Most mistakes are found by all ranks at once, so rank 0 speaks
-// first and the others give it a head start.
+// The rank that messages name. comm.h sets it as soon as MPI runs; from then on `abort_job` ends
+// all ranks, so that none waits for a rank that has ended. Most mistakes are found by all ranks at
+// once, so rank 0 reports first and the others wait before they do.
 typedef struct {
     int rank, ranks;
     void (*abort_job)(int code); // NULL before the job has started
 } Speaker;
 static Speaker speaker = {0, 1, NULL};
 
+// Prints a message with an optional hint, and ends all ranks with the exit code `code`.
 #define die(code, hint, ...) die_at(__FILE__, __LINE__, (code), (hint), __VA_ARGS__)
 __attribute__((noreturn, format(printf, 5, 6))) static inline void
 die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
-    if (speaker.rank) { usleep(1500000); } // ended by rank 0 meanwhile, if it found the same
+    if (speaker.rank) { usleep(1500000); } // if rank 0 found the same, it ends this rank meanwhile
     char host[64] = "?";
     gethostname(host, sizeof host - 1);
     char message[2048];
@@ -49,7 +50,7 @@ die_at(const char *file, int line, int code, const char *hint, const char *forma
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    // names of files must not drive a terminal
+    // a file name in the message must not drive a terminal
     for (char *c = message; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; }
     const char *name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     fflush(stdout);
@@ -60,14 +61,14 @@ die_at(const char *file, int line, int code, const char *hint, const char *forma
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 
-// Long loops outside of operations (reading, checking, writing files) call this now and then, so
-// that messages move on and other ranks see that this one lives. comm.h fills the hook in.
+// Long loops outside of operations (reading, checking, writing files) call this now and then.
+// Messages then advance, and other ranks see that this rank is alive. comm.h sets the hook.
 static void (*keep_alive_hook)(void) = NULL;
 static inline void keep_alive(void) {
     if (keep_alive_hook) { keep_alive_hook(); }
 }
 
-// Text put together where snprintf is not allowed: in a signal handler.
+// Text assembled where snprintf is not allowed: in a signal handler.
 typedef struct {
     char text[400];
     size_t length;
@@ -86,12 +87,13 @@ static inline void signal_text_add_int(SignalText *t, int64_t n) {
     if (n < 0) { digits[--at] = '-'; }
     signal_text_add(t, digits + at);
 }
-// to stderr; nothing can be done where that fails
+// Writes the text to stderr. A failure is ignored.
 static inline void signal_text_write(const SignalText *t) {
     ssize_t written = write(STDERR_FILENO, t->text, t->length);
     (void)written;
 }
 
+// malloc and calloc that end the program (EXIT_RESOURCES) on failure. what: for the message.
 static inline void *checked_malloc(size_t bytes, const char *what) {
     void *p = malloc(bytes ? bytes : 1);
     if (!p) {
@@ -116,20 +118,20 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
 #endif
 
 // -------------------------------------------------------------------------------------------------
-// Element types of what is stored and sent. Accumulation is always fp32, norms are fp64.
+// Element types of stored and sent data. Accumulation is always fp32, norms are fp64.
 typedef enum { DTYPE_FP32, DTYPE_BF16 } DType;
 static inline size_t dtype_size(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 4; }
 static inline const char *dtype_name(DType dtype) { return dtype == DTYPE_BF16 ? "bf16" : "fp32"; }
 
-// bf16 is the upper half of an fp32; rounding is to nearest even where nothing else is said, and a
-// NaN stays a NaN.
+// bf16 is the upper half of an fp32. Rounding is to nearest even unless stated otherwise, and a NaN
+// stays a NaN.
 IN_KERNELS_TOO static inline float bf16_to_float(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
-// of what is known to be no NaN: loops with it are faster
+// For numbers that are known not to be NaN. Loops with it are faster.
 IN_KERNELS_TOO static inline uint16_t number_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -149,10 +151,10 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// The largest of some numbers, 0 at first, of which one changes at a time: a tree, each node of
-// which is the larger one of its two.
+// The maximum of numbers (0 at first) that change one at a time: a binary tree, in which each node
+// is the larger of its two children.
 typedef struct {
-    int64_t *node; // [2 count] 1: the root; from count on the numbers
+    int64_t *node; // [2 count] node 1 is the root; nodes count .. 2 count - 1 are the numbers
     int count;
 } Largest;
 static inline Largest largest_make(int count) {
@@ -166,22 +168,22 @@ static inline void largest_set(Largest *l, int i, int64_t number) {
 }
 static inline int64_t largest_of(const Largest *l) { return l->node[1]; }
 
-// Part `index` of `parts` contiguous, nearly equal parts of n things begins here (index = parts:
-// the end).
+// Returns where part `index` of `parts` contiguous, nearly equal parts of n things begins (index =
+// parts: the end).
 static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) {
     return n * index / parts;
 }
 
-static inline double seconds_now(void) { // monotonic: jumps of the wall clock do not matter
+static inline double seconds_now(void) { // monotonic: the wall clock may jump
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Counter-based random numbers: a value is a function of (seed, stream, index) alone, never of the
-// rank, the layout or what was drawn before. The mixer is splitmix64's finaliser (Steele et al.
-// 2014), applied once per input word.
+// Counter-based random numbers. A value is a function of (seed, stream, index) alone, never of the
+// rank, the layout or earlier draws. The mixer is splitmix64's finaliser (Steele et al. 2014),
+// applied once for each input word.
 IN_KERNELS_TOO static inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -194,7 +196,8 @@ static inline uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t index
 static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) { // in [0, 1)
     return (double)(random_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
-// Two independent normals (Box-Muller): numbers 2*pair and 2*pair + 1 of the stream.
+// Two independent normal numbers (Box-Muller), from the uniform numbers 2*pair and 2*pair + 1 of
+// the stream.
 static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t pair,
                                       double out[2]) {
     double radius = sqrt(-2.0 * log(1.0 - random_uniform(seed, stream, 2 * pair)));
@@ -203,13 +206,14 @@ static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t p
     out[1] = radius * sin(angle);
 }
 
-// How elements first, first + 1, ... of a storage are rounded to bf16: to nearest even, or by
-// chance: up as often as the mean of many draws needs to be exact, so that what is too small to
-// see adds up. docs/formats.md has the formula of a draw.
+// How elements first, first + 1, ... of a storage are rounded to bf16: to nearest even, or
+// stochastically. Stochastic rounding rounds up with the probability that makes its mean exact, so
+// that updates below the precision of bf16 still accumulate. docs/formats.md has the formula of a
+// draw.
 typedef struct {
     bool stochastic;
-    uint64_t key;  // of (seed, version, storage)
-    int64_t first; // element of the whole storage, whoever has which slice of it
+    uint64_t key;  // function of (seed, version, storage)
+    int64_t first; // index in the whole storage, whichever rank owns the slice
 } Rounding;
 static inline Rounding round_to_nearest(void) {
     Rounding r = {false, 0, 0};
@@ -222,8 +226,8 @@ static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int st
     Rounding r = {true, mix64(of_version ^ mix64((uint64_t)storage)), first};
     return r;
 }
-// 16 bits, uniform. The element is mixed before it meets the key: with key ^ element alone, keys
-// that differ in few bits would give the same draws to permuted elements.
+// 16 uniform bits. The element is mixed before it is combined with the key: with key ^ element
+// alone, keys that differ in few bits would give the same draws to permuted elements.
 IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) {
     return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48);
 }
@@ -235,16 +239,16 @@ IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64
 }
 
 // -------------------------------------------------------------------------------------------------
-// An exact sum of doubles that are not negative: a number of fixed point, so wide that it holds
-// each of them. It is the same whatever the order of the terms and whoever added which. limb[i]
-// counts 2^(32 i - EXACT_POINT); carries wait: up to 2^30 terms.
+// An exact sum of doubles >= 0: a fixed-point number wide enough for every such double. So the sum
+// does not depend on the order of the terms or on the rank that added them. limb[i] counts units of
+// 2^(32 i - EXACT_POINT). Carries are deferred: exact_carry() must run at least once in 2^30 terms.
 enum { EXACT_POINT = 1088, EXACT_LIMBS = (EXACT_POINT + 1024) / 32 + 2 };
 typedef struct {
     int64_t limb[EXACT_LIMBS];
-    int64_t strange; // terms that are no numbers
+    int64_t strange; // terms that are infinite or NaN
 } ExactSum;
-// What one term adds to the three limbs from limb[first] on; first is -1 where the term is infinite
-// or no number.
+// The parts of one term, for the three limbs from limb[first] on. first is -1 if the term is
+// infinite or NaN.
 typedef struct {
     int first;
     int64_t part[3];
@@ -273,7 +277,7 @@ static inline void exact_add(ExactSum *sum, double x) {
     }
     for (int i = 0; i < 3; i++) { sum->limb[term.first + i] += term.part[i]; }
 }
-// Moves carries up, so that each limb but the highest is below 2^32 and 2^30 terms more may be
+// Propagates carries. Each limb but the highest is then below 2^32, and 2^30 more terms may be
 // added.
 static inline void exact_carry(ExactSum *sum) {
     for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
@@ -281,6 +285,7 @@ static inline void exact_carry(ExactSum *sum) {
         sum->limb[i] &= 0xffffffff;
     }
 }
+// Adds another sum.
 static inline void exact_join(ExactSum *sum, const ExactSum *other) {
     ExactSum carried = *other;
     exact_carry(&carried);
@@ -288,7 +293,7 @@ static inline void exact_join(ExactSum *sum, const ExactSum *other) {
     for (int i = 0; i < EXACT_LIMBS; i++) { sum->limb[i] += carried.limb[i]; }
     sum->strange += other->strange;
 }
-// of its three highest limbs; NaN where a term was no number
+// Returns the value of the three highest limbs; NaN if a term was infinite or NaN.
 static inline double exact_value(ExactSum sum) {
     int top = 0;
     exact_carry(&sum);
@@ -301,12 +306,12 @@ static inline double exact_value(ExactSum sum) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Bytes as hexadecimal digits, two for each. `hex` has room for 2 n + 1 characters.
+// Writes bytes as hexadecimal digits, two for each. `hex` has space for 2 n + 1 characters.
 static inline void bytes_to_hex(char *hex, const unsigned char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", bytes[i]); }
 }
-// False where the text does not begin with 2 n digits; nothing behind the first other character is
-// read.
+// Reads 2 n hexadecimal digits. Returns false if the text does not begin with them; nothing after
+// the first other character is read.
 static inline bool bytes_from_hex(unsigned char *bytes, const char *hex, size_t n) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     memset(bytes, 0, n);
@@ -319,9 +324,9 @@ static inline bool bytes_from_hex(unsigned char *bytes, const char *hex, size_t 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round),
-// so it runs at memory speed; not cryptographic. Feed any number of pieces; only the concatenation
-// matters.
+// Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round).
+// It runs at memory speed and is not cryptographic. Data may be added in any number of pieces; only
+// their concatenation matters.
 typedef struct {
     uint64_t lane[4], length;
     unsigned char tail[32];

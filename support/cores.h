@@ -1,12 +1,12 @@
-// cores.h: which of a machine's cores a rank computes on.
+// cores.h: assigns a machine's cores to ranks.
 #ifndef CORES_H
 #define CORES_H
 
 #include "support/base.h" // part_begin
 #include <sched.h>        // cpu_set_t
 
-// The set that a text such as "0-15,32-47" names, as Linux writes it under /sys; false where it
-// names none or is no such text.
+// Parses a set of cores such as "0-15,32-47", in the form of Linux's /sys. Returns false if the
+// text is malformed or names no core.
 static inline bool cores_parse(const char *list, cpu_set_t *set) {
     CPU_ZERO(set);
     while (*list && *list != '\n') {
@@ -26,9 +26,9 @@ static inline bool cores_parse(const char *list, cpu_set_t *set) {
     }
     return CPU_COUNT(set) > 0;
 }
-// The cores of the rank `index` of `ranks` that share the set `allowed`: contiguous parts of it, or
-// all of it where there are more ranks than cores or where one asks for more threads than its part
-// has. wanted: threads, 0: one a core. Returns its threads.
+// Selects the cores of rank `index` of the `ranks` that share the set `allowed`: a contiguous part
+// of it. It is the whole set if there are more ranks than cores, or if the rank wants more threads
+// than its part has cores. wanted: threads; 0: one for each core. Returns the rank's threads.
 static inline int cores_of_rank(const cpu_set_t *allowed, int index, int ranks, int64_t wanted,
                                 cpu_set_t *mine) {
     const int cores = CPU_COUNT(allowed);

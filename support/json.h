@@ -1,11 +1,10 @@
-// json.h: reads JSON that nobody vouches for: profiles of the planner.
+// json.h: reads untrusted JSON, such as the planner's profiles.
 //
-// Data layout: one array of values in the order of the text; the members of an array or object
-// follow it, `next` leads past all of them.
-//            Strings stay in the text as they were written, escapes and all: they are compared and
-//            shown, never interpreted.
-// Invariants: at most JSON_BYTES of text, JSON_DEPTH deep; every number is finite; whatever the
-// text is, nothing outside of it is read.
+// Data       One array of values in the order of the text. The members of an array or object follow
+//            it; `next` skips all of them. Strings stay in the text as they were written, with
+//            their escapes: they are compared and shown, never interpreted.
+// Invariants At most JSON_BYTES of text, at most JSON_DEPTH levels deep; every number is finite.
+//            Nothing outside the text is read, whatever it contains.
 #ifndef JSON_H
 #define JSON_H
 
@@ -14,23 +13,23 @@
 #include <ctype.h> // isdigit
 
 enum { JSON_BYTES = 1 << 26, JSON_DEPTH = 64 };
-// JSON_WORD: true, false, null
+// JSON_WORD: true, false or null
 typedef enum { JSON_WORD, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind;
 
 typedef struct {
     JsonKind kind;
-    int next; // index of what follows this value and its members
-    // in the text, not terminated; name: of an object's member, else NULL; text: of a string, word
-    // or number
+    int next; // index of the value after this one and its members
+    // in the text, not terminated. name: of a member of an object, else NULL; text: of a string,
+    // word or number
     const char *name, *text;
-    size_t name_bytes, bytes; // of them
+    size_t name_bytes, bytes; // lengths of name and text
     double number;
 } JsonValue;
 typedef struct {
-    char *text; // owned
+    char *text; // owned by this struct
     JsonValue *values;
     int count, capacity;
-    const char *at, *end, *trouble; // while it is read; what is wrong, or NULL
+    const char *at, *end, *trouble; // reading position and end; the error, or NULL
 } Json;
 
 static inline void json_free(Json *j) {
@@ -42,7 +41,7 @@ static inline bool json_fail(Json *j, const char *trouble) {
     if (!j->trouble) { j->trouble = trouble; }
     return false;
 }
-static inline char json_peek(Json *j) { // the next character that is not white space; 0 at the end
+static inline char json_peek(Json *j) { // next character after white space; 0 at the end
     while (j->at < j->end && strchr(" \t\r\n", *j->at) && *j->at) { j->at++; }
     return (char)(j->at < j->end ? *j->at : 0);
 }
@@ -77,6 +76,7 @@ static inline bool json_read_string(Json *j, const char **text, size_t *bytes) {
     *bytes = (size_t)(j->at++ - *text);
     return true;
 }
+// Skips digits. Returns 0, 1 or 2 (2: two or more).
 static inline int json_digits(Json *j) {
     const char *from = j->at;
     while (j->at < j->end && isdigit((unsigned char)*j->at)) { j->at++; }
@@ -135,7 +135,7 @@ static inline bool json_read_members(Json *j, int depth, char close) {
     } while (json_take(j, ','));
     return json_take(j, close) || json_fail(j, "a ',' or the end of the list was expected");
 }
-// One value and its members, at most JSON_DEPTH deep.
+// Reads one value and its members, at most JSON_DEPTH levels deep.
 static inline bool json_read(Json *j, int depth) {
     bool good;
     char c = json_peek(j);
@@ -156,8 +156,8 @@ static inline bool json_read(Json *j, int depth) {
     return good;
 }
 
-// Reads text, which it takes over. False where it is no JSON; trouble then says what was expected
-// at the character `at`.
+// Parses text and takes ownership of it. Returns false if it is no JSON; `trouble` then says what
+// was wrong at the character `at`.
 static inline bool json_parse(Json *j, char *text, size_t bytes) {
     memset(j, 0, sizeof *j);
     j->text = text;
@@ -167,8 +167,8 @@ static inline bool json_parse(Json *j, char *text, size_t bytes) {
            (j->at == j->end || !json_peek(j) ? j->at == j->end || json_fail(j, "a zero byte")
                                              : json_fail(j, "the end was expected"));
 }
-// Reads a file; ends the program, which names the file as `flag`, where it is none that can be read
-// or no JSON.
+// Reads a file. Ends the program (EXIT_INPUT) if it cannot be read or is no JSON; the message then
+// names `flag`.
 static inline Json json_open(const char *flag, const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
@@ -198,11 +198,11 @@ static inline Json json_open(const char *flag, const char *path) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Looking: values are named by their index; -1 is none, and has no members.
+// Access. Values are identified by their index; -1 is no value, and has no members.
 static inline bool json_is(const Json *j, int value, JsonKind kind) {
     return value >= 0 && j->values[value].kind == kind;
 }
-// The first member, and the one after a member; -1 where there is none.
+// Return the first member of a list, and the member after a member; -1 if there is none.
 static inline int json_first(const Json *j, int list) {
     bool has = (json_is(j, list, JSON_ARRAY) || json_is(j, list, JSON_OBJECT)) &&
                j->values[list].next > list + 1;
@@ -216,6 +216,7 @@ static inline int json_members(const Json *j, int list) {
     for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) { n++; }
     return n;
 }
+// Returns the member `name` of an object, or -1.
 static inline int json_get(const Json *j, int object, const char *name) {
     int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1;
     while (i >= 0 && (j->values[i].name_bytes != strlen(name) ||

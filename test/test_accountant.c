@@ -504,13 +504,13 @@ static void test_who_waits_reads_a_note(void **state) {
                                sizeof message),
                      EXIT_DONE);
     const char *note = "note: --dp-account: to answer q=0.01,sigma=1,steps=1000,delta=1e-5 takes a "
-                       "while, mostly less than a minute of processor time; "
+                       "while, mostly less than a minute of CPU time; "
                        "it ends after 120 s\n";
     assert_string_equal(message, note); // one line
     assert_int_equal(run_child(answer_without_end, "q=1,sigma=0.1,steps=1,delta=1e-5,windows=1024",
                                message, sizeof message),
                      EXIT_INPUT);
-    assert_non_null(strstr(message, "has no epsilon that could be told"));
+    assert_non_null(strstr(message, "has no epsilon that could be claimed"));
 }
 static void test_answer(void **state) {
     (void)state;
