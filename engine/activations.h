@@ -124,7 +124,8 @@ typedef struct {
     // [actions of a step][2] begin and end of each action, for a profile; then block work is not
     // replayed as a whole. NULL: no profile
     OpsMark **marks;
-    int running; // index of the running action in its schedule
+    bool *marked; // [actions of a step] set when the action begins, for a profile
+    int running;  // index of the running action in its schedule
     // host
     int64_t first_row;                   // first of the pass's samples that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from first_row on

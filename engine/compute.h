@@ -1,7 +1,7 @@
 // compute.h: runs compute actions, and messages of a micro-batch's rows. It chooses the buffers
 // that a unit's forward and backward parts use, and calls the model's functions (gpt.h, dp.h).
-#ifndef WORK_H
-#define WORK_H
+#ifndef COMPUTE_H
+#define COMPUTE_H
 
 #include "engine/activations.h" // buffers
 

@@ -28,7 +28,10 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage",
                     of_unit ? a->unit : a->storage);
     e->running = index;
-    if (e->marks) { ops_mark(e->stream, e->marks[2 * index]); }
+    if (e->marks) {
+        ops_mark(e->stream, e->marks[2 * index]);
+        e->marked[index] = true;
+    }
 }
 // Describes what this rank is doing. Signal handlers may call it.
 static inline void executor_describe(const Executor *e, SignalText *t) {

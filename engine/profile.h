@@ -17,6 +17,7 @@ typedef struct {
     int64_t first, last, steps;
     int actions;     // most actions of a step
     OpsMark **marks; // [actions][2]
+    bool *marked;    // [actions] whether the action has run in this step
     // [actions] of the last profiled step, relative to the end of its NORM, where all ranks meet
     ActionTime *times;
     double seconds[ACTION_KINDS][PROFILE_PLACES], total_s;
@@ -31,6 +32,7 @@ static inline Profile profile_make(const Options *o, int actions) {
     p.actions = actions;
     p.times = (ActionTime *)checked_calloc((size_t)actions, sizeof(ActionTime), "profile");
     p.marks = (OpsMark **)checked_calloc(2 * (size_t)actions, sizeof(OpsMark *), "profile");
+    p.marked = (bool *)checked_calloc((size_t)actions, sizeof(bool), "profile");
     for (int i = 0; i < 2 * actions; i++) { p.marks[i] = ops_mark_make(); }
     return p;
 }
@@ -38,28 +40,37 @@ static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (step < p->first || step > p->last) { return; }
     ops_wait(e->stream); // for work of the step before
     if (!p->steps) { ops_profiler(true); }
+    memset(p->marked, 0, (size_t)p->actions * sizeof(bool));
     e->marks = p->marks;
+    e->marked = p->marked;
 }
 static inline int profile_place(const Executor *e, const Action *a) {
     return a->unit < 0 ? (int)PROFILE_STATES : (int)gpt_unit_class(e->model, a->unit);
 }
-// Ends the profile of a step whose first `ran` actions have run; a skipped update does not run.
-static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
-    double met = 0;
+// Ends the profile of a step. Actions that did not run are left out: a skipped update, and in
+// cyclic windows the actions of other steps.
+static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule) {
+    double met = 0, last = 0;
+    int first = -1; // action that has run
     if (!e->marks) { return; }
     ops_wait(e->stream);
     memset(p->times, 0, (size_t)p->actions * sizeof(ActionTime));
-    for (int i = 0; i < ran; i++) {
+    for (int i = 0; i < schedule->count; i++) {
+        if (!p->marked[i]) { continue; }
         const Action *a = &schedule->actions[i];
         ActionTime *time = &p->times[i];
-        time->begin_s = ops_mark_seconds(e->stream, p->marks[0], p->marks[2 * i]);
-        time->end_s = ops_mark_seconds(e->stream, p->marks[0], p->marks[2 * i + 1]);
+        if (first < 0) { first = i; }
+        OpsMark *origin = p->marks[2 * first];
+        time->begin_s = ops_mark_seconds(e->stream, origin, p->marks[2 * i]);
+        time->end_s = ops_mark_seconds(e->stream, origin, p->marks[2 * i + 1]);
         if (a->kind == ACT_NORM) { met = time->end_s; }
         p->seconds[a->kind][profile_place(e, a)] += time->end_s - time->begin_s;
         p->count[a->kind][profile_place(e, a)]++;
+        last = time->end_s;
     }
-    p->total_s += p->times[ran - 1].end_s;
-    for (int i = 0; i < ran; i++) {
+    p->total_s += last;
+    for (int i = 0; i < schedule->count; i++) {
+        if (!p->marked[i]) { continue; }
         p->times[i].begin_s -= met;
         p->times[i].end_s -= met;
     }
@@ -135,6 +146,7 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
     if (p->steps) { profile_draw(p, comm, program, trace); }
     for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }
     free(p->marks);
+    free(p->marked);
     free(p->times);
     memset(p, 0, sizeof *p);
 }

@@ -407,7 +407,7 @@ static inline void train_step(Trainer *t) {
     }
     const Program *program = step_program(t, t->progress.step);
     const Schedule *schedule = &program->rank[t->comm.rank];
-    profile_end(&t->profile, &t->executor, schedule, schedule->count);
+    profile_end(&t->profile, &t->executor, schedule);
     ops_range_end();
     t->progress.step++;
     t->progress.position += t->samples;

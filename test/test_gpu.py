@@ -237,6 +237,18 @@ class Step(TestCase):
         self.assertEqual(counts["profiled"], 2 * schedule - 1, "from the third step's first action to the end of the fourth")
 
 
+    def test_profile_of_skipped_update(self):
+        """Of a step whose update is skipped the actions that ran are in the profile."""
+        flags = dict(self.CHANGES, profile_steps="6:6", steps=6, lr=1e6, weight_decay=100, grad_clip=0, val_every=0)
+        for program in ("train_gpt", "train_gpt_emu"):
+            events, said = job(program, **flags)
+            self.assertIn("skipped", said)
+            profile, = (e for e in events if e["event"] == "profile")
+            found = {a["action"] for a in profile["actions"]}
+            self.assertIn("NORM", found)
+            self.assertNotIn("UPDATE", found)
+
+
 class Memory(TestCase):
     MODEL = "layers=2,heads=2,channels=64,vocab=300"
 
