@@ -103,8 +103,8 @@ static inline void simulator_await(Simulation *s, int rank, const Action *a) {
         }
     }
 }
-// Moves on to the next piece that is read (way 0) or used (way 1), and returns where the time is
-// kept at which it is on the host.
+// Moves on to the next piece that is read (way 0) or used (way 1), and points to the time
+// at which it is on the host.
 static inline double *simulator_came(Simulation *s, int rank, int way) {
     double *turn = &s->turns[2 * rank + way];
     return &s->came[rank * DISK_PIECES + (int)(*turn = fmod(*turn + 1, DISK_PIECES))];

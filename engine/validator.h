@@ -164,7 +164,7 @@ static inline void validator_enter(Validator *v, int rank, const Action *a, int 
     const bool wanted =
         *user >= 0 && *user != mine && !v->stashed[*user] && !(v->done[*user] & DONE_WEIGHT);
     if (wanted) {
-        validator_fail(v, rank, a, "its room holds the activations of another unit or micro-batch");
+        validator_fail(v, rank, a, "its slot holds the activations of another unit or micro-batch");
     }
     *user = mine;
 }
@@ -490,7 +490,7 @@ static inline void validate_contribution(Validator *v, int rank, const Action *a
     int *user = validator_user(v, v->grad_user, v->program->map.grad_slot, rank, storage);
     if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
     if (user && *user >= 0 && *user != storage) {
-        validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d",
+        validator_fail(v, rank, a, "the slot of storage %d holds the gradient of storage %d",
                        storage, *user);
     }
     const int sum = v->sum[rank * v->program->map.storages + storage];
@@ -527,7 +527,7 @@ static inline void validate_gather(Validator *v, int rank, const Action *a) {
     if (v->acquired[at] || (map->gathers[a->storage] && v->flying[at])) {
         validator_fail(v, rank, a, "its parameters are in use");
     }
-    if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
+    if (user && *user >= 0) { validator_fail(v, rank, a, "its slot holds storage %d", *user); }
     if (a->near && !v->gathered[at]) {
         validator_fail(v, rank, a, "no gather has made the copies");
     }
@@ -572,7 +572,7 @@ static inline void validate_sum(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "its sum is not there");
     }
     if (!leaves && user && *user >= 0) {
-        validator_fail(v, rank, a, "its room holds the gradient of storage %d", *user);
+        validator_fail(v, rank, a, "its slot holds the gradient of storage %d", *user);
     }
     *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
     if (user) { *user = leaves ? -1 : a->storage; }
@@ -617,7 +617,7 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "piece %d is not on the host", a->use);
     }
     if (begins && v->slots[rank] == MOVING_PIECES) {
-        validator_fail(v, rank, a, "its room is taken");
+        validator_fail(v, rank, a, "its slot is taken");
     }
     const bool waits = map->cpu_update || validator_sum_place(v, a->storage);
     if (begins && waits &&
@@ -641,7 +641,7 @@ static inline void validate_stored(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "piece %d is not the next one on disk", a->use);
     }
     if (reads && v->stored[rank] == DISK_PIECES) {
-        validator_fail(v, rank, a, "its room on the host is taken");
+        validator_fail(v, rank, a, "its buffer on the host is taken");
     }
     if (!reads && a->use >= v->ended[at]) {
         validator_fail(v, rank, a, "piece %d is not back from its update", a->use);
