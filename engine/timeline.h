@@ -71,6 +71,7 @@ static inline void timeline_draw(char *row, int columns, const TimelineCell *cel
         to = (int)((cell->end_s - begin) / span * columns + 0.5);
     char label[16];
     int length = snprintf(label, sizeof label, "%c%d", cell->letter, cell->micro);
+    // part of a number would be another number
     if (cell->micro < 0 || length > to - from) {
         length = 1;
     } // part of a number would be another number

@@ -424,8 +424,8 @@ static inline void validate_norm_message(Validator *v, int rank, const Action *a
     if (!a->rows || !validator_holds(v, rank, a, unit)) {
         validator_fail(v, rank, a, "the rank does not compute these rows");
     }
-    for (int u = 0; far && norm && u <= a->unit;
-         u++) { // units of this stage (others have no forward here)
+    // units of this stage (others have no forward here)
+    for (int u = 0; far && norm && u <= a->unit; u++) {
         unsigned char d = *validator_done(v, rank, u, a->micro);
         bool counts = v->program->clips == CLIPS_ALL || u == a->unit;
         if (counts && (d & DONE_FORWARD) && !(d & DONE_INPUT)) {
