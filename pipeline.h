@@ -38,7 +38,7 @@ typedef enum { WARMUP_A, WARMUP_B } Warmup; // in the order of --pipeline-warmup
 typedef struct {
     Placement placement;
     PipelineKind kind;
-    Warmup warmup;      // DAPPLE's policy; other kinds ignore it
+    Warmup warmup;      // policy of the warm-up; GPipe ignores it
     int64_t micro_rows; // samples of a micro-batch, over all replicas of a stage
     int micro_batches;  // M
     // D: micro-batches whose activations fit a rank's memory; INT64_MAX: no limit

@@ -196,7 +196,7 @@ typedef struct {
     int (*of_unit)[2];        // [units] storages that the unit uses
     int *of_unit_count;       // [units] how many: 1 or 2
     unsigned char (*made)[2]; // [units] GradientMaker of the unit's part of each storage's gradient
-    // [storages] slot that holds the gathered parameters, the gradient; -1: a buffer of its own
+    // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
     int *param_slot, *grad_slot;
     bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
     bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
@@ -423,7 +423,7 @@ static inline void schedule_lower_clip(Program *p) {
 
 // The stash: activations that are on the host between the forward and the backward pass. On the
 // device they are written to, and read from, one of STASH_SLOTS slots, which units take in turns.
-// If units' inputs are kept (stash_inputs), the forward pass of a unit reads its own input from a
+// If units' inputs are kept (stash_inputs), the forward pass of a unit reads its input from a
 // slot and writes the next unit's. Otherwise it writes what is kept inside its unit. The next two
 // functions return the unit whose stashed activations an action makes or reads, or -1 for none.
 enum { STASH_SLOTS = 2 };

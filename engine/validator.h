@@ -242,7 +242,8 @@ static inline bool validator_has_factors(const Validator *v, int rank, const Act
     return !a->rows ||
            (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
 }
-// A micro-batch takes one of the rank's places for norms that cross stages, unless it has one.
+// A micro-batch takes one of the rank's slots for norms that cross stages (Limits.clips), unless it
+// has one.
 static inline void validator_keep(Validator *v, int rank, const Action *a) {
     unsigned char *place = validator_done(v, rank, 0, a->micro);
     const int64_t limit = v->program->limits[rank].clips;
@@ -283,7 +284,7 @@ static inline int64_t validator_to_send(const Validator *v, int rank, int micro)
     }
     return stages * v->rows[2 * at + 1] - v->factors[at].rows;
 }
-// Frees the place for a micro-batch's norms and factors when nothing needs it any more: after the
+// Frees the slot for a micro-batch's norms and factors when nothing needs it any more: after the
 // last weight part, TIED (if it runs here), and the last factor that is sent.
 static inline void validator_forget(Validator *v, int rank, int micro) {
     unsigned char *place = validator_done(v, rank, 0, micro),
@@ -411,7 +412,7 @@ static inline void validate_send(Validator *v, int rank, const Action *a) {
     }
 }
 // NORM is sent from the stage of its unit to the first stage, FACTOR back. Both need the rank's
-// place for the micro-batch. CLIP runs between them.
+// slot for the micro-batch. CLIP runs between them.
 static inline void validate_norm_message(Validator *v, int rank, const Action *a) {
     // far: the rank is not on the first stage
     const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
@@ -843,7 +844,8 @@ static inline void validate_end(Validator *v) {
     if (!*v->error) { validate_orders(v); }
 }
 
-// Extends a rank's range of units by those of an action. Messages are noted at a neighbouring unit.
+// Extends a rank's range of units by those of an action. Messages set flags at a neighbouring
+// unit.
 static inline void validator_reach(Validator *v, int rank, const Action *a) {
     if (a->unit < 0) { return; }
     v->first[rank] = (int)max_i64(0, min_i64(v->first[rank], a->unit - 1));
