@@ -1,51 +1,56 @@
-// cyclic.h: schedules of Cyclic Data Parallelism (Fournier and Oyallon, arXiv 2403.08837). It
-// builds them; nobody else but the versions that the store keeps knows about the delay.
+// cyclic.h: builds the schedules of Cyclic Data Parallelism (Fournier and Oyallon, arXiv
+// 2403.08837). Only this file knows about the delay; the store just keeps the versions it is asked
+// for.
 //
-// Rule       N micro-batches i = 1..N of a step, the model cut into N stages j = 1..N. Micro-batch
-//            i computes stage j, forward and backward, with theta_t (fresh) or theta_(t-1)
-//            (delayed):
-//            v1  always delayed                v2  fresh if i + j >= N + 1 + K, K = --cyclic-slack;
-//                                              K = N would be v1
-//            The update is the mean over the micro-batches, as ever: theta_(t+1) = theta_t -
-//            step(sum of their gradients). theta_(-1) = theta_0. wte belongs to stage 1, and both
-//            of its uses read stage 1's version.
-// Slots      Forward and backward of a stage take a slot each; a step takes 2 N, and micro-batch i
-//            runs two slots behind i - 1 (from 0, as below):
-//                F_j of (t, i) is in slot 2 N t + 2 i + j          B_j of (t, i) in slot 2 N t + 2
-//                i + 2 N - 1 - j
-//            So in each slot every stage is used by one micro-batch at most, stage j holds the
-//            activations of N - j of them, N (N + 1) / 2 in all, and the gradient of a stage is
-//            complete, one after another from the last to the first, with B_j of micro-batch N - 1.
-// Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces (layout.h:
-//            Pieces), each a pass of its own with the versions of its micro-batch. Piece k of the N
-//            A of a step takes the place of micro-batch k above, and A N that of N in a step's
-//            length: 2 N A slots. Its own gradient is made whole, and added to those of its
-//            micro-batch's pieces before it: g_i = (g_i1 + g_i2) + ... Action.micro counts pieces.
-// Window     The list of actions for step t ends with the slot of its last update: its 2 N A slots,
-//            from 2 N - 2 after its begin, have the rest of step t, and what is already done of
-//            step t + 1 (Action.step = 1). New parameters travel when they are needed, which may be
-//            later (Action.step < 0). Who runs only what belongs to step t, and no more, has
-//            drained: all of theta_(t+1) is there, and nothing is in flight.
-// Sums       A micro-batch makes its own gradient of a storage, whole, and adds the sum of those
-//            before it: ((g_1 + g_2) + g_3) + ... The order is part of the definition, so all
-//            executions give the same bits.
+// Rule       A step has N micro-batches i = 1..N, and the model is cut into N stages j = 1..N.
+//            Micro-batch i computes stage j, forward and backward, with theta_t (fresh) or
+//            theta_(t-1) (delayed):
+//              v1  always delayed
+//              v2  fresh if i + j >= N + 1 + K, where K = --cyclic-slack (K = N would be v1)
+//            The update is the mean over the micro-batches, as usual: theta_(t+1) = theta_t -
+//            step(sum of their gradients), with theta_(-1) = theta_0. wte belongs to stage 1, and
+//            both of its uses read stage 1's version.
+// Slots      The forward and the backward pass of a stage take one slot each. A step takes 2 N
+//            slots, and micro-batch i runs two slots behind i - 1. Counting t, i and j from 0, as
+//            the code and the rest of this comment do:
+//              F_j of (t, i) is in slot 2 N t + 2 i + j
+//              B_j of (t, i) is in slot 2 N t + 2 i + 2 N - 1 - j
+//            So in each slot at most one micro-batch uses a stage. Stage j holds the activations of
+//            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
+//            from the last to the first, each with B_j of micro-batch N - 1.
+// Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
+//            (store/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
+//            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
+//            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...
+//            Action.micro counts pieces.
+// Window     The list of actions for step t. It has 2 N A slots, begins 2 N - 2 slots after step t
+//            does, and ends with the slot of the step's last update. So it has the rest of step t,
+//            and the part of step t + 1 that already runs (Action.step = 1). New parameters travel
+//            when they are needed, which may be in a later window (Action.step < 0). A run that
+//            executes what belongs to step t and nothing more has drained: all of theta_(t+1)
+//            exists, and no message is in flight.
+// Sums       A micro-batch's gradient of a storage is computed in full, then added to the sum of
+//            those before: ((g_1 + g_2) + g_3) + ... This order is part of the definition, so all
+//            modes give the same bits.
 // Modes      single  one rank runs all micro-batches, interleaved
-//            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles. Or,
-//                    with N (N + 1) / 2 ranks, stage j has N - j of them that take turns: each
-//                    holds the activations of one micro-batch, always. One of them, the stage's
-//                    owner, adds up what the others send, updates, and sends each the new version
-//                    before its first use. Who runs what then depends on the step
-//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last
-//                    one updates, and parameters go back from rank to rank so that nobody sends
-//                    more than others (cyclic_route), two slots before they are needed where the
-//                    rule leaves them. What a unit completes leaves in its part of the slot. The
-//                    order is one in which all could be posted and waited for; who can does not
-//                    wait (p2p.h: errands), which only takes constraints away
-//            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the
-//                    first to use what it updates. Parameters go from it to who uses the stage
-//                    next, a slot before, gradients to it, as they are; it adds them. So each rank
-//                    sends a stage's parameters and a stage's gradient at most in a slot, and gets
-//                    as much
+//            model   rank j runs stage j of all micro-batches: a pipeline without bubbles. With N
+//                    (N + 1) / 2 ranks, stage j has N - j ranks that take turns, and each holds the
+//                    activations of only one micro-batch. One of them is the stage's owner: it sums
+//                    what the others send, updates, and sends each the new version before its first
+//                    use. Which rank runs which micro-batch then depends on the step.
+//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1, and the
+//                    last rank updates. Parameters return from rank to rank so that no rank sends
+//                    more than the others (cyclic_route), two slots before they are needed where
+//                    the rule permits. What a unit completes is sent in the unit's part of the
+//                    slot. The lists are valid if every message is posted and waited for in order.
+//                    Where the transport permits, store operations are deferred instead of waiting
+//                    (store/p2p.h), which only removes constraints.
+//            zero    as data, but the states of a stage have one owner, rank N - 1 - j, the first
+//                    rank that uses what it updates. The owner sends parameters to the next user of
+//                    the stage one slot before the use. Users send their gradients to the owner,
+//                    which adds them. So each rank sends at most one stage's parameters and one
+//                    stage's gradient in a slot, and receives as much.
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
@@ -57,17 +62,17 @@ typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODE
 
 typedef struct {
     CyclicRule rule;
-    CyclicMode mode; // not AUTO
-    int N, slack;    // stages, and micro-batches of a step; K
-    int pieces;      // of a micro-batch
+    CyclicMode mode; // never CYCLIC_AUTO
+    int N, slack;    // number of stages, and of micro-batches in a step; K
+    int pieces;      // pieces of a micro-batch (A)
     int ranks;
-    Placement cut;        // [N] the stages' units
-    const double *weight; // [N] bytes of a stage's parameters, for cyclic_route
-    const SumWay *way;    // [storages] of mode data
+    Placement cut;        // [N] units of each stage
+    const double *weight; // [N] size of each stage's parameters, in elements, for cyclic_route
+    const SumWay *way;    // [storages] way of the sums; NULL: SUM_CHAIN
     bool recompute;
     bool waits; // updates wait for the norm of the whole gradient
-    // there are steps that drain, and others after them: then all has come, and what is delayed
-    // must stay
+    // Some steps drain before others follow. Then all new parameters have arrived early, and the
+    // delayed ones must be kept as well.
     bool pauses;
 } CyclicPlan;
 
@@ -77,7 +82,7 @@ typedef struct {
 static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) {
     return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack;
 }
-// a rank for each micro-batch
+// Each micro-batch has a rank.
 static inline bool cyclic_by_micro(const CyclicPlan *p) {
     return p->mode == CYCLIC_DATA || p->mode == CYCLIC_ZERO;
 }
@@ -106,12 +111,13 @@ static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int piece, 
 static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int piece, int stage) {
     return cyclic_period(p) * step + 2 * piece + 2 * p->N - 1 - stage;
 }
-// Of mode zero: does a gradient that goes to the owner have a slot to travel, also the last one?
+// Mode zero: returns whether the last micro-batch's gradient, too, has a slot to travel to the
+// owner. Then the update is one slot later.
 static inline bool cyclic_adds_later(const CyclicPlan *p, int stage) {
     return p->mode == CYCLIC_ZERO && !p->waits && (p->rule == CYCLIC_V1 || p->slack) && stage > 0;
 }
-// The slot in which a stage's gradient is complete, and the one after which its new version is
-// there.
+// Returns the slot in which a stage's gradient is complete, and the slot after which its new
+// version exists. Both count from the beginning of the step.
 static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) {
     return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage);
 }
@@ -120,14 +126,14 @@ static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
     return p->waits ? cyclic_complete_slot(p, 0) + (reported_later ? stage : 0)
                     : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
-// The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
+// Returns the slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
     return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2,
                                cyclic_first_piece(p, micro), stage);
 }
 
-// Of mode model: do the ranks of a stage take turns? How many has it, which is the first, and whose
-// is a rank?
+// Mode model: whether the ranks of a stage take turns; how many ranks a stage has; its first rank;
+// the stage of a rank.
 static inline bool cyclic_turns(const CyclicPlan *p) {
     return p->mode == CYCLIC_MODEL && p->ranks > p->N;
 }
@@ -143,8 +149,8 @@ static inline int cyclic_stage_of_rank(const CyclicPlan *p, int rank) {
     return stage;
 }
 static inline int cyclic_turn(int64_t number, int n) { return (int)((number % n + n) % n); }
-// After how many steps a stage's ranks have the same pieces again. Do they, in all stages, in two
-// steps?
+// cyclic_phases returns after how many steps the ranks of a stage have the same pieces again.
+// cyclic_alike returns whether all ranks have the same pieces in two steps.
 static inline int cyclic_phases(const CyclicPlan *p, int stage) {
     int phases = 1;
     while ((int64_t)phases * cyclic_step_pieces(p) % cyclic_width(p, stage)) { phases++; }
@@ -155,7 +161,8 @@ static inline bool cyclic_alike(const CyclicPlan *p, int64_t step, int64_t other
     for (int j = 0; j < p->N; j++) { alike = alike && (step - other) % cyclic_phases(p, j) == 0; }
     return alike;
 }
-// Who computes a piece, whose number counts from step 0 on, and who updates.
+// cyclic_rank returns the rank that computes a piece in a stage; pieces are numbered through all
+// steps. cyclic_owner returns the rank that updates a stage.
 static inline int cyclic_rank(const CyclicPlan *p, int64_t piece, int stage) {
     if (p->mode == CYCLIC_MODEL) {
         return cyclic_first_rank(p, stage) + cyclic_turn(piece, cyclic_width(p, stage));
@@ -173,7 +180,7 @@ static inline int cyclic_owner(const CyclicPlan *p, int stage) {
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) {
     return placement_stage_of_unit(&p->cut, unit);
 }
-// The first unit that uses a storage, whose stage's versions it has.
+// Returns the first unit that uses a storage. The storage has the versions of that unit's stage.
 static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
     int unit = 0;
     while (map->of_unit[unit][0] != storage &&
@@ -185,7 +192,8 @@ static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
 static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
     return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
-// The cut: N stages, as even as possible by count of units, the first ones take the rest.
+// Cuts the units into N stages, as even as possible by number of units; the first stages take the
+// remainder.
 static inline Placement cyclic_cut(int units, int N) {
     Placement cut = placement_make(N);
     for (int j = 0, unit = 0; j < N; unit += cut.stage[j++].units) {
@@ -194,7 +202,7 @@ static inline Placement cyclic_cut(int units, int N) {
     }
     return cut;
 }
-// Or as --cyclic-cut says. Ends the program where that does not fit.
+// Cuts the units as --cyclic-cut says. Ends the program (EXIT_INPUT) if the text does not fit.
 static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
     const char
         *at = text,
@@ -220,7 +228,7 @@ static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
             units);
     }
 }
-// Units of the longest stage.
+// Returns the number of units of the longest stage.
 static inline int cyclic_longest(const CyclicPlan *p) {
     int64_t most = 0;
     for (int j = 0; j < p->N; j++) { most = max_i64(most, p->cut.stage[j].units); }
@@ -234,12 +242,13 @@ static inline void cyclic_free(CyclicPlan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The way of sums (SumWay, layout.h). By the chain alone the ranks between would receive all sums
-// and all parameters, 2 Psi where the mean is 2 (N - 1) / N Psi. So an N-th of the storages, by
-// bytes, goes by the first rank, and one to the owner: the order of addition stays.
+// The way of sums (store/layout.h: SumWay). With the chain alone, the ranks in the middle would
+// receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
+// - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
+// another 1 / N straight to the owner. The order of addition stays the same.
 
-// Where a micro-batch's rank sends its gradient, or the sum that it has made with it; -1: nowhere,
-// or not yet.
+// Returns the rank to which a piece's rank sends its gradient, or the sum that includes it; -1: the
+// sum stays on this rank.
 static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece, int stage) {
     const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
     const bool last = cyclic_turn(piece + 1, cyclic_step_pieces(p)) == 0;
@@ -249,7 +258,8 @@ static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece,
                                       : cyclic_rank(p, piece + 1, stage);
     return to == cyclic_rank(p, piece, stage) ? -1 : to;
 }
-// Takes storages, the longest first, while they bring an N-th of all nearer.
+// Assigns the way `to` to storages, the largest first, as long as each brings their total size
+// nearer to `share`.
 static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double share) {
     for (double taken = 0;;) {
         int best = -1;
@@ -276,8 +286,8 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
     }
     return way;
 }
-// Where a stage's ranks take turns a sum stays with its owner: fewer messages than a chain's, since
-// some gradients are made there.
+// Where the ranks of a stage take turns, the sum stays with the owner. That needs fewer messages
+// than a chain, since the owner makes some of the gradients itself.
 static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
     SumWay *way = (SumWay *)checked_calloc((size_t)m->storages, sizeof(SumWay), "ways of sums");
     for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
@@ -287,17 +297,18 @@ static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
 // -------------------------------------------------------------------------------------------------
 // The way of new parameters
 
-// A stage's version goes from one rank to another at the end of a slot, which counts from the step
-// that made it (version 1); or, of mode zero, from the one that uses it (then version 0 or -1).
+// A message that carries a version of a stage's parameters from one rank to another at the end of a
+// slot. The slot counts from the beginning of the step that makes the version (then version = 1);
+// in mode zero, from the beginning of the step that uses it (then version = 0 or -1).
 typedef struct {
     int stage, from, to, slot;
-    bool head;         // wte alone, which the head reads
-    int phase, phases; // of what is made by steps whose number is `phase` modulo `phases`
-    int version, use;  // use: of mode zero, which one of the step; else -1
+    bool head;         // only wte, for the head
+    int phase, phases; // only for steps whose number is `phase` modulo `phases`
+    int version, use;  // use: mode zero: which use of the step; else -1
 } HandBack;
 typedef struct {
     int count;
-    HandBack *message; // [count] in the order of their slots
+    HandBack *message; // [count] sorted by slot
 } HandBacks;
 
 static inline bool hand_back_of(const HandBack *h, int64_t step) {
@@ -309,26 +320,27 @@ static inline int hand_back_compare(const void *a, const void *b) {
     if (x->stage != y->stage) { return y->stage - x->stage; }
     return x->to != y->to ? x->to - y->to : x->head - y->head;
 }
-// Who sends what, before it is put in order. A message is of stage k / N, to rank k % N; there is
-// none to the owner.
+// State of cyclic_route, for mode data. Message k carries stage k / N to rank k % N; the messages
+// to the owner are unused.
 typedef struct {
     const CyclicPlan *plan;
-    int *from, *slot; // [N * N]
-    double *sent;     // [ranks] bytes, of sums too
+    int *from, *slot; // [N * N] sender and slot of each message
+    double *sent;     // [ranks] elements sent, including sums
 } Routing;
-// Can a rank send a message? It has the version by then: it made it, or has used it, or it came two
-// slots before.
+// Returns whether a rank can send a message: it has the version by then, because it made or used
+// it, or received it two slots before.
 static inline bool routing_can(const Routing *r, int rank, int message) {
     const int N = r->plan->N, stage = message / N, at = r->slot[message];
     if (rank == cyclic_owner(r->plan, stage)) { return true; }
     return rank != message % N &&
            (r->slot[stage * N + rank] + 2 <= at || cyclic_first_use(r->plan, rank, stage) <= at);
 }
-// Takes a message from the rank that sends most, where another can send it, or can if a third takes
-// one from it that is as long, and so on. False: nobody can.
+// Moves one message from the rank that sends most to another rank that can send it. If that rank
+// would send too much, one of its messages that is at least as large moves to a third rank, and so
+// on (a breadth-first search). Returns false if no move improves the balance.
 static inline bool routing_relieve(Routing *r) {
     const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
-    // takes: which message, -1 none
+    // takes: the message that each rank takes over; -1: none
     int *queue = (int *)checked_malloc(2 * (size_t)N * sizeof(int), "routes"), *takes = queue + N,
         count = 1, end = -1;
     queue[0] = 0;
@@ -361,19 +373,19 @@ static inline bool routing_relieve(Routing *r) {
     free(queue);
     return end >= 0;
 }
-// Of mode zero: the uses of a step, in a rank's order: each stage forward, then, but for the last,
-// backward.
+// Mode zero: the uses of a step are numbered in a rank's order. Each stage forward, then each but
+// the last backward.
 static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) {
     return backward ? 2 * p->N - 2 - stage : stage;
 }
 static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
-// A message for each of them, so early that it has a slot to travel, to a room that is free by
-// then, and to the head one more.
+// Mode zero: a message for each use, early enough to have a slot to travel, into a slot of the
+// borrowed parameters that is free by then; and one more with wte for the head.
 static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
     const int N = p->N;
     for (int k = 0; k < N * 2 * N; k++) {
         const int to = k / (2 * N), use = k % (2 * N);
-        // after all others the head's
+        // the last use is the head's
         const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use);
         const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
         const int version = -!cyclic_fresh(p, to, stage),
@@ -388,8 +400,8 @@ static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
     }
     qsort(h->message, (size_t)h->count, sizeof(HandBack), hand_back_compare);
 }
-// Where a stage's ranks take turns: the slot in which one of them first uses the version that a
-// step makes; and the owner's messages to the others.
+// Where the ranks of a stage take turns: cyclic_first_turn returns the slot in which a rank first
+// uses the version that a step makes; cyclic_route_turns adds the owner's messages to the others.
 static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank, int stage) {
     int first = INT_MAX;
     for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
@@ -413,13 +425,14 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
         }
     }
 }
-// Each rank gets each stage's parameters from one that has them, so that nobody sends more than
-// others, sums included. Two idle slots are left to a message where there are so many. What is last
-// to use all stages (of v1: rank N - 2) has nothing to send on: the others send a stage more for
-// it.
+// Returns all messages of parameters, sorted by slot; the caller frees .message. In mode data each
+// rank receives each stage's parameters from a rank that has them, chosen so that no rank sends
+// more than the others, sums included. A message has two idle slots to travel where that is
+// possible. The rank that is last to use all stages (in v1: rank N - 2) has no one to send to, so
+// the others send one more stage for it.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    // a stage's phases are as many as its ranks, at most
+    // a stage has at most as many phases as ranks
     const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3);
     HandBacks h = {0, (HandBack *)checked_malloc(most * sizeof(HandBack), "routes")};
     if (p->mode == CYCLIC_MODEL && N > 1) {
@@ -452,14 +465,14 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     free(r.sent);
     return h;
 }
-// How many versions of a stage's parameters a rank keeps: two where a new one comes before the last
-// use of the one before, or before that is sent on. head: of wte, of whoever runs the last stage,
-// but not the first.
+// Returns how many versions of a stage's parameters a rank keeps. Two, if a new one arrives before
+// the last use of the previous one, or before the previous one is sent on. head: versions of wte on
+// the rank of the last stage, if that is not the first stage's.
 static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage,
                                 bool head) {
-    const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // where it is used
+    const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // the stage that uses it
     int places = 0;
-    // others have rooms
+    // the other ranks borrow parameters
     if (p->mode == CYCLIC_ZERO) {
         return rank == cyclic_owner(p, stage) ? 1 + !cyclic_fresh(p, 0, stage) : 0;
     }
@@ -481,7 +494,7 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
                 (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, piece, at);
             places = (int)max_i64(places, 1 + two);
         }
-        for (int k = 0; k < h->count; k++) { // it is sent on when the next one has come
+        for (int k = 0; k < h->count; k++) { // sent on after the next one has arrived
             const HandBack *m = &h->message[k];
             if (m->stage == stage && m->from == rank && m->head == head &&
                 m->slot >= comes + cyclic_period(p)) {
@@ -491,15 +504,16 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
     }
     return places;
 }
-// Pieces whose activations a rank holds in a stage at once; whose gradient of wte it has begun,
-// from the head's part to the embedding's.
+// cyclic_live returns how many pieces' activations of a stage a rank holds at once.
+// cyclic_wte_gradients returns for how many pieces it has begun the gradient of wte (the head's
+// part) and not finished it (the embedding's part).
 static inline int cyclic_live(const CyclicPlan *p, int stage) {
     return cyclic_by_micro(p) ? 1 : (p->N - stage) / cyclic_width(p, stage);
 }
 static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) {
     return cyclic_live(p, 0) > 1 && rank == 0 ? (p->N - 1) / 2 + 1 : 1;
 }
-// Do sums stay on a rank from one micro-batch to the next?
+// Returns whether sums stay on a rank from one micro-batch to the next.
 static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
     return p->mode == CYCLIC_MODEL ? rank == cyclic_owner(p, cyclic_stage_of_rank(p, rank))
                                    : p->mode != CYCLIC_DATA;
@@ -508,19 +522,21 @@ static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
 // -------------------------------------------------------------------------------------------------
 // What a rank needs
 
-// N as the flags and the ranks say it; 0: one rank may choose. Without --cyclic-stages each rank of
-// mode model has a stage of its own, unless the model has too few units for that.
+// Returns N, as the flags and the number of ranks determine it; 0: a single rank may choose.
+// Without --cyclic-stages each rank of mode model has one stage, unless the model has too few units
+// for that.
 static inline int cyclic_stages(const Options *o, const GptModel *m, int ranks) {
-    int side = 1; // of a triangle of so many ranks
+    // side of a triangle that has so many ranks: N of N (N + 1) / 2
+    int side = 1;
     while (side * (side + 1) / 2 < ranks) { side++; }
     if (o->cyclic_stages || ranks == 1) { return (int)o->cyclic_stages; }
     return o->cyclic_mode == CYCLIC_MODEL && ranks > m->units && side * (side + 1) / 2 == ranks
                ? side
                : ranks;
 }
-// Blocks of several stages may share a storage where a rank has one micro-batch at a time. Else its
-// gradients would be under way for several at once, and its owner would have to be where it is
-// used.
+// Blocks of several stages may share a storage only in mode data, where a rank has one micro-batch
+// at a time. In other modes gradients of several micro-batches would be in progress at once, and
+// the owner would have to be where the storage is used. Ends the program (EXIT_INPUT) otherwise.
 static inline void cyclic_check_share(const CyclicPlan *p, const GptModel *m, const char *share) {
     for (int64_t layer = 0; layer < m->config.layers && p->mode != CYCLIC_DATA; layer++) {
         const int first =
@@ -535,8 +551,8 @@ static inline void cyclic_check_share(const CyclicPlan *p, const GptModel *m, co
             share, layer);
     }
 }
-// The plan that the flags ask for; ends the program where the ranks or the model do not fit it.
-// samples: of a step; micro: of --micro-batch.
+// Returns the plan for these flags. Ends the program (EXIT_INPUT) if the ranks or the model do not
+// fit it. samples: of a step; micro: samples of --micro-batch. cyclic_free() frees the plan.
 static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ranks,
                                      int64_t samples, int64_t micro) {
     CyclicPlan p;
@@ -592,19 +608,19 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
                                   : NULL;
     return p;
 }
-// Which states this rank keeps. Pure, but for memory: p2p_free() gives it back.
+// Returns which states this rank keeps and exchanges. Pure, apart from memory: p2p_free() frees it.
 static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     const size_t n = (size_t)m->storages;
     HandBacks h = cyclic_route(p);
     P2p r;
     memset(&r, 0, sizeof r);
-    r.owner = (int *)checked_calloc(n, sizeof(int), "relay");
-    r.keeper = (int *)checked_calloc(n, sizeof(int), "relay");
-    r.places = (unsigned char *)checked_calloc(n, 1, "relay");
-    r.grad_slot = (unsigned char *)checked_calloc(n, 1, "relay");
-    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay");
-    r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay");
-    r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
+    r.owner = (int *)checked_calloc(n, sizeof(int), "p2p states");
+    r.keeper = (int *)checked_calloc(n, sizeof(int), "p2p states");
+    r.places = (unsigned char *)checked_calloc(n, 1, "p2p states");
+    r.grad_slot = (unsigned char *)checked_calloc(n, 1, "p2p states");
+    r.adds = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
+    r.comes = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
+    r.taken = (bool **)checked_calloc(n, sizeof(bool *), "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = r.stays && p->waits ? 2 : 1;
@@ -617,19 +633,19 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
     r.notice = r.borrows ? 2 : 1;
-    r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
+    r.stage = (int *)checked_calloc(n, sizeof(int), "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) {
-        r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay");
+        r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "p2p states");
     }
-    // a storage's stage is that of its first unit
+    // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head =
                 u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int i = used[k],
                       stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
-            if (r.borrows && u && !i) { continue; } // the first stage's alone
+            if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
             r.stage[i] = stage;
             for (int q = 0; q < p->ranks && !r.borrows; q++) {
                 r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
@@ -658,8 +674,8 @@ static inline void p2p_free(P2p *r, int storages) {
     free(r->grad_slot);
     free(r->stage);
 }
-// Of mode model: each stage on its ranks (passes that do not train divide their samples), and what
-// a rank has places for besides the activations.
+// Mode model: each stage with its ranks (passes that do not train divide their samples among them),
+// and the limits of a rank of a stage.
 static inline Placement cyclic_placement(const CyclicPlan *p) {
     Placement placement = placement_make(p->N);
     for (int j = 0; j < p->N; j++) {
@@ -676,8 +692,9 @@ static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
                            stage + 1 < p->N, 1, 0};
     return limits;
 }
-// Places of activations (activations.h), and which gradients of boundaries outlast their slot.
-// [units] each.
+// Sets, for each unit, how many activation sets a rank needs (engine/activations.h), and whether
+// the gradient of the unit's input outlasts its slot, because a stage begins there. Both arrays are
+// [units].
 static inline void cyclic_activations(const CyclicPlan *p, int units, int64_t *places, bool *cut) {
     for (int u = 0; u < units; u++) {
         const int stage = cyclic_stage_of_unit(p, u);
@@ -693,11 +710,12 @@ typedef struct {
     Program *program;
     const CyclicPlan *plan;
     HandBacks routes;
-    int64_t step; // that the window is of
+    int64_t step; // the step of the window
 } CyclicBuilder;
 
 static inline Schedule *cyclic_list(CyclicBuilder *b, int rank) { return &b->program->rank[rank]; }
-// The number of a piece of a step that counts from the window's, and who computes it.
+// cyclic_number returns the number of a piece through all steps; `step` is relative to the
+// window's. cyclic_at returns the rank that computes the piece.
 static inline int64_t cyclic_number(const CyclicBuilder *b, int step, int piece) {
     return (b->step + step) * cyclic_step_pieces(b->plan) + piece;
 }
@@ -709,9 +727,9 @@ static inline Action cyclic_action(ActionKind kind, int unit, int storage, int m
     a.step = step;
     return a;
 }
-// A message: its two ends. All messages are posted in one order, between slots: two ranks' crossing
-// each other would wait for ever where one that is posted must leave before the next
-// (comm_nccl.cuh).
+// Adds both ends of a message. All messages are posted in one order, between slots. If the messages
+// of two ranks crossed each other, both would wait for ever on a transport that completes each
+// message before the next (comm_nccl.cuh).
 static inline void cyclic_message(CyclicBuilder *b, Action a, int from, int to) {
     Action other = a;
     other.kind = (ActionKind)(a.kind + 1);
@@ -720,7 +738,7 @@ static inline void cyclic_message(CyclicBuilder *b, Action a, int from, int to) 
     schedule_add(cyclic_list(b, from), a);
     schedule_add(cyclic_list(b, to), other);
 }
-// ACQUIRE or RELEASE
+// Adds ACQUIRE or RELEASE of the parameters that an action uses.
 static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *use,
                                ActionKind kind) {
     const UnitMap *map = &b->program->map;
@@ -741,8 +759,8 @@ static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int
     a.rows = piece_rows(&pieces, b->program->samples, NULL, piece, &a.first_row);
     return a;
 }
-// Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at
-// once. The units of a stage in a part:
+// Mode data divides a slot into parts of one unit each, so that what a unit completes is sent at
+// once. cyclic_part returns the units of a stage in a part.
 static inline int cyclic_parts(const CyclicPlan *p) {
     return p->mode == CYCLIC_DATA ? cyclic_longest(p) : 1;
 }
@@ -763,8 +781,8 @@ static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int sta
         cyclic_hold(b, list, &a, ACT_RELEASE);
     }
 }
-// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last
-// piece of all, becomes an update where it is.
+// Adds REDUCE for the gradients that a unit completes. With the last piece of the step their owner
+// updates, too.
 static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) {
     const UnitMap *map = &b->program->map;
     const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_at(b, step, piece, stage);
@@ -772,7 +790,7 @@ static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) 
                          rank == cyclic_owner(b->plan, stage);
     for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
         const int storage = map->of_unit[unit][k];
-        // the last of its units in this direction completes it
+        // in backward order a storage's first unit is the last one to add to its gradient
         if (cyclic_unit_of_storage(map, storage) != unit) { continue; }
         schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, piece, step));
         if (updates) {
@@ -798,9 +816,10 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int st
         cyclic_sums(b, step, piece, u);
     }
 }
-// Sums, and parts of them, go on when that part of the slot is over. A part that joins a sum which
-// is made elsewhere than by the next micro-batch's rank is added a slot later; the last one at
-// once, since the update follows, but where mode zero leaves it a slot.
+// Sends sums, and gradients that join them, at the end of their part of the slot. A gradient that
+// joins a sum elsewhere than on the next micro-batch's rank is added one slot later. The last one
+// is added at once, since the update follows, except that mode zero gives it a slot to travel.
+// later: this is the slot after that of the backward pass.
 static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, int part,
                                     bool later) {
     const UnitMap *map = &b->program->map;
@@ -808,7 +827,7 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int s
     const Stage units = cyclic_part(p, stage, part, true);
     const int micro = cyclic_micro(p, piece), from = cyclic_at(b, step, piece, stage);
     const bool last = piece == b->program->micro_batches - 1;
-    // each of those that take turns has another piece of it
+    // ranks that take turns each send the gradient of their piece
     if (piece != cyclic_last_piece(p, micro) && !cyclic_turns(p)) { return; }
     for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
@@ -835,15 +854,16 @@ static inline bool cyclic_is_of_unit(const UnitMap *map, int storage, int unit) 
     return map->of_unit[unit][0] == storage ||
            (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
 }
-// In which part of a slot the parameters of a storage leave: that of its unit's backward pass, or
-// all in the last one after updates that waited.
+// Returns the part of a slot in which the parameters of a storage are sent: that of its unit's
+// backward pass; the last part if updates wait for the norm.
 static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
     const Stage *units = &p->cut.stage[cyclic_stage_of_storage(p, map, storage)];
     if (p->mode != CYCLIC_DATA || p->waits) { return cyclic_parts(p) - 1; }
     return units->first_unit + units->units - 1 - cyclic_unit_of_storage(map, storage);
 }
-// Parameters that leave at the end of this part of a slot, of this step and of those before. made:
-// in this slot, as far as mode zero goes.
+// Sends the parameters that leave at the end of this part of a slot, of this step and of earlier
+// ones. made: in mode zero, selects the messages of versions that were made in this slot (true) or
+// before (false).
 static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool made) {
     const UnitMap *map = &b->program->map;
     const int period = cyclic_period(b->plan);
@@ -851,7 +871,7 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool m
         const HandBack *h = &b->routes.message[k];
         const bool now = h->use < 0 || h->slot == cyclic_update_slot(b->plan, h->stage) +
                                                       period * (h->version - 1);
-        const int behind = (h->slot - slot) / period; // steps
+        const int behind = (h->slot - slot) / period; // in steps
         if ((h->use < 0 && h->slot < slot) || now != made || (h->slot - slot) % period ||
             !hand_back_of(h, b->step - behind)) {
             continue;
@@ -872,8 +892,8 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool m
         }
     }
 }
-// Pieces that go on to another rank at the end of a slot: activations, their gradients, and the
-// head's part of the gradient of wte.
+// Sends what crosses to another rank at the end of a piece's slot: activations, their gradients,
+// and the head's part of the gradient of wte.
 static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int piece, int stage) {
     const CyclicPlan *p = b->plan;
     const Stage *units = &p->cut.stage[stage];
@@ -889,16 +909,18 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int p
         cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, piece, step), from, first);
     }
 }
-// What a step has to tell. data: from rank to rank as they end it, and from the last to the first,
-// which hears the whole. model: from the last rank to the first, when their stages are complete,
-// and back, a slot for each stage, so that all hear the norm.
+// Adds STATS on a rank, and the updates that wait for the norm where the rank knows it. Step
+// statistics travel as follows. data and zero: from rank to rank as they finish the step, and from
+// the last to the first, which then has the complete ones. model: from the last rank to the first
+// as their stages become complete, and back, one slot for each stage, so that all ranks learn the
+// norm.
 static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step) {
     Action stats = cyclic_action(ACT_STATS, -1, -1, -1, step);
     stats.version = whole;
     schedule_add(cyclic_list(b, rank), stats);
     for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
         const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
-        // of those to whom the norm comes back, who has it first
+        // of the ranks to which the norm returns, the one that knows it first
         const int knower = b->plan->mode == CYCLIC_ZERO ? b->plan->N - 1 : 0;
         const bool back = b->plan->mode == CYCLIC_MODEL || b->plan->mode == CYCLIC_ZERO;
         const bool mine = cyclic_owner(b->plan, stage) == rank,
@@ -920,7 +942,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
             if (r) { cyclic_message(b, message, r, r - 1); }
         }
     }
-    // back, in this step's window and in the next
+    // the way back, in this step's window and in the next
     for (int j = 0; j < stages && !cyclic_by_micro(p); j++) {
         const int behind = slot == end + j ? 0 : slot + cyclic_period(p) == end + j ? -1 : -2;
         for (int r = cyclic_first_rank(p, j);
@@ -943,7 +965,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
     }
-    // the norm, to the owners between, in this window and in the next
+    // mode zero: the norm returns to the owners in between, in this window and in the next
     for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) {
         const int behind = slot - (end + N - 1 - r);
         Action down = message;
@@ -954,7 +976,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
         if (r > 1) { cyclic_message(b, down, r, r - 1); }
     }
 }
-// Of mode zero: gradients and parameters leave before anybody waits for what came, and adds it.
+// Mode zero: first sends all gradients and parameters, then waits for and adds what was received.
 static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     const int N = p->N;
@@ -970,13 +992,13 @@ static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
         if (!pass) { cyclic_hand_back(b, slot, 0, false); }
     }
 }
-// A part of a slot: in it, backward before forward, since on one rank a boundary's place is written
-// again by who comes next.
+// Adds a part of a slot. Backward passes precede forward passes, because on one rank the next
+// micro-batch writes the buffer of a stage's boundary again.
 static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const bool last = part == cyclic_parts(b->plan) - 1;
-    // pieces of a step
+    // N, and the pieces of a step
     const int N = b->plan->N, all = b->program->micro_batches;
-    // of the pieces that are at work, or have just been, each stage
+    // pieces that run in this slot or ran in the slot before, times the stages
     const int first = (int)max_i64(0, slot / 2 - N) * N, end = (slot / 2 + 1) * N;
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
@@ -1002,12 +1024,12 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
             if (last && at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
-    if (last) { cyclic_stats(b, slot); } // before parameters leave that wait for it
+    if (last) { cyclic_stats(b, slot); } // before the parameters that wait for it
     cyclic_hand_back(b, slot, part, true);
 }
 
-// The window of a step, of `samples` samples. p: its map, ranks and empty lists are there; all
-// ranks' lists are filled.
+// Builds the window of step `step`, for steps of `samples` samples. The caller has set the map, the
+// ranks and empty lists of p; this fills the lists of all ranks and sets the limits.
 static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples,
                                    int64_t step) {
     CyclicBuilder b = {p, plan, cyclic_route(plan), step};
@@ -1022,8 +1044,8 @@ static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t s
     free(b.routes.message);
 }
 
-// The window of another step than that of `window`, whose map it has. cyclic_window_free gives it
-// back.
+// Returns the window of another step, with the map of `window`. cyclic_window_free frees it, but
+// not the map.
 static inline Program cyclic_window(const Program *window, const CyclicPlan *plan, int64_t step) {
     Program p = *window;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
@@ -1038,14 +1060,15 @@ static inline void cyclic_window_free(Program *p) {
     memset(p, 0, sizeof *p);
 }
 
-// What runs of some steps, of which every `pause`-th drains (executor_lead, executor_drain), as one
-// long program: so it can be proved, and compared with the paper's tables. Its steps, versions,
-// micro-batches and samples count from the first one on. window: of schedule_cyclic for step 0, and
-// for all that are alike; the result has its map, and is given back by cyclic_window_free.
+// Returns, as one long program, what is run in `steps` steps of which every `pause`-th drains
+// (executor_lead, executor_drain). So it can be validated, and compared with the paper's tables.
+// Its steps, versions, micro-batches and samples count from the first step. window: the window of
+// step 0, which is used for all steps that are alike. The result shares its map; cyclic_window_free
+// frees the rest.
 static inline Program cyclic_unroll(const Program *window, const CyclicPlan *plan, int steps,
                                     int pause) {
     Program p = *window;
-    // [step + 1]
+    // [step + 1] windows of steps that differ from `window`
     Program *others = (Program *)checked_calloc((size_t)steps + 4, sizeof(Program), "windows");
     for (int k = 0; k < steps + 4; k++) {
         if (!cyclic_alike(plan, k - 1, 0)) { others[k] = cyclic_window(window, plan, k - 1); }
@@ -1063,7 +1086,7 @@ static inline Program cyclic_unroll(const Program *window, const CyclicPlan *pla
                     &(others[step + 1].rank ? &others[step + 1] : window)->rank[r];
                 for (int i = 0; i < list->count; i++) {
                     Action a = list->actions[i];
-                    // their version is none of parameters
+                    // the version of STATS is not one of parameters
                     const bool stats =
                         a.kind == ACT_STATS || a.kind == ACT_SEND_STATS || a.kind == ACT_RECV_STATS;
                     a.step += step;

@@ -1,59 +1,61 @@
 // pipeline.h: builds pipeline schedules. A plan (stages of units on ranks, a kind of schedule,
-// micro-batches) becomes the compute and message actions of a step, as data (schedule.h).
+// micro-batches) becomes the compute and message actions of one step, as data (schedule.h).
 //
-// Rows       Micro-batch m holds the samples [m micro_rows, (m + 1) micro_rows) of the step, as far
-//            as there are so many. The replicas of a stage take nearly equal parts of them in order
-//            (part_begin), so stages of unequal width exchange n to m messages: one for each pair
-//            of a sender and a receiver whose rows overlap. A replica without rows computes
-//            nothing, sends nothing, and still has all compute actions, with 0 rows: it takes part
-//            in what its stage gathers and reduces.
-// Kinds      GPipe (arXiv 1811.06965): all forwards, then all backwards, both in the order of the
-//            micro-batches, so that gradients are added in one order whatever the schedule. DAPPLE
-//            (arXiv 2007.01045, section 3): stage i of S begins with K_i forwards, then takes
-//            turns, one backward and one forward, then drains. K_i = min(S - i, D) (policy A) or
-//            min(2 (S - i) - 1, D) (policy B), D micro-batches fit the memory. GPipe is the same
-//            with K_i = M: one rule builds both, the next action is a forward while fewer than K_i
-//            micro-batches are live. Zero bubble (arXiv 2401.10241): weight parts wait for a moment
-//            when neither a gradient nor an input is there; memory is bounded as on DAPPLE's first
-//            stage, S micro-batches, on all of them.
-// Messages   All stages are played in lockstep, an action of theirs taking one tick, and every list
-//            is what one rank sees of that one history, in which a message is one event at both
-//            ends: so no wait is circular even when SEND and RECV wait for each other. A message is
-//            due as soon as it is made and the receiver has a place for it: the inputs of one
-//            micro-batch more than are live, and the gradients of two, so the next one travels
-//            while the present one computes. A gradient is awaited before the action beside which
-//            it is made: where receives are posted and not waited for, it travels while that action
-//            runs.
+// Rows       Micro-batch m has the samples [m micro_rows, (m + 1) micro_rows) of the step, as far
+//            as the step has so many. The replicas of a stage take nearly equal parts of them in
+//            order (part_begin). So stages of different width exchange one message for each pair of
+//            a sender and a receiver whose rows overlap. A replica without rows sends nothing, but
+//            it still has all compute actions, with 0 rows, because it takes part in the
+//            collectives of its stage.
+// Kinds      GPipe (arXiv 1811.06965): all forwards, then all backwards. Both run in the order of
+//            the micro-batches, so that every schedule adds gradients in the same order.
+//            DAPPLE (arXiv 2007.01045, section 3): stage i of S begins with K_i forwards, then
+//            alternates one backward and one forward, then runs the remaining backwards. K_i =
+//            min(S - i, D) (policy A) or min(2 (S - i) - 1, D) (policy B), where D micro-batches
+//            fit the memory. GPipe has K_i = M (all micro-batches), so one rule builds both: the
+//            next action is a forward while fewer than K_i micro-batches are live.
+//            Zero bubble (arXiv 2401.10241): a weight part waits until neither a gradient nor an
+//            input is available. All stages hold at most S micro-batches, as DAPPLE's first stage
+//            does.
+// Messages   All stages are simulated in lockstep; one action of a stage takes one tick. Each
+//            rank's list is what this rank sees of that one history, in which a message is a single
+//            event at both ends. So no wait is circular, even when SEND and RECV wait for each
+//            other. A message is sent as soon as it is made and the receiver has a buffer for it. A
+//            stage has buffers for the inputs of one micro-batch more than are live, and for two
+//            gradients. So the next message travels while the stage computes. The RECV of a
+//            gradient precedes the action during which the gradient is made. Where receives are
+//            posted without waiting, it travels while that action runs.
 #ifndef PIPELINE_H
 #define PIPELINE_H
 
 #include "store/group.h" // Placement
 #include "schedule.h"    // actions
 
-// order of --pipeline-schedule
+// in the order of --pipeline-schedule's choices
 typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind;
 static const char *const pipeline_kind_names[] = {"gpipe", "dapple", "zero-bubble"};
-typedef enum { WARMUP_A, WARMUP_B } Warmup; // order of --pipeline-warmup
+typedef enum { WARMUP_A, WARMUP_B } Warmup; // in the order of --pipeline-warmup's choices
 typedef struct {
     Placement placement;
     PipelineKind kind;
-    Warmup warmup;      // of DAPPLE
-    int64_t micro_rows; // samples of a micro-batch, all replicas of a stage together
+    Warmup warmup;      // policy of the warm-up; GPipe ignores it
+    int64_t micro_rows; // samples of a micro-batch, over all replicas of a stage
     int micro_batches;  // M
-    // D: micro-batches whose activations fit a rank's memory; INT64_MAX: no bound
+    // D: micro-batches whose activations fit a rank's memory; INT64_MAX: no limit
     int64_t depth;
-    // only block inputs are kept (schedule_lower_recompute, which the caller calls)
+    // only block inputs are kept; the caller calls schedule_lower_recompute
     bool recompute;
-    Clips clips; // of a step that trains
+    Clips clips; // clipping in a training step
 } PipelinePlan;
 
-// micro-batches whose message may be there before there is a place for their activations
+// Micro-batches that may be received before the stage has memory for their activations.
 enum { RECEIVED_AHEAD = 1 };
 
 // -------------------------------------------------------------------------------------------------
 // --pipeline
 
-// A number of at most 9 digits at *text, which moves on; -1: none.
+// Reads a number of at most 9 digits at *text and moves *text behind it. Returns -1 if there is
+// none.
 static inline int pipeline_number(const char **text) {
     int value = 0, digits = 0;
     for (; **text >= '0' && **text <= '9' && digits < 10; digits++, ++*text) {
@@ -61,8 +63,9 @@ static inline int pipeline_number(const char **text) {
     }
     return digits ? value : -1;
 }
-// N stages, as even as possible by the number of units, the first ones taking one more where units
-// remain; each with as many ranks.
+// Makes N stages with the same number of ranks each. Their numbers of units are as even as
+// possible; the first stages take the units that remain. Does not assign ranks (pipeline_parse
+// does).
 static inline bool pipeline_even(int stages, int units, int ranks, Placement *out, char *error,
                                  size_t error_bytes) {
     if (stages < 1 || stages > units) {
@@ -88,7 +91,7 @@ static inline bool pipeline_even(int stages, int units, int ranks, Placement *ou
     }
     return true;
 }
-// "units:replicas,..."
+// Reads "units:replicas,...", one pair for each stage. Does not assign ranks (pipeline_parse does).
 static inline bool pipeline_stages(const char *text, int units, int ranks, Placement *out,
                                    char *error, size_t error_bytes) {
     int stages = 1, s = 0;
@@ -124,9 +127,10 @@ static inline bool pipeline_stages(const char *text, int units, int ranks, Place
     placement_free(out);
     return false;
 }
-// What --pipeline says, of a model of so many units (blocks + 2): "N" even stages, or
-// "units:replicas,..." for each. Ranks are dealt in order. False, and a text that says what to
-// change, for anything else ("auto" is the planner's). Pure, but for memory: placement_free().
+// Reads the value of --pipeline for a model of `units` units (blocks + 2): "N" even stages, or
+// "units:replicas,..." for each stage. Ranks are assigned to stages in order. For any other text it
+// returns false and writes a message that says what to change ("auto" is handled by the planner).
+// Pure, apart from memory: the caller calls placement_free().
 static inline bool pipeline_parse(const char *text, int units, int ranks, Placement *out,
                                   char *error, size_t error_bytes) {
     const char *end = text;
@@ -141,7 +145,7 @@ static inline bool pipeline_parse(const char *text, int units, int ranks, Placem
     }
     return good;
 }
-// The same for the program: ends it where the text is wrong.
+// As pipeline_parse, but a wrong text ends the program (EXIT_INPUT).
 static inline Placement pipeline_placement(const char *text, int units, int ranks) {
     Placement placement;
     char error[300];
@@ -155,7 +159,7 @@ static inline Placement pipeline_placement(const char *text, int units, int rank
 // -------------------------------------------------------------------------------------------------
 // Plans
 
-// Are the stages all of the units once, and all of the ranks once?
+// Returns whether the stages have each unit once, in order, and each rank once.
 static inline bool pipeline_check_placement(const Placement *placement, int units, int ranks) {
     bool *taken = (bool *)checked_calloc((size_t)ranks, sizeof(bool), "placement"),
          good = placement->stages > 0;
@@ -173,7 +177,8 @@ static inline bool pipeline_check_placement(const Placement *placement, int unit
     free(taken);
     return good && unit == units && all == ranks;
 }
-// Can a schedule be made of this plan? False, and a text that says what to change. Pure.
+// Returns whether a schedule can be built from this plan, for a step of `samples` samples. If not,
+// writes a message that says what to change. Pure.
 static inline bool pipeline_check(const PipelinePlan *plan, int units, int ranks, int64_t samples,
                                   char *error, size_t error_bytes) {
     const char *wrong = NULL;
@@ -205,34 +210,35 @@ static inline bool pipeline_check(const PipelinePlan *plan, int units, int ranks
     if (wrong) { snprintf(error, error_bytes, "%s", wrong); }
     return !wrong;
 }
-// K_i: forwards that a stage begins with (section 3.2 of the paper; the whole step's for GPipe).
+// Returns K_i without the limit D: the forwards that a stage begins with (section 3.2 of the
+// paper). For GPipe these are all forwards of the step.
 static inline int64_t pipeline_warmup(const PipelinePlan *plan, int stage) {
     const int64_t below = plan->placement.stages - stage;
     return plan->kind == PIPELINE_GPIPE ? plan->micro_batches
            : plan->warmup == WARMUP_B   ? 2 * below - 1
                                         : below;
 }
-// Micro-batches whose activations a stage holds at once: as many, or, where weight parts wait,
-// those of the first stage.
+// Returns how many micro-batches' activations a stage holds at once: K_i, limited by D and M. Where
+// weight parts wait (zero bubble, CLIPS_ALL) each stage holds at least as many as the first one.
 static inline int64_t pipeline_live(const PipelinePlan *plan, int stage) {
     int64_t live = pipeline_warmup(plan, stage);
     if (plan->kind == PIPELINE_ZERO_BUBBLE) { live = plan->placement.stages; }
-    // one's factors are on their way
+    // one more, whose factors are on their way
     if (plan->clips == CLIPS_ALL && plan->placement.stages > 1) {
         live = max_i64(live, plan->placement.stages + 1);
     }
     return min_i64(min_i64(live, plan->depth), plan->micro_batches);
 }
-// The plan for a step of so many samples: as few micro-batches as hold them, at least one; of a
-// private step, whose samples are drawn, equal parts.
+// Returns the plan for a step of `samples` samples: as few micro-batches as hold them, but at least
+// one. A private step draws a random number of samples, so its micro-batches get equal sizes.
 static inline PipelinePlan pipeline_of_batch(const PipelinePlan *plan, int64_t samples) {
     PipelinePlan p = *plan;
     p.micro_batches = (int)min_i64(max_i64(1, ceil_div(samples, p.micro_rows)), SCHEDULE_MAX);
     if (p.clips) { p.micro_rows = max_i64(1, ceil_div(samples, p.micro_batches)); }
     return p;
 }
-// The part of a micro-batch that replica `index` of `replicas` computes: its first sample in the
-// step; rows = that of the next minus it.
+// Returns the first sample, as an index in the step, of the part of a micro-batch that replica
+// `index` of `replicas` computes. The part ends where the next replica's begins.
 static inline int64_t pipeline_first_row(const PipelinePlan *plan, int64_t samples, int micro,
                                          int replicas, int index) {
     int64_t begin = min_i64(micro * plan->micro_rows, samples),
@@ -243,12 +249,13 @@ static inline int64_t pipeline_first_row(const PipelinePlan *plan, int64_t sampl
 // -------------------------------------------------------------------------------------------------
 // Building
 
-// What a stage has done, in micro-batches, which it works through in order.
+// What a stage has done so far, as numbers of micro-batches. It processes micro-batches in order.
 typedef struct {
-    int forwards, backwards, weights; // weights: all of them, then its places are free
-    int inputs, gradients;            // received
-    int deferred;                     // most backwards at once whose weight parts wait
-    // of a group that crosses stages: the first stage has them, it has them, TIED has run
+    int forwards, backwards, weights; // weights: all its weight parts; its buffers are free
+    int inputs, gradients;            // messages that were received
+    int deferred;                     // maximum number of backwards whose weight parts wait
+    // clipping norms that cross stages: norms received by the first stage, factors received by this
+    // one, TIED actions run
     int norms, factors, tied;
     Limits limits;
 } StageRun;
@@ -258,19 +265,22 @@ typedef struct {
     bool training;
     StageRun *run; // [stages]
 } PipelineBuilder;
-// BACKWARD: INPUT and WEIGHT, unit by unit
+// BACKWARD: the input and the weight part, unit by unit.
 typedef enum { STAGE_WAITS, STAGE_FORWARD, STAGE_BACKWARD, STAGE_INPUT, STAGE_WEIGHT } StageAction;
 
 static inline bool pipeline_crosses(const PipelineBuilder *b) {
     return b->training && b->plan->clips && b->plan->placement.stages > 1;
 }
-// Does this stage send its norms to the first one, and wait for factors? All, or the last one, for
-// the classifier's part of wte.
+// Returns whether this stage sends its norms to the first stage and waits for factors. With
+// CLIPS_ALL all stages but the first do, otherwise only the last one, for the classifier's part of
+// wte.
 static inline bool stage_sends_norms(const PipelineBuilder *b, int s) {
     return pipeline_crosses(b) && s &&
            (b->plan->clips == CLIPS_ALL || s == b->plan->placement.stages - 1);
 }
-// Is what the backward pass of the next micro-batch needs there, and room for what it leaves?
+// Returns whether the backward pass of the next micro-batch can run: its gradient (and on the first
+// stage all norms from other stages) has arrived, and there is memory for what the pass keeps for
+// clipping.
 static inline bool stage_has_gradient(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
     bool there = r->backwards < (s + 1 < b->plan->placement.stages ? r->gradients : r->forwards);
@@ -280,7 +290,7 @@ static inline bool stage_has_gradient(const PipelineBuilder *b, int s) {
     const int kept = r->backwards - (b->plan->clips == CLIPS_ALL ? r->weights : r->tied);
     return there && (!stage_sends_norms(b, s) || kept < r->limits.clips);
 }
-// Is there a weight part that can run?
+// Returns whether a weight part can run.
 static inline bool stage_has_weight(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
     return r->weights < (b->plan->clips == CLIPS_ALL && s ? r->factors : r->backwards);
@@ -288,7 +298,7 @@ static inline bool stage_has_weight(const PipelineBuilder *b, int s) {
 static inline bool stage_has_input(const PipelineBuilder *b, int s) {
     return b->run[s].forwards < (s ? b->run[s].inputs : b->plan->micro_batches);
 }
-// What stage s does in this tick.
+// Returns what stage s does in this tick, for schedules whose weight parts follow the input parts.
 static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
     if (r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.in_flight) {
@@ -296,8 +306,9 @@ static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
     }
     return b->training && stage_has_gradient(b, s) ? STAGE_BACKWARD : STAGE_WAITS;
 }
-// The same of three: in turns as in DAPPLE, but weight parts run when nothing else can: no gradient
-// is there, and no input, or no slot for it.
+// Returns what stage s does in this tick, for schedules that delay weight parts. Forwards and
+// backwards alternate as in DAPPLE. A weight part runs when nothing else can: no gradient is
+// available, and no input, or no memory for its activations.
 static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
     bool turn = r->forwards < b->plan->micro_batches &&
@@ -309,8 +320,8 @@ static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     return stage_has_weight(b, s) ? STAGE_WEIGHT : STAGE_WAITS;
 }
 
-// The actions of all replicas of a stage for one micro-batch: of this kind for these units, which
-// may go down.
+// Adds actions of one kind for the units from `first` to `last`, which may be in descending order,
+// on all replicas of a stage for one micro-batch.
 static inline void stage_add(PipelineBuilder *b, int s, ActionKind kind, int first, int last,
                              int micro) {
     const Stage *stage = &b->plan->placement.stage[s];
@@ -357,9 +368,9 @@ static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
     r->deferred = (int)max_i64(r->deferred, r->backwards - r->weights);
     r->weights += what == STAGE_BACKWARD || what == STAGE_WEIGHT || !b->training;
 }
-// The classifier's part of wte, on the last stage, of micro-batches whose factors have come: after
-// what the stage does in the tick, so that they have the time of an action to arrive. Returns
-// whether there was any.
+// Adds TIED actions, the classifier's part of wte on the last stage, for the micro-batches whose
+// factors have arrived. They run after the stage's action of the tick, so the factors have the time
+// of one action to arrive. Returns whether there was any.
 static inline bool stage_run_tied(PipelineBuilder *b) {
     const int last = b->plan->placement.stages - 1, head = b->program->map.units - 1;
     StageRun *r = &b->run[last];
@@ -369,8 +380,8 @@ static inline bool stage_run_tied(PipelineBuilder *b) {
     }
     return r->tied > before;
 }
-// What stages tell each other of a micro-batch, of a kind that is sent: one message for each pair
-// of replicas with rows in common. Both ends of it are added, or one.
+// Adds the messages of one kind (a SEND kind) between two stages for a micro-batch: one message for
+// each pair of replicas with rows in common. Adds both ends of them, or one.
 typedef enum { BOTH_ENDS, RECEIVERS, SENDERS } MessageEnds;
 static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind kind, int unit,
                                int micro, MessageEnds ends) {
@@ -378,8 +389,7 @@ static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind 
                 *receiver = &b->plan->placement.stage[to];
     Action a = action_make(kind, unit, -1, micro);
     for (int i = 0, j = 0; i < sender->replicas && j < receiver->replicas;) {
-        // rows of replica i of the sender and j of the receiver: from the first on, up to the
-        // second
+        // first and end of the rows of sender i, of receiver j
         int64_t out[2], in[2];
         for (int k = 0; k < 2; k++) {
             out[k] =
@@ -401,8 +411,8 @@ static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind 
         j += in[1] <= out[1];
     }
 }
-// From stage s to s + 1, what the last unit of s puts out; or back, the gradient of the first unit
-// of s + 1.
+// Messages between stages s and s + 1: stage_send_down sends the output of the last unit of s;
+// stage_send_back sends the input gradient of the first unit of s + 1.
 static inline void stage_send_down(PipelineBuilder *b, int s, int micro) {
     stage_cross(b, s, s + 1, ACT_SEND_FORWARD, b->plan->placement.stage[s + 1].first_unit - 1,
                 micro, BOTH_ENDS);
@@ -411,7 +421,7 @@ static inline void stage_send_back(PipelineBuilder *b, int s, int micro, Message
     stage_cross(b, s + 1, s, ACT_SEND_BACKWARD, b->plan->placement.stage[s + 1].first_unit, micro,
                 ends);
 }
-// All messages between stages s and s + 1 that are made and have a place.
+// Adds all messages between stages s and s + 1 that are made and have a buffer at the receiver.
 static inline void stage_messages(PipelineBuilder *b, int s) {
     StageRun *above = &b->run[s], *below = above + 1;
     while (below->inputs < above->forwards &&
@@ -423,7 +433,7 @@ static inline void stage_messages(PipelineBuilder *b, int s) {
         stage_send_back(b, s, above->gradients++, BOTH_ENDS);
     }
 }
-// The same between the first stage and stage s: factors, after which a place may be free, and
+// Adds all messages between the first stage and stage s: factors, which may free buffers, then
 // norms.
 static inline void stage_norm_messages(PipelineBuilder *b, int s) {
     const Stage *stage = &b->plan->placement.stage[s];
@@ -436,16 +446,16 @@ static inline void stage_norm_messages(PipelineBuilder *b, int s) {
         stage_cross(b, s, 0, ACT_SEND_NORM, unit, r->norms++, BOTH_ENDS);
     }
 }
-// Does a gradient that stage s + 1 makes in this tick have a place on stage s already? Then s
-// awaits it before its own action of the tick, beside which it travels. Who waits so waits for
-// stages below it only, which wait for those below them: no circle.
+// Returns whether stage s + 1 makes a gradient in this tick for which stage s already has a buffer.
+// Then s receives it before its own action of the tick, so it travels during that action. Such a
+// stage waits only for the stage below it, which waits only for stages further below: no cycle.
 static inline bool stage_awaits(const PipelineBuilder *b, int s, StageAction below_does) {
     const StageRun *above = &b->run[s], *below = above + 1;
     const bool made = below_does == STAGE_BACKWARD || below_does == STAGE_INPUT;
     return made && above->gradients == below->backwards &&
            above->gradients - above->weights < above->limits.gradients;
 }
-// What each rank must have room for.
+// Returns the limits of the ranks of stage s.
 static inline Limits stage_limits(const PipelineBuilder *b, int s) {
     const PipelinePlan *plan = b->plan;
     const bool all = pipeline_crosses(b) && plan->clips == CLIPS_ALL;
@@ -458,15 +468,15 @@ static inline Limits stage_limits(const PipelineBuilder *b, int s) {
     if (b->training && plan->clips >= CLIPS_STAGES) {
         limits.works = plan->placement.stage[s].units;
     }
-    // a factor comes S - 1 ticks after its norm has left, and is used one later
+    // A factor arrives S - 1 ticks after its norm has left, and is used one tick later.
     if (stage_sends_norms(b, s) || (s == 0 && pipeline_crosses(b))) {
-        // backward passes
+        // backward passes in that time
         const int64_t meanwhile = plan->kind == PIPELINE_GPIPE ? stages : stages / 2;
         limits.clips = all ? live : min_i64(meanwhile + 1, plan->micro_batches);
     }
     return limits;
 }
-// Do input and weight parts of a micro-batch run apart?
+// Returns whether the input and weight parts of a micro-batch run at separate times.
 static inline bool pipeline_splits(const PipelineBuilder *b) {
     return b->training && (b->plan->kind == PIPELINE_ZERO_BUBBLE ||
                            (pipeline_crosses(b) && b->plan->clips == CLIPS_ALL));
@@ -492,9 +502,9 @@ static inline void pipeline_set_limits(const PipelineBuilder *b) {
     }
 }
 
-// The plan's schedule of a step of `samples` samples. p: its map, ranks and empty lists are there;
-// all ranks' lists are filled. training = false: forwards only. A plan that pipeline_check()
-// refuses ends the program.
+// Builds the schedule of a step of `samples` samples. The caller has set the map, the ranks and
+// empty lists of p; this fills the lists of all ranks and sets the limits. training = false:
+// forwards only. A plan that pipeline_check() refuses ends the program (EXIT_INPUT).
 static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64_t samples,
                                      bool training) {
     const int stages = plan->placement.stages;
@@ -524,8 +534,8 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
         }
         for (int s = 0; s < stages; s++) { stage_run(&b, s, next[s]); }
         moves |= stage_run_tied(&b);
-        // K_i does not grow from stage to stage, and norms and factors do not wait for later
-        // micro-batches: some stage always can
+        // Some stage can always run: K_i does not grow from stage to stage, and norms and factors
+        // do not wait for later micro-batches.
         assert(moves);
         for (int s = 0; s + 1 < stages; s++) {
             if (awaits[s]) { stage_send_back(&b, s, b.run[s].gradients++, SENDERS); }

@@ -1,18 +1,18 @@
-// planner.h: which ranks should compute which units (DAPPLE, arXiv 2007.01045, section 4):
-// partition, replicas, placement, micro-batch, recomputation and warm-up of a pipeline, chosen by
-// what the simulator says of its schedule; and what others would choose.
+// planner.h: chooses which ranks compute which units (DAPPLE, arXiv 2007.01045, section 4):
+// partition, replicas, placement, micro-batch, recomputation and warm-up of a pipeline. It also
+// computes what other planners would choose, for comparison, and prints --plan.
 //
-// Each plan has a time that no schedule of it beats (plan_bound: what equations 1 to 3 of the paper
-// count, and the limits of what is in flight). The plans with the least are tried first. What
-// decides is schedule_simulate() on the program that schedule_pipeline() makes of the plan, with
-// one rank per stage, transfers and all-reduces included; a stage's all-reduce begins with its last
-// micro-batch's first gradients, as it will when it runs.
-//
-// Search: from even stages, from all pairs of stages and from what the baselines choose, stages are
-// split (the paper's transition, equation 5), merged, moved; a beam of the best plans is kept, and
-// each of them is changed in every way until none gets better. Plans whose bound is no better than
-// the beam's worst are not simulated.
-// plans that are kept, and of them with as many stages and the same micro-batch
+// Decision   schedule_simulate() decides, on the program that schedule_pipeline() makes of a plan,
+//            with one rank for each stage, transfers and all-reduces included. A stage's all-reduce
+//            begins with the first gradients of its last micro-batch, as in a real run.
+// Bound      Each plan has a time that no schedule of it beats (plan_bound: what equations 1 to 3
+//            of the paper count, and the limits of what is in flight). Plans with the smallest
+//            bound are simulated first; plans whose bound is no better than the worst of the beam
+//            are not simulated.
+// Search     A beam search. It starts from even stages, from all pairs of stages, and from what the
+//            other planners choose. It splits stages (the paper's transition, equation 5), merges
+//            them and moves units and replicas between them. The best plans are kept in the beam,
+//            and each is changed in every way until none gets better.
 #ifndef PLANNER_H
 #define PLANNER_H
 
@@ -21,28 +21,30 @@
 
 // -------------------------------------------------------------------------------------------------
 // Search
+// Plans that the beam keeps at most; of them with the same number of stages and micro-batch.
 enum { PLAN_BEAM = 32, PLAN_ALIKE = 2 };
-// most stages x micro-batches: half a GiB of actions to replay
+// maximum of stages x micro-batches: half a GiB of actions to replay
 enum { PLAN_STAGE_BATCHES = 1 << 20 };
 typedef struct {
     Plan plan;
     double bound, step_s;
-    // all that it can be changed into was looked at; all of its micro-batches were replayed
+    // its neighbours have been tried; all of its micro-batches were replayed
     bool tried, replayed;
 } Candidate;
 typedef struct {
     const PlanTask *task;
-    bool zero_bubble;     // such schedules are among the choices
-    int *ranks, *scratch; // of plan_place()
-    PlanCosts costs;      // of the plan that is looked at
-    int64_t *divisors;    // [divisor_count] of the samples, ascending: the micro-batches
+    bool zero_bubble;     // zero-bubble schedules are among the choices
+    int *ranks, *scratch; // buffers of plan_place()
+    PlanCosts costs;      // costs of the plan that is examined
+    int64_t *divisors;    // [divisor_count] of the samples, ascending: sizes of micro-batches
     int divisor_count;
-    Candidate beam[PLAN_BEAM]; // the best so far, ascending
-    // there are; at most: fewer of large tasks, whose plans take longer to look at
+    Candidate beam[PLAN_BEAM]; // the best plans so far, the fastest first
+    // plans in the beam; maximum (smaller for large tasks, whose plans take longer to examine)
     int found, keep;
-    Candidate *pool; // to be simulated
+    Candidate *pool; // plans to be simulated
     int pooled, pool_capacity;
-    uint64_t *seen; // [seen_capacity] plans by what they cost, open addressing
+    // [seen_capacity] hash table (open addressing) of checksums of the costs of plans seen
+    uint64_t *seen;
     size_t seen_count, seen_capacity;
     int64_t bounded, simulated;
 } Planner;
@@ -76,7 +78,7 @@ static inline void planner_free(Planner *p) {
     memset(p, 0, sizeof *p);
 }
 
-// Has a plan that costs the same been looked at?
+// Return whether a plan with the same costs has been seen, and note it: by checksum, by plan.
 static inline bool planner_saw_key(Planner *p, uint64_t key) {
     size_t i = (size_t)key & (p->seen_capacity - 1);
     for (; p->seen[i]; i = (i + 1) & (p->seen_capacity - 1)) {
@@ -111,8 +113,9 @@ static inline bool planner_saw(Planner *p, const Plan *plan) {
     }
     return planner_saw_key(p, checksum_end(&sum) | 1);
 }
-// Where a plan would be kept: in place of the worst of those alike, or of all, where there are as
-// many as may be.
+// Returns the position in the beam that a plan would take: that of the worst plan alike (as many
+// stages, same micro-batch) if PLAN_ALIKE of those are kept, else the end or, if the beam is full,
+// that of the worst.
 static inline int planner_worst(const Planner *p, const Plan *plan) {
     int alike = 0, worst = p->found;
     for (int i = 0; i < p->found; i++) {
@@ -124,7 +127,8 @@ static inline int planner_worst(const Planner *p, const Plan *plan) {
     }
     return alike >= PLAN_ALIKE ? worst : (int)min_i64(p->found, p->keep - 1);
 }
-// What it must beat: that one, and it must come near the best.
+// Returns the time that a plan must beat: that of the plan it would replace, and 1.1 times the
+// best.
 static inline double planner_limit(const Planner *p, const Plan *plan) {
     const double near_best = 1.1;
     int worst = planner_worst(p, plan);
@@ -132,13 +136,13 @@ static inline double planner_limit(const Planner *p, const Plan *plan) {
     return worst < p->found ? fmin(limit, p->beam[worst].step_s) : limit;
 }
 
-// Ranks and costs of a plan; false where it does not fit the memory.
+// Computes a plan's ranks and costs. Returns false if it does not fit the memory.
 static inline bool planner_look(Planner *p, const Plan *plan) {
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
-// Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may
-// be better than the beam's worst.
+// Puts a plan into the pool if it fits the memory, is short enough to replay, is new, and may be
+// better than the worst of the beam.
 static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
     bool replayable = plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
@@ -170,14 +174,14 @@ static inline void planner_keep(Planner *p, const Candidate *c) {
     for (; at > 0 && p->beam[at - 1].step_s > c->step_s; at--) { p->beam[at] = p->beam[at - 1]; }
     p->beam[at] = *c;
 }
-// Simulates the pool, the most promising first, and keeps the best.
+// Simulates the pool, the most promising plans first, and keeps the best in the beam.
 static inline void planner_run(Planner *p) {
     if (p->pooled) { qsort(p->pool, (size_t)p->pooled, sizeof(Candidate), candidate_order); }
     for (int i = 0; i < p->pooled; i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
         planner_look(p, &c->plan);
-        keep_alive(); // other ranks may wait
+        keep_alive(); // other ranks may be waiting
         c->step_s = plan_simulate(&c->plan, &p->costs);
         p->simulated++;
         planner_keep(p, c);
@@ -185,8 +189,9 @@ static inline void planner_run(Planner *p) {
     p->pooled = 0;
 }
 
-// Moves the cuts so that the busiest stage has as little to do as can be, with these replicas and
-// this micro-batch, where one micro-batch in flight fits the memory.
+// The next three functions move the cuts between stages so that the busiest stage has as little to
+// do as possible, with the plan's replicas and micro-batch, such that one micro-batch in flight
+// fits the memory. stage_fits returns whether a stage takes at most `most` seconds and fits.
 static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first, int end,
                               double most) {
     const PlanModel *m = t->model;
@@ -196,11 +201,11 @@ static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first
                most &&
            plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
 }
-// stage after stage, each as many units as `most` seconds allow
+// Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
 static inline bool plan_fill(const PlanTask *t, Plan *p, double most) {
     bool good = true;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        // each stage after it has a unit
+        // each later stage needs a unit
         int high = t->model->units - (p->stages - 1 - s),
             low = s + 1 < p->stages ? first + 1 : high;
         while (low < high) {
@@ -230,28 +235,29 @@ static inline void plan_balance(const PlanTask *t, Plan *p) {
     plan_fill(t, p, high);
 }
 
-// How many policies there are to choose from: one, where it does not matter on which nodes a stage
-// is.
+// Returns how many placement policies to try: one if all choices are the same, because the nodes do
+// not matter; else `most`.
 static inline int task_policies(const PlanTask *t, int most) {
     return t->cluster.nodes > 1 && t->cluster.ranks > 1 ? most : 1;
 }
 static inline int planner_policies(const Planner *p) {
     return task_policies(p->task, PLACE_POLICIES);
 }
-// With each policy for a stage, from which its ranks, and what is left for those after it, follow.
+// Adds a plan with each placement policy of stage s. The ranks of s and of later stages follow from
+// it.
 static inline void planner_add_placed(Planner *p, Plan plan, int s) {
     for (int policy = 0; policy < planner_policies(p); policy++) {
         plan.policy[s] = (unsigned char)policy;
         planner_add(p, &plan);
     }
 }
-// The same, with these cuts and balanced anew.
+// The same, with the plan's cuts and with balanced ones.
 static inline void planner_add_both(Planner *p, Plan plan, int s) {
     planner_add_placed(p, plan, s);
     plan_balance(p->task, &plan);
     planner_add_placed(p, plan, s);
 }
-// Stage s becomes two: the first takes so many of its units and of its replicas.
+// Splits stage s in two. The first gets `units` of its units and `replicas` of its replicas.
 static inline Plan plan_split(const Plan *p, int s, int units, int replicas) {
     Plan q = *p;
     q.stages++;
@@ -266,7 +272,8 @@ static inline Plan plan_split(const Plan *p, int s, int units, int replicas) {
     q.replicas[s + 1] -= replicas;
     return q;
 }
-static inline Plan plan_merge(const Plan *p, int s) { // with the stage after it
+// Merges stage s with the next one.
+static inline Plan plan_merge(const Plan *p, int s) {
     Plan q = *p;
     q.stages--;
     q.units[s] += p->units[s + 1];
@@ -278,8 +285,8 @@ static inline Plan plan_merge(const Plan *p, int s) { // with the stage after it
     }
     return q;
 }
-// Splits of a stage: all cuts of few units; of many those near the one that balances the two parts
-// by their replicas, and some of the others.
+// Adds splits of a stage. A stage of few units is cut everywhere; one of many units near the cut
+// that balances the two parts by their replicas, and at some others.
 static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
     enum { MANY = 48, NEAR = 3 };
     const PlanModel *m = p->task->model;
@@ -307,8 +314,8 @@ static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
         }
     }
 }
-// Units and replicas that move from a stage to another: units to the next one, or to the one after
-// it, past what is between them.
+// Adds plans that move units or replicas from stage s to another. Units move to the next stage, or
+// to the one after it, past the units in between.
 static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
     static const int shifts[] = {1, 2, 4, 8, -1, -2, -4, -8};
     for (int k = 0; k < 16; k++) {
@@ -334,8 +341,8 @@ static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
 static inline bool planner_asks(const Planner *p, int64_t micro_batch) {
     return !p->task->micro_batch || micro_batch == p->task->micro_batch;
 }
-// What holds for all stages: micro-batch, recomputation, warm-up or zero bubble; with these cuts,
-// or balanced anew too.
+// The settings of all stages of a plan. planner_add_settings adds a plan with each micro-batch and
+// setting; balanced_too: also with balanced cuts.
 typedef struct {
     PipelineKind kind;
     Warmup warmup;
@@ -381,7 +388,8 @@ static inline void planner_add_neighbours(Planner *p, const Plan *plan) {
     }
     planner_add_settings(p, plan, true);
 }
-// So many stages with as many replicas each, the first ones one more where ranks remain, balanced.
+// Returns a balanced plan of `stages` stages with the same number of replicas each; the first
+// stages have one more if ranks remain.
 static inline Plan plan_even(const PlanTask *t, int stages, int64_t micro_batch) {
     Plan q;
     memset(&q, 0, sizeof q);
@@ -399,7 +407,8 @@ static inline int task_most_stages(const PlanTask *t) {
     return (int)min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES);
 }
 
-// Replays the first of the beam in full, until that is the best still.
+// Replays the best plan of the beam with all its micro-batches, until the best one has been
+// replayed.
 static inline void planner_finish(Planner *p) {
     while (p->found && !p->beam[0].replayed) {
         Candidate first = p->beam[0];
@@ -410,8 +419,8 @@ static inline void planner_finish(Planner *p) {
         planner_keep(p, &first);
     }
 }
-// The best that these stages can be with any micro-batch, recomputation and warm-up that the task
-// allows. found is 0 where nothing fits.
+// Returns the best plan with these stages and any micro-batch, recomputation and warm-up that the
+// task permits. It has 0 stages if nothing fits.
 static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
     Candidate best;
     memset(&best, 0, sizeof best);
@@ -424,7 +433,7 @@ static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
     return best;
 }
 
-// All partitions, replicas and policies from this unit and rank on.
+// Adds all partitions, replicas and policies from this unit and rank on (recursive).
 static inline void planner_add_all(Planner *p, Plan *plan, int unit, int rank) {
     const int s = plan->stages, units = p->task->model->units - unit,
               ranks = task_ranks(p->task) - rank;
@@ -442,8 +451,8 @@ static inline void planner_add_all(Planner *p, Plan *plan, int unit, int rank) {
     }
     plan->stages = s;
 }
-// Finds the best plans; p->beam[0 .. found - 1] has them, where any fits the memory. The search
-// begins with these too.
+// Finds the best plans and leaves them in p->beam[0 .. found - 1]; found is 0 if none fits the
+// memory. The `known` plans are among those from which the search begins.
 static inline void planner_search(Planner *p, const Candidate *known, int count) {
     p->zero_bubble = true;
     for (int i = 0; i < count; i++) {
@@ -459,7 +468,7 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
     }
     Plan any = plan_even(p->task, 1, 1);
     any.stages = 0;
-    // some thousands
+    // for small tasks: some thousand plans
     if (p->task->model->units * task_ranks(p->task) <= 24) { planner_add_all(p, &any, 0, 0); }
     planner_run(p);
     for (int i = 0; i < p->found;) {
@@ -477,15 +486,15 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
 }
 
 // -------------------------------------------------------------------------------------------------
-// Baselines: what others would choose. A plan of 0 stages: nothing.
+// Baselines: what other planners would choose. A plan of 0 stages means that none fits.
 
-// What equations 1 to 3 of DAPPLE choose among all plans, with the task's micro-batch, and the
-// task's memory for one micro-batch at least in each stage. Where the task has none it is 1, as in
-// the paper's code, whose slices may be fractions of a sample; but data parallelism, whose
-// all-reduce overlaps with a micro-batch's backward pass, may have any. `complete`: no plan is
-// better.
+// What equations 1 to 3 of DAPPLE choose among all plans. The micro-batch is the task's; without
+// one it is 1, as in the paper's code, whose slices may be fractions of a sample. Data parallelism
+// may use any micro-batch, because its all-reduce overlaps with a micro-batch's backward pass. Each
+// stage must have memory for at least one micro-batch. complete: no plan is better by these
+// equations.
 typedef struct {
-    Plan plan; // 0 stages: none fits
+    Plan plan; // 0 stages if none fits
     double step_s;
     bool complete;
 } EquationChoice;
@@ -509,8 +518,8 @@ static inline EquationChoice planner_by_equations(const PlanTask *t) {
     return choice;
 }
 
-// GPipe (arXiv 1811.06965): all forwards, then all backwards; stages of equally many units, on
-// equally many ranks each.
+// Returns the best GPipe plan (arXiv 1811.06965): all forwards, then all backwards; stages of equal
+// numbers of units, each on the same number of ranks.
 static inline Candidate planner_gpipe(const PlanTask *t) {
     Candidate best;
     memset(&best, 0, sizeof best);
@@ -530,20 +539,21 @@ static inline Candidate planner_gpipe(const PlanTask *t) {
     return best;
 }
 
-// PipeDream's planner (SOSP 2019, section 3.1), from the paper: level by level, inside of a node,
-// then between nodes,
-//   A(i..j, m) = min over s, m' of max{ A(i..s, m - m'), 2 a_s / bandwidth, T(s..j, m') },  T(i..j,
-//   m) = max{ A of the level below, 2 (m - 1) w / bandwidth } / m
-// where level 0 is the time of a profiled batch: the least time of the slowest stage. Of large
-// levels m counts in groups of ranks.
+// PipeDream's planner (SOSP 2019, section 3.1), as in the paper. It works level by level, first
+// inside a node, then between nodes:
+//   A(i..j, m) = min over s, m' of max{ A(i..s, m - m'), 2 a_s / bandwidth, T(s..j, m') }
+//   T(i..j, m) = max{ A of the level below, 2 (m - 1) w / bandwidth } / m
+// Level 0 is the time of a profiled batch. A is the least time of the slowest stage. On large
+// levels m counts groups of ranks.
 enum { PIPEDREAM_UNITS = 160, PIPEDREAM_GROUPS = 16 };
 typedef struct {
     const PlanModel *model;
-    const double *below; // [units + 1][units + 1] of the level below for units i..j; NULL: level 0
-    int groups, of;      // of so many members
+    // [units + 1][units + 1] A of the level below for units i..j; NULL: level 0
+    const double *below;
+    int groups, of; // number of groups; members of each
     double bytes_per_s;
-    double *best;      // [units + 1][groups + 1] for units first..j on m groups
-    int *split, *take; // where the last stage begins, -1: there is one only; on how many groups
+    double *best;      // [units + 1][groups + 1] A for units first..j on m groups
+    int *split, *take; // unit at which the last stage begins (-1: it is the only one); its groups
 } PipeDream;
 static inline double pipedream_stage(const PipeDream *d, int i, int j, int m) {
     const PlanModel *model = d->model;
@@ -596,7 +606,7 @@ static inline void pipedream_free(PipeDream *d) {
 typedef struct {
     int first, end, members;
 } PipeDreamStage;
-// The stages of units first..end, as solved, the last one first; returns how many.
+// Writes the stages of units first..end, as solved, the last one first. Returns how many.
 static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeDreamStage *out) {
     int n = 0;
     for (int m = d->groups; end > first; n++) {
@@ -608,7 +618,7 @@ static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeD
     }
     return n;
 }
-// Its plan, with any micro-batch.
+// Returns PipeDream's plan, with micro-batch 1 as a placeholder (0 stages: too many units).
 static inline Plan planner_pipedream(const PlanTask *t) {
     const PlanModel *m = t->model;
     const int units = m->units;
@@ -629,14 +639,14 @@ static inline Plan planner_pipedream(const PlanTask *t) {
     pipedream_solve(&outer, 0);
     p.kind = PIPELINE_DAPPLE;
     p.micro_batch = 1;
-    // in the order of the units
+    // machines are listed from the last to the first: visit them in the order of units
     for (int k = pipedream_stages(&outer, 0, units, machines) - 1; k >= 0; k--) {
         pipedream_solve(&inner, machines[k].first);
         int n = pipedream_stages(&inner, machines[k].first, machines[k].end, stages);
         for (int i = n - 1; i >= 0; i--, p.stages++) {
             p.units[p.stages] = stages[i].end - stages[i].first;
             p.replicas[p.stages] = stages[i].members * machines[k].members;
-            // on each of its machines
+            // the stages of a group of machines are replicated on each of them
             p.policy[p.stages] =
                 n > 1 && machines[k].members == t->cluster.nodes ? PLACE_SCATTER : PLACE_APPEND;
         }
@@ -648,14 +658,14 @@ static inline Plan planner_pipedream(const PlanTask *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// All of it
+// The answer to a task
 enum { PLAN_OTHERS = 8 };
 typedef struct {
-    Candidate best;                // 0 stages: nothing fits the memory
+    Candidate best;                // 0 stages if nothing fits the memory
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
-    const char *name[PLAN_OTHERS]; // what they are
+    const char *name[PLAN_OTHERS]; // what the others are
     int others;
-    EquationChoice equations; // what equations 1 to 3 choose, and say of it
+    EquationChoice equations; // what equations 1 to 3 choose, and the time they predict for it
 } PlanAnswer;
 
 static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
@@ -663,11 +673,12 @@ static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *
     a->other[a->others] = *c;
     a->name[a->others++] = name;
 }
-static inline bool plans_alike(const Plan *a, const Plan *b) { // but for the cuts
+// Returns whether two plans differ in nothing but cuts and settings.
+static inline bool plans_alike(const Plan *a, const Plan *b) {
     return a->stages == b->stages && a->micro_batch == b->micro_batch &&
            !memcmp(a->replicas, b->replicas, (size_t)a->stages * sizeof(int));
 }
-// The best of the beam that differ from those before.
+// Adds the best plans of the beam that differ from all before them.
 static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
     for (int i = 1; i < p->found; i++) {
         bool known = plans_alike(&p->beam[i].plan, &a->best.plan);
@@ -677,7 +688,7 @@ static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
         if (!known) { answer_add(a, "runner-up", &p->beam[i]); }
     }
 }
-// The best plan for a task, and those of others; what they chose is where the search begins.
+// Returns the best plan for a task, and those of the other planners, from which the search begins.
 static inline PlanAnswer planner_answer(const PlanTask *t) {
     PlanAnswer a;
     memset(&a, 0, sizeof a);
@@ -705,14 +716,15 @@ static inline PlanAnswer planner_answer(const PlanTask *t) {
 static inline void print_number_list(FILE *to, const int *numbers, int n) {
     for (int i = 0; i < n; i++) { fprintf(to, "%s%d", i ? "," : "", numbers[i]); }
 }
-// Ranks as ranges: 0-3,8.
+// Prints ascending ranks as ranges: 0-3,8.
 static inline void print_ranges(FILE *to, const int *ranks, int n) {
     for (int i = 0, end; i < n; i = end) {
         for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;) { end++; }
         fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
     }
 }
-static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) { // without the braces
+// Prints the members of a plan's JSON object, without the braces.
+static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
     const Plan *plan = &c->plan;
     planner_look(p, plan);
     fprintf(to, "\"stages\":[");
@@ -787,7 +799,8 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
     }
 }
 
-// The stages that --pipeline gives, with the best micro-batch, or --micro-batch where it is given.
+// Returns the answer for the stages that --pipeline gives, with the best micro-batch, or
+// --micro-batch if it is given.
 static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
     PlanAnswer a;
@@ -815,7 +828,8 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     placement_free(&placement);
     return a;
 }
-// What the flags ask a plan for, of this model on this cluster.
+// Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
+// (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
 static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
                                     const Options *o, const OptionsGiven *given) {
     PlanTask t = {model,
@@ -840,8 +854,8 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
     }
     return t;
 }
-// The best plan, or what is predicted for the stages that --pipeline gives; told (NULL: not) as a
-// table or as JSON. Ends the program where none fits.
+// Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
+// (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits.
 static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o) {
     PlanTask t = *task;
     const PlanModel *model = t.model;
@@ -865,7 +879,7 @@ static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o
     free(a);
     return best;
 }
-// --plan for --profile on --cluster.
+// Runs --plan for the model of --profile on --cluster.
 static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
     PlanModel model = profile_load(o->profile);
     Cluster cluster = cluster_parse(o->cluster);
@@ -873,7 +887,8 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     planner_tell(to, &t, o);
     plan_model_free(&model);
 }
-// Micro-batches whose activations fit its ranks' memory, of the stage that has least room.
+// Returns D: how many micro-batches' activations fit the memory, on the stage with the least space;
+// INT64_MAX: no limit.
 static inline int64_t plan_depth(const PlanTask *t, const Plan *p) {
     Planner planner = planner_make(t);
     planner_look(&planner, p);
@@ -881,7 +896,7 @@ static inline int64_t plan_depth(const PlanTask *t, const Plan *p) {
     planner_free(&planner);
     return depth < INT32_MAX ? depth : INT64_MAX;
 }
-// Units and ranks of its stages.
+// Returns the units and ranks of a plan's stages. The caller calls placement_free().
 static inline Placement plan_placement(const PlanTask *t, const Plan *p) {
     Placement placement = placement_make(p->stages);
     int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0,

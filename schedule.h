@@ -1,72 +1,72 @@
-// schedule.h: who computes what, when: as data. One array of actions per rank, for ONE optimizer
+// schedule.h: who computes what and when, as data: one array of actions per rank, for ONE optimizer
 // step.
 //
-// Builders emit compute and message actions. Policies lower them: they insert RECOMPUTE, PREFETCH,
-// ACQUIRE, RELEASE, REDUCE, NORM, UPDATE into the same array (zero.h). Then nothing is hidden: ONE
-// validator proves a program before it runs, ONE executor runs it (executor.h), ONE simulator times
-// it, ONE printer draws it; predicted traffic is a sum over actions.
+// Builders (pipeline.h, cyclic.h, schedule_sequential here) write the compute and message actions.
+// Policies lower them: zero.h inserts PREFETCH, ACQUIRE, RELEASE, REDUCE, NORM and UPDATE into the
+// same arrays; this file inserts RECOMPUTE, CLIP and the moves of activations. Nothing else happens
+// in a step. So ONE validator proves a program before it runs (engine/validator.h), ONE executor
+// runs it (engine/executor.h), ONE simulator times it (engine/simulator.h), ONE printer prints it,
+// and predicted traffic is a sum over actions.
 //
-// Fields     micro     micro-batch of this step, from 0
-//            first_row, rows   its samples, as positions among the S samples of the step (rows may
-//                              differ per action and rank, and
-//                     be 0: a rank without samples takes part in what the others do)
-//            unit, storage     as gpt.h numbers them; this header knows them only through a UnitMap
-//            step, version     relative to the step that runs: version 0 are the parameters before
-//                              its update, 1 after
-//            peer              the other rank of SEND and RECV
-//            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
-//            use               of parameters that come for each use (layout.h: borrows): which one
-//                              of the step; of FETCH, EVICT and their UPDATE: the piece
-// Invariants proved by engine/validator.h.
+// Fields of an action:
+//   micro            micro-batch of this step, from 0
+//   first_row, rows  its samples: a range of the step's S samples. Ranks and actions may have
+//                    different ranges. With 0 rows a rank only joins the collectives of the others.
+//   unit, storage    numbers as in gpt.h; this header knows them only through a UnitMap
+//   step, version    relative to the step that runs: version 0 of the parameters is the one before
+//                    this step's update, version 1 the one after it
+//   peer             the other rank of a SEND or RECV
+//   near             PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
+//   use              borrowed parameters (store/layout.h: borrows): which use of the step this is;
+//                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
 #include "support/base.h" // checked_malloc, die
 
 typedef enum {
+    // compute: one unit, one micro-batch
     ACT_FORWARD,
     ACT_BACKWARD_INPUT,
     ACT_BACKWARD_WEIGHT,
     ACT_RECOMPUTE,
-    ACT_CLIP,
-    // compute, per unit and micro-batch (CLIP, of a stage's first unit: every sample's norm is
-    // known; TIED: see Clips)
-    ACT_TIED,
-    ACT_SEND_FORWARD,
-    ACT_RECV_FORWARD, // after its SEND, as all of them
-    ACT_SEND_BACKWARD,
-    ACT_RECV_BACKWARD, // a unit's output / the gradient of a unit's input
-    ACT_SEND_NORM,
+    ACT_CLIP, // makes each sample's clipping factor; its unit is the first one of the stage
+    ACT_TIED, // adds the head's part of the gradient of wte (see Clips)
+    // messages of a unit and micro-batch; each RECV follows its SEND here
+    ACT_SEND_FORWARD, // output of a unit
+    ACT_RECV_FORWARD,
+    ACT_SEND_BACKWARD, // gradient of a unit's input
+    ACT_RECV_BACKWARD,
+    ACT_SEND_NORM, // each sample's norm in a stage, to the first stage; unit: the stage's last one
     ACT_RECV_NORM,
-    ACT_SEND_FACTOR,
-    // each sample's norm in a stage / the factor that follows; of the stage's last unit, whose
-    // other end is the first stage
+    ACT_SEND_FACTOR, // each sample's clipping factor, from the first stage; unit: as for NORM
     ACT_RECV_FACTOR,
-    ACT_SEND_SUM,
-    ACT_RECV_SUM, // of a storage: its gradient, summed over the micro-batches so far
-    ACT_SEND_PARAMETERS,
-    ACT_RECV_PARAMETERS, // of a storage: the version after the update of this step
-    ACT_SEND_PART,
-    ACT_RECV_PART, // of a storage: what one unit adds to a micro-batch's gradient
-    ACT_SEND_STATS,
-    ACT_RECV_STATS, // what a step has to tell: its loss, its norm
+    // messages of a storage
+    ACT_SEND_SUM, // gradient, summed over the micro-batches so far
+    ACT_RECV_SUM,
+    ACT_SEND_PARAMETERS, // version after the update of this step
+    ACT_RECV_PARAMETERS,
+    ACT_SEND_PART, // one unit's part of a micro-batch's gradient
+    ACT_RECV_PART,
+    ACT_SEND_STATS, // step statistics (loss, norm); not of a storage
+    ACT_RECV_STATS,
+    // states of a storage
     ACT_PREFETCH,
     ACT_ACQUIRE,
     ACT_RELEASE,
     ACT_REDUCE,
-    ACT_NORM,
-    ACT_UPDATE, // states, per storage (NORM: all of them)
-    ACT_ADD,    // a part of a sum that came
-    ACT_STATS,  // version 0: this rank adds to what a step has to tell; 1: it hears the whole
-    ACT_FETCH,  // a piece of a storage's states, from the host to the device
-    ACT_EVICT,  // and back (store/host.h)
-    ACT_READ,   // a piece of them that lies on a disk, to the host
-    ACT_WRITE,  // and back (store/disk.h)
-    // of a unit and micro-batch: the activations that forward passes have left on the host
-    ACT_FETCH_STASH,
-    ACT_EVICT_STASH, // and their way there
-    ACT_FETCH_SUM,   // of a storage: the sum of its gradient, from the host to be added to
-    ACT_EVICT_SUM,   // and its way there
+    ACT_NORM, // of all storages
+    ACT_UPDATE,
+    ACT_ADD,   // adds a received part to a sum
+    ACT_STATS, // version 0: this rank adds its step statistics; 1: this rank has the complete ones
+    ACT_FETCH, // piece of a storage's states, from the host to the device
+    ACT_EVICT, // the same, from the device to the host (store/host.h)
+    ACT_READ,  // piece of a storage's states, from the disk to the host
+    ACT_WRITE, // the same, from the host to the disk (store/disk.h)
+    ACT_FETCH_STASH, // activations of a unit and micro-batch, from the host to the device
+    ACT_EVICT_STASH, // the same, from the device to the host
+    ACT_FETCH_SUM,   // sum of a storage's gradient, from the host to the device
+    ACT_EVICT_SUM,   // the same, from the device to the host
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
@@ -126,40 +126,43 @@ static inline bool action_moves(ActionKind kind) { // between host and device
 static inline bool action_is_message(ActionKind kind) {
     return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_STATS;
 }
-// its RECV follows it
+// Each kind of SEND is followed by its RECV.
 static inline bool action_sends(ActionKind kind) {
     return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0;
 }
 static inline bool action_receives(ActionKind kind) {
     return action_is_message(kind) && !action_sends(kind);
 }
-// a message of a micro-batch's rows
+// A message with rows of a micro-batch.
 static inline bool action_of_rows(ActionKind kind) {
     return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_FACTOR;
 }
 
 typedef struct {
     ActionKind kind;
-    int unit, storage, micro, peer; // -1 where it does not apply
+    int unit, storage, micro, peer; // -1: does not apply
     int64_t first_row, rows;
     int64_t step, version;
     bool near;
     int use;
 } Action;
 
-// of states on the host, at most at once: one comes while the other goes
+// Pieces of states from the host that are on the device at once, at most: one arrives while the
+// other leaves.
 enum { MOVING_PIECES = 2 };
-// of states on a disk: one comes to the host, two are moving or at their updates, one goes
+// Pieces of states from a disk that are on the host at once, at most: one is read, two are moving
+// or being updated, one is written.
 enum { DISK_PIECES = 4 };
-// actions of a rank: some ten thousand micro-batches of a large model
+// Actions of a rank, at most: enough for some ten thousand micro-batches of a large model.
 enum { SCHEDULE_MAX = 1 << 22 };
 typedef struct {
     Action *actions;
     int count, capacity;
 } Schedule;
 
-// The head's part of the gradient of wte is made by its input part (gpt.h), or, where samples are
-// clipped, with the embedding's (dp.h): there, or, where that is on another stage, by TIED.
+// Which action makes a unit's part of a storage's gradient. It is the weight part, except for the
+// head's part of wte: that is made by the head's input part (gpt.h). Where samples are clipped, it
+// is made together with the embedding's part (dp.h); if the embedding is on another stage, by TIED.
 typedef enum {
     MADE_BY_WEIGHT_PART,
     MADE_BY_INPUT_PART,
@@ -167,74 +170,67 @@ typedef enum {
     MADE_BY_TIED
 } GradientMaker;
 
-// Whose gradients of a sample have one norm, where samples are clipped (dp.h). wte is used by the
-// first stage and by the last, so there is a norm that several stages know a part of: NORM brings
-// the first stage what another one knows, CLIP makes a factor of all, FACTOR takes it to the
-// others, and what is scaled by it waits there. Of groups inside stages that is TIED alone, the
-// classifier's part of wte.
+// Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
+// of a pipeline both use wte, so some norm needs parts from several stages. NORM sends the first
+// stage what another stage knows of it. CLIP makes the sample's factor from all parts. FACTOR sends
+// it to the other stages, where everything that is scaled by it waits. With groups inside stages
+// only TIED waits: the classifier's part of wte.
 typedef enum {
     CLIPS_NOTHING,
-    CLIPS_UNITS,  // each unit's
-    CLIPS_STAGES, // a stage's: its weight parts follow its CLIP
-    CLIPS_ALL     // all: all weight parts follow FACTOR
+    CLIPS_UNITS,  // one norm for each unit
+    CLIPS_STAGES, // one norm for each stage; its weight parts follow its CLIP
+    CLIPS_ALL     // one norm for all units; all weight parts follow FACTOR
 } Clips;
 
-// Where the sum of a storage's gradient is between micro-batches: on the device; or on the host,
-// from where it comes back to be added to, where one rank adds while it computes; or there, added
-// to what is there already.
+// Where the sum of a storage's gradient is between micro-batches:
+//   SUM_STAYS       on the device
+//   SUM_COMES_BACK  on the host; it returns to the device before the next gradient is added
+//                   (where one rank alone has the storage, so the device adds while it computes)
+//   SUM_IS_ADDED    on the host; each micro-batch's gradient is moved there and added
 typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
 
-// What the plan must know of the model and of its states: which storages a unit uses, and which of
-// them share rooms.
+// What a schedule must know about the model and its states: which storages each unit uses, and
+// where their states are. zero.h makes it (unit_map).
 typedef struct {
     int units, storages;
-    int (*of_unit)[2];
-    int *of_unit_count;
-    // which part of the unit contributes to the gradient: a GradientMaker
-    unsigned char (*made)[2];
-    // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
+    int (*of_unit)[2];        // [units] storages that the unit uses
+    int *of_unit_count;       // [units] how many: 1 or 2
+    unsigned char (*made)[2]; // [units] GradientMaker of the unit's part of each storage's gradient
+    // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
     int *param_slot, *grad_slot;
-    // [storages] parameters come by PREFETCH before each use; else they stay
-    bool *gathers;
-    // [storages] the gradient leaves by REDUCE in each micro-batch; else once
-    bool *reduces_often;
-    // [storages] several stages use it: the gradient leaves after all others
-    bool *tied;
-    // [storages] that its states on the host go in, to be updated; 0: there are none
-    int *pieces;
-    // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states
-    // come, and go back
+    bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
+    bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
+    bool *tied;          // [storages] used by several stages: its gradient is reduced last
+    int *pieces;         // [storages] pieces in which states on the host are updated; 0: none there
+    // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
+    // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
-    // [storages] some of them come to the host by READ first, and leave it by WRITE
-    bool *on_disk;
-    // the host makes them whole, one step late, beside what is computed by the version before
+    bool *on_disk; // [storages] some states are on disk: READ before, WRITE after the update
+    // Host updates run one step late, while the device computes with the previous version.
     bool delays;
-    // [storages] where the sum of its gradient is between micro-batches
-    SumPlace *sums;
-    // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
-    int *stage;
-    // [units] activations are on the host between the forward and the backward pass; NULL: of none
-    bool *stash;
-    // those that go into the unit, which are all that is kept of it; else those inside
+    SumPlace *sums; // [storages] place of the gradient's sum between micro-batches
+    int *stage;     // [units] stage of a unit; NULL: one stage, or no clipping
+    bool *stash;    // [units] activations are on the host between the passes; NULL: none
+    // The stash has the inputs of units, because all else is recomputed; else what is inside units.
     bool stash_inputs;
-    // storage that stays acquired from the last unit's backward pass to the first one's weight
-    // part, which reads it; -1: none
+    // Storage that stays acquired from the head's backward pass to the embedding's weight part,
+    // which reads it; -1: none.
     int lent;
 } UnitMap;
 
-// What a rank has room for at once.
+// The capacity of a rank: how many it can hold at once.
 typedef struct {
-    // micro-batches with activations: from its first forward to its last weight part
-    int64_t in_flight;
-    // micro-batches whose input, whose gradient was received: from then to the last weight part
+    int64_t in_flight; // micro-batches with activations: from first forward to last weight part
+    // micro-batches whose input, whose output gradient was received: until the last weight part
     int64_t inputs, gradients;
-    int64_t works; // backward inputs whose weight part has not run
-    // micro-batches of a group that crosses stages: from a norm that is received, or made to be
-    // sent, to all that follows
+    int64_t works; // units' backward inputs whose weight part has not run
+    // micro-batches with clipping norms that cross stages: from the first norm that is received or
+    // made to be sent, until nothing needs the norms and factors any more
     int64_t clips;
 } Limits;
 
-static inline Limits limits_of_one(void) { // micro-batch, and no other stages
+// Limits of a rank that works on one micro-batch at a time and has all stages.
+static inline Limits limits_of_one(void) {
     const Limits one = {1, 0, 0, 1, 0};
     return one;
 }
@@ -245,21 +241,21 @@ static inline Limits limits_of_both(Limits a, Limits b) {
     return both;
 }
 
-// The whole job: one schedule per rank.
+// The whole job: one schedule for each rank. program_free() frees it.
 typedef struct {
     UnitMap map;
     int ranks, micro_batches;
-    int64_t samples; // of a step: each unit computes each of them once, on some rank
+    int64_t samples; // samples of the step; each unit computes each sample once, on some rank
     Limits *limits;  // [ranks]
     bool recompute;
     Clips clips;
     Schedule *rank;
 } Program;
-// Is there a norm that several stages know a part of?
+// Returns whether a clipping norm needs parts from several stages.
 static inline bool program_crosses(const Program *p) { return p->clips && p->map.stage; }
-// Do weight parts of this rank wait for a norm over several units?
+// Returns whether weight parts wait for a norm over several units.
 static inline bool program_waits(const Program *p) { return p->clips >= CLIPS_STAGES; }
-// Is this unit the last one of a stage that sends its norms to the first stage?
+// Returns whether this unit is the last one of a stage that sends its norms to the first stage.
 static inline bool program_sends_norms(const Program *p, int unit) {
     if (!program_crosses(p) || p->map.stage[unit] == 0) { return false; }
     return unit == p->map.units - 1 ||
@@ -286,7 +282,7 @@ static inline void schedule_add(Schedule *s, Action a) {
     }
     s->actions[s->count++] = a;
 }
-// How many of a step's samples the actions span, from *first on.
+// Returns how many of the step's samples the actions span; *first is the first of them (0 if none).
 static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
     int64_t begin = INT64_MAX, end = 0;
     for (int i = 0; i < s->count; i++) {
@@ -322,18 +318,19 @@ static inline void program_free(Program *p) {
     free(p->limits);
     memset(p, 0, sizeof *p);
 }
-// The same limits for all ranks.
+// Gives all ranks the same limits.
 static inline void program_limit(Program *p, Limits limits) {
     free(p->limits);
     p->limits = (Limits *)checked_malloc((size_t)p->ranks * sizeof(Limits), "limits");
     for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
 }
 
-// Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt
-// to the ranks in contiguous, nearly equal parts; a rank works through its part, at most
-// `micro_rows` samples at a time, forward then backward. All ranks have as many micro-batches, at
-// least one, some of them the last one without samples: they gather and reduce together. training =
-// false: forward only (evaluation).
+// Builds the schedule of plain data parallelism: sequential accumulation of gradients. Each rank
+// gets a contiguous, nearly equal part of the step's `samples`. It processes at most `micro_rows`
+// of them at a time, forward then backward. All ranks have the same number of micro-batches (at
+// least 1), because they gather and reduce together; the last one may be empty on some ranks. The
+// caller has set the map, the ranks and empty lists of p. training = false: forwards only
+// (evaluation).
 static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows,
                                        bool training) {
     p->micro_batches =
@@ -362,8 +359,8 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
     program_limit(p, limits_of_one());
 }
 
-// Lowering: keep only block inputs; compute a block's other activations again just before its
-// backward.
+// Lowering for recomputation: only block inputs are kept. Inserts RECOMPUTE, which computes a
+// block's other activations again, just before the block's backward pass.
 static inline void schedule_lower_recompute(Program *p) {
     p->recompute = true;
     for (int r = 0; r < p->ranks; r++) {
@@ -383,11 +380,12 @@ static inline void schedule_lower_recompute(Program *p) {
     }
 }
 
-// Lowering: the weight parts of a micro-batch wait until its last input part has run, since a
-// sample's factor depends on the norm of its gradient over all units of the rank. What other
-// micro-batches do meanwhile stays where it is. (Of one stage: pipeline.h does it itself.)
+// Lowering for clipping: moves the weight parts of each micro-batch behind its last backward action
+// and a CLIP, since a sample's factor depends on the norm of its gradient over all units of the
+// rank. Actions of other micro-batches stay where they are. For programs of one stage: pipeline.h
+// clips by itself.
 static inline void lower_clip(Schedule *in, int micro_batches) {
-    // [micro] of its backward actions
+    // [micro] the last, the first of its backward actions
     int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"),
         *first = last + micro_batches;
     Schedule out = {NULL, 0, 0};
@@ -423,10 +421,11 @@ static inline void schedule_lower_clip(Program *p) {
     }
 }
 
-// Activations that lie on the host between a forward and a backward pass are made, and read, in one
-// of two rooms, which units take in turns. A forward pass makes what is kept inside its unit, or,
-// where units' inputs are kept, reads its own and makes the next unit's. Whose an action makes,
-// reads; -1: nobody's.
+// The stash: activations that are on the host between the forward and the backward pass. On the
+// device they are written to, and read from, one of STASH_SLOTS slots, which units take in turns.
+// If units' inputs are kept (stash_inputs), the forward pass of a unit reads its input from a
+// slot and writes the next unit's. Otherwise it writes what is kept inside its unit. The next two
+// functions return the unit whose stashed activations an action makes or reads, or -1 for none.
 enum { STASH_SLOTS = 2 };
 static inline int stash_slot(int unit) { return unit % STASH_SLOTS; }
 static inline int action_makes_stash(const UnitMap *map, const Action *a) {
@@ -444,18 +443,20 @@ static inline int action_reads_stash(const UnitMap *map, const Action *a) {
                ? a->unit
                : -1;
 }
-// The room whose copies an action waits for: what left it before more is made there, what came for
-// the backward pass. (What a forward pass reads it has made.)
+// Returns the slot whose copies an action must wait for, or -1. A forward pass waits until the
+// slot's former content has left. A backward pass or a recomputation waits until its activations
+// have arrived. (What a forward pass reads was made on the device, so it does not wait for that.)
 static inline int action_awaits_stash(const UnitMap *map, const Action *a) {
     const int unit =
         a->kind == ACT_FORWARD ? action_makes_stash(map, a) : action_reads_stash(map, a);
     return unit < 0 ? -1 : stash_slot(unit);
 }
-// Lowering: they leave as soon as they are made if others come into their room before the backward
-// pass, and come back as soon as these are done with it. Uses of rooms are numbered: 2 i is what
-// action i reads, 2 i + 1 what it makes.
+// Lowering of the stash. EVICT_STASH follows the action that makes activations, if their slot is
+// needed for others before the backward pass. FETCH_STASH follows the last use of the slot before
+// the activations are needed again. Uses of slots are numbered: use 2 i is what action i reads, use
+// 2 i + 1 what it makes.
 typedef struct {
-    // [uses] use of the same room, of the same activations, that follows; -1: none
+    // [uses] following use of the same slot, of the same activations; -1: none
     int *next, *again;
 } StashUses;
 static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
@@ -464,7 +465,7 @@ static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
 static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
     const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
     StashUses of = {(int *)checked_malloc((2 * uses + keys) * sizeof(int), "lowering"), NULL};
-    // [units][micro-batches] use from here on, of a room
+    // [units][micro-batches] next use of these activations; [slots] next use of the slot
     int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1};
     of.again = of.next + uses;
     for (size_t i = 0; i < keys; i++) { first[i] = -1; }
@@ -479,7 +480,7 @@ static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int mi
     }
     return of;
 }
-// what is made, for others, before its last use
+// Returns whether others take the slot before the last use of the activations that this use makes.
 static inline bool stash_leaves(const StashUses *of, int use) {
     while (of->again[use] >= 0 && of->again[use] == of->next[use]) { use = of->again[use]; }
     return of->again[use] >= 0;
@@ -513,7 +514,7 @@ static inline void schedule_lower_stash(Program *p) {
     }
 }
 
-// Does this action add to the gradient of a storage?
+// Returns whether this action adds to the gradient of a storage.
 static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
     if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_TIED) {
         return false;
@@ -528,9 +529,9 @@ static inline bool action_contributes(const UnitMap *map, const Action *a, int s
 }
 
 // -------------------------------------------------------------------------------------------------
-// Walking: plays the program with rendezvous messages. visit(context, rank, action, peer) is called
-// in an order that a real run could have; SEND and RECV are visited together (the sender first,
-// peer = the receiver's rank; then the receiver).
+// Walking: plays the program with rendezvous messages, in an order that a real run could have. A
+// visit has SEND and RECV together: first the sender with peer = the receiver's rank, then the
+// receiver with peer = the sender's rank. For other actions peer is -1.
 typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int peer);
 
 static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
@@ -541,8 +542,8 @@ static inline bool actions_match(const Action *send, int sender, const Action *r
            send->first_row == recv->first_row && send->rows == recv->rows;
 }
 
-// Where a rank's NORM stands (only updates follow it); its length where there is none, which nobody
-// gets past.
+// Returns the index of a rank's NORM, the last one if there are several. Without a NORM it is one
+// beyond the length of the list, which no rank reaches.
 static inline int schedule_norm_index(const Schedule *s) {
     for (int i = s->count - 1; i >= 0; i--) {
         if (s->actions[i].kind == ACT_NORM) { return i; }
@@ -550,17 +551,17 @@ static inline int schedule_norm_index(const Schedule *s) {
     return s->count + 1;
 }
 
-// Who can move is woken by who made it possible: so a walk takes as long as there are actions,
-// however many ranks wait.
+// State of a walk. A rank that becomes able to move is woken by the rank that made this possible.
+// So a walk takes time in proportion to the actions, however many ranks wait.
 typedef struct {
     const Program *program;
     ScheduleVisit visit;
     void *context;
-    int *at;            // [ranks] the next action
+    int *at;            // [ranks] index of the next action
     int *norm;          // [ranks] schedule_norm_index
     int *awake, count;  // [count] ranks that may be able to move
-    bool *listed, *met; // [ranks] it is among these; it has come to its NORM
-    int meeting;        // ranks that have
+    bool *listed, *met; // in that list; has reached its NORM
+    int meeting;        // ranks that have reached their NORM
 } Walk;
 
 static inline void walk_wake(Walk *w, int r) {
@@ -569,7 +570,7 @@ static inline void walk_wake(Walk *w, int r) {
         w->awake[w->count++] = r;
     }
 }
-// Rank r has come to a NORM, where all ranks meet. May it go on?
+// Rank r has reached a NORM, where all ranks meet. Returns whether it may continue.
 static inline bool walk_meet(Walk *w, int r) {
     const int ranks = w->program->ranks;
     if (w->at[r] != w->norm[r]) { return false; }
@@ -579,7 +580,7 @@ static inline bool walk_meet(Walk *w, int r) {
     w->met[r] = true;
     return w->meeting == ranks;
 }
-// Does the next action of rank r send what that of rank q receives?
+// Returns whether the next action of rank r sends what the next action of rank q receives.
 static inline bool walk_matches(const Walk *w, int r, int q) {
     const Program *p = w->program;
     if (r < 0 || r >= p->ranks || q < 0 || q >= p->ranks || w->at[r] >= p->rank[r].count ||
@@ -588,7 +589,7 @@ static inline bool walk_matches(const Walk *w, int r, int q) {
     }
     return actions_match(&p->rank[r].actions[w->at[r]], r, &p->rank[q].actions[w->at[q]], q);
 }
-// Rank r has come to a SEND. If its peer waits for this, both go on.
+// Rank r has reached a SEND. If its peer waits for this message, both continue.
 static inline bool walk_send(Walk *w, int r, const Action *a) {
     const int q = a->peer;
     if (!walk_matches(w, r, q)) { return false; }
@@ -598,12 +599,12 @@ static inline bool walk_send(Walk *w, int r, const Action *a) {
     walk_wake(w, q);
     return true;
 }
-// Lets rank r go on as far as it can.
+// Moves rank r as far as it can.
 static inline void walk_rank(Walk *w, int r) {
     const Schedule *s = &w->program->rank[r];
     for (; w->at[r] < s->count; w->at[r]++) {
         const Action *a = &s->actions[w->at[r]];
-        if (action_receives(a->kind)) { // the sender's turn moves it
+        if (action_receives(a->kind)) { // the sender moves both
             if (walk_matches(w, a->peer, r)) { walk_wake(w, a->peer); }
             return;
         }
@@ -616,8 +617,8 @@ static inline void walk_rank(Walk *w, int r) {
     }
 }
 
-// Returns -1, or the first rank that is stuck for ever; at[] (per rank) then says where each rank
-// stands.
+// Walks through the program. Returns -1, or the first rank that is stuck for ever. at: [ranks]
+// receives the index of the action that each rank has reached.
 static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
     const size_t n = (size_t)p->ranks;
     Walk w = {p, visit, context, at, NULL, NULL, 0, NULL, NULL, 0};
@@ -643,7 +644,7 @@ static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Printer: one line per run of actions of the same kind and micro-batch, one block per rank.
+// Printer: one line per action, one block per rank.
 static inline void schedule_print(FILE *to, const Program *p) {
     for (int r = 0; r < p->ranks; r++) {
         fprintf(to, "rank %d: %d actions\n", r, p->rank[r].count);

@@ -1,58 +1,61 @@
-// simulator.h: how long a program takes, whatever its actions cost (plan/costs.h): plays it
-// (schedule.h: walking) with clocks.
+// simulator.h: predicts how long a program takes. It plays the program (schedule.h: walking) with
+// clocks. The caller gives the cost of each action (plan/costs.h).
 //
-// Each rank has a clock for compute, one for its collectives, one for what moves between its host
-// and its device, and one for its disk, which run beside it, each doing one thing after another.
-// NORM waits for the first two and for all ranks; ACQUIRE for the gather of its storage; who writes
-// a gradient into a room for the last REDUCE from it. Messages run beside compute too, in both
-// directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it
-// has a room by then), and neither the sender's way out nor the receiver's way in carries another;
-// the compute actions of its micro-batch wait for it. A step is looked at that follows another (all
-// ranks begin together where there is no NORM). Costs come from the caller.
+// Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
+//            device, and for its disk. They run in parallel; each does one thing after another.
+// Waits      NORM waits for compute and collectives of all ranks. ACQUIRE waits for the gather of
+//            its storage. An action that writes a gradient into a buffer waits for the last REDUCE
+//            from it.
+// Messages   run in parallel with compute, in both directions at once. A message begins when the
+//            sender has reached its SEND, the receiver has reached its RECV (it then has a free
+//            buffer), and the sender's outgoing link and the receiver's incoming link are free. The
+//            compute actions of its micro-batch wait for it.
+// Steps      The step that is timed follows another one, as steps in a run do. (All ranks begin it
+//            together if the program has no NORM.)
 #ifndef SIMULATOR_H
 #define SIMULATOR_H
 
 #include "schedule.h" // programs
 
-enum { CHANNELS = 4 }; // kinds of messages: inputs, gradients, norms, factors
+enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
 typedef struct {
     double compute_s, message_s;
 } ActionCost;
 typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
 typedef struct {
-    double begin_s, end_s; // of a RECV: from when it waits until the message is there
+    double begin_s, end_s; // of a RECV: when its wait begins, when the message is received
 } ActionTime;
 typedef struct {
     const Program *program;
     ActionCosts cost;
     const void *context;
-    ActionTime **times;   // [rank][action] gets them; NULL: not wanted
-    double *clock, *comm; // [rank]
-    double *out, *in;     // [rank] when its links are free
-    double *link;         // [rank] when what moves between its host and its device is there
-    double *disk;         // [rank] when what moves between its host and its disk is there
-    // [rank][DISK_PIECES] when what came from there last is: into each of the rooms, in turns
+    ActionTime **times;   // [rank][action] output; NULL: not wanted
+    double *clock, *comm; // [rank] when compute, when collectives are done
+    double *out, *in;     // [rank] when the outgoing, the incoming link is free
+    double *link;         // [rank] when moves between host and device are done
+    double *disk;         // [rank] when moves between host and disk are done
+    // [rank][DISK_PIECES] when the last piece that was read into each buffer is on the host
     double *came;
-    double *turns;   // [rank][2] pieces that were asked for there, that were used
+    double *turns;   // [rank][2] buffer of the last piece that was read, that was used
     double *busy;    // [rank] time spent computing
-    double *ready;   // [rank][storage] when its parameters are there
-    double *left;    // [rank][storages, then rooms] when the gradient there has left
-    double *arrived; // [rank][micro][CHANNELS] when what a kind of message brings is there
-    double *sum;     // [rank][storage] when the sum, or part, that came last is there
-    double *stash;   // [rank][STASH_SLOTS] when activations that move are there, or gone
-    double meeting;  // when all ranks have come to NORM; negative before
-    double untold;
+    double *ready;   // [rank][storage] when its parameters are gathered or received
+    double *left;    // [rank][storages, then slots] when the gradient in the buffer has left
+    double *arrived; // [rank][micro][CHANNELS] when the last message of a kind is received
+    double *sum;     // [rank][storage] when the last sum, or part of one, is received
+    double *stash;   // [rank][STASH_SLOTS] when the last move of activations is done
+    double meeting;  // when all ranks have reached NORM; negative before
+    double untold;   // of step statistics, for which nothing waits
 } Simulation;
 
-// When the place of a storage's gradient is free.
+// Points to the time at which the buffer of a storage's gradient is free.
 static inline double *simulator_left(const Simulation *s, int rank, int storage) {
     const UnitMap *map = &s->program->map;
     bool shares = map->grad_slot && map->grad_slot[storage] >= 0;
     return &s->left[(int64_t)rank * 2 * map->storages +
                     (shares ? map->storages + map->grad_slot[storage] : storage)];
 }
-// Where it is noted when that is there which a compute action, or a message, is about. A tally
-// nobody waits for.
+// Points to the time at which the data that a message carries, or that a compute action needs, is
+// received. Nothing waits for step statistics.
 static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
     const int64_t at = (int64_t)rank * s->program->map.storages + a->storage;
     if (action_is_message(a->kind) && !action_of_rows(a->kind)) {
@@ -69,7 +72,8 @@ static inline void simulator_time(const Simulation *s, int rank, const Action *a
     s->times[rank][a - s->program->rank[rank].actions].begin_s = begin;
     s->times[rank][a - s->program->rank[rank].actions].end_s = end;
 }
-// A message, with its sender's turn. What its ends compute for it (ActionCost) is done before.
+// Plays one end of a message; the sender's end fixes the times. What an end computes for the
+// message (ActionCost.compute_s) is done before.
 static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost,
                                      int peer) {
     s->clock[rank] += cost.compute_s;
@@ -84,10 +88,10 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
     s->out[rank] = s->in[peer] = begin + cost.message_s;
     simulator_time(s, rank, a, begin, s->out[rank]);
 }
-// A compute action waits for its messages and for the places it writes gradients into.
+// A compute action waits for its messages, and for the buffers into which it writes gradients.
 static inline void simulator_await(Simulation *s, int rank, const Action *a) {
     const UnitMap *map = &s->program->map;
-    // a forward needs its input; what follows all that came before it
+    // a forward needs its input; later actions need all other messages of the micro-batch
     const double *arrived = simulator_arrived(s, rank, a);
     for (int c = a->kind == ACT_FORWARD ? 0 : 1; c < (a->kind == ACT_FORWARD ? 1 : CHANNELS); c++) {
         s->clock[rank] = fmax(s->clock[rank], arrived[c]);
@@ -99,12 +103,13 @@ static inline void simulator_await(Simulation *s, int rank, const Action *a) {
         }
     }
 }
-// When the piece came from the disk that is asked for (way 0) or used (1) next.
+// Moves on to the next piece that is read (way 0) or used (way 1), and points to the time
+// at which it is on the host.
 static inline double *simulator_came(Simulation *s, int rank, int way) {
     double *turn = &s->turns[2 * rank + way];
     return &s->came[rank * DISK_PIECES + (int)(*turn = fmod(*turn + 1, DISK_PIECES))];
 }
-// What is on a disk is on the host before the device fetches it, or the host updates it.
+// A piece on a disk must be on the host before the device fetches it or the host updates it.
 static inline void simulator_await_disk(Simulation *s, int rank, const Action *a) {
     const UnitMap *map = &s->program->map;
     const bool uses = a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->on_disk &&
@@ -127,7 +132,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         s->clock[rank] =
             fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]);
     }
-    // the first to pass sees everybody's time of arrival; the slowest decides for all
+    // The first rank to pass sees when each rank arrived; the slowest decides for all.
     if (a->kind == ACT_NORM) {
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) {
             slowest = fmax(slowest, fmax(s->clock[r], s->comm[r]));
@@ -157,7 +162,8 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     }
     simulator_time(s, rank, a, begin, done);
 }
-static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends
+// Plays one step. Returns when the last rank ends.
+static inline double simulator_step(Simulation *s, int *at) {
     double end = 0;
     s->meeting = -1;
     memset(s->busy, 0, (size_t)s->program->ranks * sizeof(double));
@@ -167,7 +173,7 @@ static inline double simulator_step(Simulation *s, int *at) { // returns when th
     return end;
 }
 
-// Room for the times of all actions of a program: [rank][action].
+// Allocates the times of all actions of a program: [rank][action]. schedule_times_free frees them.
 static inline ActionTime **schedule_times(const Program *p) {
     ActionTime **times =
         (ActionTime **)checked_malloc((size_t)p->ranks * sizeof(ActionTime *), "times");
@@ -182,9 +188,10 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
     free(times);
 }
 
-// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time, so
-// the bubble of a rank is 1 - busy / step. times (may be NULL): [rank][action] gets when each
-// action begins and ends, from the end of the step before on.
+// Returns the predicted seconds of one step in a sequence of steps. busy ([ranks], or NULL)
+// receives each rank's compute time, so the bubble of a rank is 1 - busy / step. times
+// ([rank][action], or NULL) receives when each action begins and ends, counted from the end of the
+// step before.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost,
                                              const void *context, double *busy,
                                              ActionTime **times) {

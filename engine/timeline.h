@@ -1,12 +1,12 @@
-// timeline.h: draws a schedule with its times, planned (schedule_simulate_times) or measured: rows
-// of text for a terminal, and a trace for chrome://tracing or Perfetto.
+// timeline.h: draws a schedule with its times, predicted (schedule_simulate_times) or measured: as
+// rows of text for a terminal, and as a trace for chrome://tracing or Perfetto.
 //
-// Times      [rank][action], seconds on one clock; where an action was not timed, begin = end.
-// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B
-//            backward (with weight parts that follow at once), W weight parts apart from it, U an
-//            update. A cell is its letter, the micro-batch's number where it fits, and '-' up to
-//            its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of
-//            0, a bubble.
+// Times      [rank][action], in seconds on one clock. An action that was not timed has begin = end.
+// Cells      Neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B
+//            backward (with the weight parts that follow at once), W weight parts that run apart
+//            from it, U an update. A cell is drawn as its letter, the micro-batch's number where
+//            that fits, and '-' up to its end; '.' is idle. So "F3--B0------.." reads: forward of
+//            micro-batch 3, backward of 0, a bubble.
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -18,7 +18,7 @@ typedef struct {
     double begin_s, end_s;
 } TimelineCell;
 
-static inline char timeline_letter(ActionKind kind) { // 0: not drawn
+static inline char timeline_letter(ActionKind kind) { // 0: the action is not drawn
     switch (kind) {
     case ACT_FORWARD: return 'F';
     case ACT_BACKWARD_INPUT:
@@ -30,7 +30,8 @@ static inline char timeline_letter(ActionKind kind) { // 0: not drawn
     default: return 0;
     }
 }
-// The next cell of a rank from action *i on, which moves on; false: there is none.
+// Finds the next cell of a rank from action *i on, and moves *i behind it. Returns false if there
+// is none.
 static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int *i,
                                  TimelineCell *cell) {
     memset(cell, 0, sizeof *cell);
@@ -50,7 +51,8 @@ static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int
     }
     return cell->letter != 0;
 }
-// When the first and the last cell of all ranks begin and end.
+// Sets *begin to when the first cell of all ranks begins, *end to when the last one ends; 0 if no
+// action was timed.
 static inline void timeline_span(const Program *p, ActionTime *const *times, double *begin,
                                  double *end) {
     TimelineCell cell;
@@ -69,10 +71,13 @@ static inline void timeline_draw(char *row, int columns, const TimelineCell *cel
         to = (int)((cell->end_s - begin) / span * columns + 0.5);
     char label[16];
     int length = snprintf(label, sizeof label, "%c%d", cell->letter, cell->micro);
-    if (cell->micro < 0 || length > to - from) { length = 1; } // half a number would be another one
+    // part of a number would be another number
+    if (cell->micro < 0 || length > to - from) {
+        length = 1;
+    } // part of a number would be another number
     for (int c = from; c < to; c++) { row[c] = c - from < length ? label[c - from] : '-'; }
 }
-// One row per rank, `columns` wide, and how busy it is.
+// Prints one row for each rank, `columns` wide, with the share of time in which the rank is busy.
 static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *const *times,
                                      int columns) {
     double begin, end;
@@ -111,8 +116,8 @@ static inline void trace_action(FILE *to, int rank, const Action *a, ActionTime 
             ",\"rows\":%" PRId64 ",\"peer\":%d}}",
             a->unit, a->storage, a->micro, a->first_row, a->rows, a->peer);
 }
-// Every action that takes time, as JSON in Chrome's trace format: a process is a rank, its threads
-// are compute (0) and messages (1).
+// Writes every action that takes time as JSON in Chrome's trace format. A process of the trace is a
+// rank; its threads are compute (0) and messages (1).
 static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const *times) {
     fprintf(to, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
     for (int r = 0; r < p->ranks; r++) {
@@ -135,8 +140,8 @@ static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const 
     fprintf(to, "\n]}\n");
 }
 
-// Both, for people and for files: draws a program of several stages on the terminal; trace: the
-// file for the second, "" for none.
+// Draws a program of several stages on the terminal, and writes the trace to the file `trace` ("":
+// no file). A file that cannot be written is a warning.
 static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what,
                                        const char *trace) {
     bool stages = false;

@@ -1,61 +1,64 @@
-// validator.h: proves a program before it runs: plays it (schedule.h: walking), and looks at what
-// each action finds and leaves.
+// validator.h: proves a program before it runs. It plays the program (schedule.h: walking), and
+// checks what each action finds and leaves behind.
 //
-// Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit,
-// micro-batch and rows, without
-//            deadlock when messages are rendezvous; it sends rows that were computed, and each row
-//            comes once, before its use; a unit's forward follows its input, all rows of it
-//            (several messages may bring them), its backward input follows its forward and the next
-//            unit's backward, its backward weight follows its backward input, and its micro-batch's
-//            CLIP where there is one, which follows all its backward inputs, and the NORMs of all
-//            other stages where these have a part in it; what is scaled on another stage follows
-//            all of its FACTORs, which follow CLIP; parameters are acquired while they are used,
-//            and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then,
-//            into a room that nobody uses; REDUCE(storage) follows every contribution of the step,
-//            or of its micro-batch, and before it nobody writes into its room; UPDATE follows
-//            REDUCE and NORM, and no acquire of version v + 1 comes before the update that makes
-//            it; pieces of states that lie on the host come one after another, never more than two
-//            at once, each is updated while it is there, and goes back; sums of gradients that lie
-//            on the host leave their room before another gradient, or the next micro-batch's, is
-//            made there, and come back before that where it adds to them; where updates are
-//            delayed, they come before the new sum, and parameters are fetched when nothing uses
-//            them; live activations and what was received fit the rank's limits; each unit computes
-//            each sample of the step once; all ranks start the collectives in which they both take
-//            part in one order.
-// HAVE: rows received. CLIPPED, KEPT: at unit 0, whoever computes that. KEPT: it has a place for
-// what crosses stages
+// schedule_validate proves that, on every rank:
+//   messages    every SEND meets its RECV with the same unit, micro-batch and rows, and nothing
+//               deadlocks even if messages are rendezvous. A SEND sends rows that are computed.
+//               Each row is received once, before its use.
+//   passes      a unit's forward follows its complete input (several messages may bring it). Its
+//               backward input follows its forward and the next unit's backward input. Its backward
+//               weight follows its backward input. Each unit computes each sample of the step once.
+//   clipping    weight parts follow their micro-batch's CLIP, where there is one. CLIP follows all
+//               backward inputs of the rank, and the NORM messages of other stages that have a part
+//               in it. What is scaled on another stage follows all its FACTOR messages, which
+//               follow CLIP.
+//   parameters  are acquired while they are used. Where they are gathered (UnitMap: gathers), a
+//               PREFETCH is under way by then, into a slot that nothing uses.
+//   gradients   REDUCE(storage) follows all contributions of the step, or of its micro-batch. Until
+//               then no other storage writes into the slot.
+//   updates     UPDATE follows REDUCE and NORM, and precedes every acquire of the version it makes.
+//   offloading  pieces of states on the host move in order, at most MOVING_PIECES at once. Each is
+//               updated while it is where the update runs, and returns. Sums on the host leave
+//               their slot before another gradient, or the next micro-batch's, is made there; sums
+//               that are added to on the device return before that. Delayed updates precede the
+//               new sum, and their parameters are fetched when nothing uses them.
+//   capacity    live activations and received messages fit the rank's limits.
+//   order       all ranks start the collectives that they share in the same order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
 
 #include "schedule.h" // programs
 
+// Flags of a rank, unit and micro-batch.
 enum {
     DONE_FORWARD = 1,
     DONE_INPUT = 2,
     DONE_WEIGHT = 4,
-    HAVE_INPUT = 8,
-    HAVE_GRADIENT = 16,
-    CLIPPED = 32,
-    KEPT = 64,
+    HAVE_INPUT = 8,     // rows of the unit's input were received
+    HAVE_GRADIENT = 16, // rows of the gradient of its output were received
+    CLIPPED = 32,       // CLIP has run; kept at unit 0, whichever units the rank has
+    KEPT = 64,          // uses one of the rank's Limits.clips; kept at unit 0, too
     DONE_TIED = 128
 };
-// some forward computes it; some rank received it, its gradient, of a stage its norm, its factor
+// Flags of a unit and sample.
 enum {
-    SAMPLE_COMPUTED = 1,
-    SAMPLE_CAME = 2,
-    SAMPLE_CAME_BACK = 4,
-    SAMPLE_NORMED = 8,
-    SAMPLE_SCALED = 16
+    SAMPLE_COMPUTED = 1,  // some rank has computed the forward
+    SAMPLE_CAME = 2,      // the unit's input was received
+    SAMPLE_CAME_BACK = 4, // the gradient of its output was received
+    SAMPLE_NORMED = 8,    // the norm of its stage was received (unit: the stage's last one)
+    SAMPLE_SCALED = 16    // the factor was received (unit: the same)
 };
 
+// Where the sum of a gradient is that is kept on the host.
 typedef enum {
-    SUM_BEGINS,
-    SUM_IN_SLOT,
+    SUM_BEGINS,  // there is no sum yet
+    SUM_IN_SLOT, // reduced, about to leave its slot
     SUM_ON_HOST,
-    SUM_IS_BACK
-} SumState; // nothing was added up yet; what was reduced is to leave; it has left; it came back
+    SUM_IS_BACK // on the device, to be added to
+} SumState;
+// Rows that were received.
 typedef struct {
-    int64_t rows, first, end; // how many, from the first on, up to the end
+    int64_t rows, first, end; // number of rows; first row; end of the last
 } Received;
 static inline void received_add(Received *r, const Action *a) {
     r->first = r->rows ? min_i64(r->first, a->first_row) : a->first_row;
@@ -65,42 +68,43 @@ static inline void received_add(Received *r, const Action *a) {
 
 typedef struct {
     const Program *program;
-    unsigned char *done;             // [rank][unit][micro] flags above
-    int spans;                       // in which gradients are reduced: micro-batches, or 1
-    int *contributions;              // [rank][span][storage] still to come
-    signed char *reduced;            // [rank][span][storage]
+    unsigned char *done;  // [rank][unit][micro] DONE_ and other flags above
+    int spans;            // number of spans after which gradients are reduced: micro-batches, or 1
+    int *contributions;   // [rank][span][storage] contributions that are missing
+    signed char *reduced; // [rank][span][storage]
     signed char *acquired, *updated; // [rank][storage]
-    // [rank][storage] a gather is under way or its parameters are there; there was one
+    // [rank][storage] a gather has started and was not released; a gather has been done
     signed char *flying, *gathered;
-    int *param_user, *grad_user; // [rank][room] storage that is in it now, or -1
-    // [rank][micro] units whose forward has run; whose weight part has not, of these
+    int *param_user, *grad_user; // [rank][slot] storage that is in the slot, or -1
+    // [rank][micro] units whose forward has run; those of them whose weight part has not
     int *forwards, *open;
-    // [rank] units of its actions and beside them: flags are set of no others, but of unit 0
+    // [rank] range of the units of its actions and their neighbours. Flags are set only there, and
+    // at unit 0.
     int *first, *end;
-    // [rank][unit][micro][2] first row and rows, as the forward had them
+    // [rank][unit][micro][2] first row and number of rows of the forward
     int64_t *rows;
-    // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
+    // [rank][unit][micro][2] received rows of the unit's input, of the gradient of its output
     Received *received;
-    // [rank][unit][micro] samples whose norm of the unit's stage came to the first one, or whose
-    // factor to it; unit 0: factors sent
+    // [rank][unit][micro] at a stage's last unit: samples whose norm was received by the first
+    // stage, or whose factor by this stage; at unit 0: factors sent
     Received *factors;
-    unsigned char *covered; // [unit][sample] flags above
-    Limits *held;           // [rank] as it stands
-    // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
+    unsigned char *covered; // [unit][sample] SAMPLE_ flags above
+    Limits *held;           // [rank] what is in use now
+    // [rank] validator_index of the unit and micro-batch whose block activations exist, or -1
     int64_t *recomputed;
-    bool *member; // [rank][storage] the rank contributes to its gradient
+    bool *member; // [rank][storage] the rank contributes to the gradient
     bool *normed; // [rank]
-    // [rank][storage] pieces of states on the host that came to their update, and went back
+    // [rank][storage] pieces of states on the host that arrived for their update, that went back
     int *begun, *ended;
-    int *made;        // [rank][storage] of their updates
-    int *slots;       // [rank] of such pieces that are taken
-    signed char *sum; // [rank][storage] of a gradient that lies on the host: a SumState
-    bool *stashed;    // [rank][unit][micro] its activations are on the host
-    // [rank][STASH_SLOTS] whose (their validator_index) are in the room, or -1
+    int *made;        // [rank][storage] pieces that are updated
+    int *slots;       // [rank] slots for such pieces that are in use
+    signed char *sum; // [rank][storage] SumState of a gradient whose sum is on the host
+    bool *stashed;    // [rank][unit][micro] activations are on the host
+    // [rank][STASH_SLOTS] validator_index of the activations in the slot, or -1
     int64_t *stash_user;
-    int *read, *written; // [rank][storage] pieces that came from the disk, that went there
-    int *stored;         // [rank] of the host's rooms for these that are taken
-    char *error;         // first violation, empty while valid
+    int *read, *written; // [rank][storage] pieces that were read from the disk, written to it
+    int *stored;         // [rank] host buffers for pieces from the disk that are in use
+    char *error;         // first violation; empty while there is none
     size_t error_bytes;
 } Validator;
 
@@ -132,7 +136,7 @@ validator_fail(Validator *v, int rank, const Action *a, const char *format, ...)
              action_names[a->kind], a->unit, a->storage, a->micro, what);
 }
 
-// The unit's parameters must be held while it computes.
+// A unit's parameters must be acquired while it computes.
 static inline void validate_parameters(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
@@ -143,7 +147,8 @@ static inline void validate_parameters(Validator *v, int rank, const Action *a) 
     }
 }
 
-// Once in a step: each sample of a unit's. False: not the first time.
+// Sets a flag for the samples of an action in a unit. Fails, and returns false, if it is set
+// already: each may happen once in a step.
 static inline bool validator_mark(Validator *v, int rank, const Action *a, int unit,
                                   unsigned char flag, const char *what) {
     for (int64_t i = a->first_row; i < a->first_row + a->rows; i++) {
@@ -156,15 +161,15 @@ static inline bool validator_mark(Validator *v, int rank, const Action *a, int u
     }
     return true;
 }
-// Activations of a unit come into their room: nobody else's are there that are still wanted, and
-// nowhere else.
+// Activations of a unit enter their slot. Fails if the slot holds others that are still needed and
+// are not on the host.
 static inline void validator_enter(Validator *v, int rank, const Action *a, int unit) {
     const int64_t mine = (int64_t)validator_index(v, rank, unit, a->micro);
     int64_t *user = &v->stash_user[rank * STASH_SLOTS + stash_slot(unit)];
     const bool wanted =
         *user >= 0 && *user != mine && !v->stashed[*user] && !(v->done[*user] & DONE_WEIGHT);
     if (wanted) {
-        validator_fail(v, rank, a, "its room holds the activations of another unit or micro-batch");
+        validator_fail(v, rank, a, "its slot holds the activations of another unit or micro-batch");
     }
     *user = mine;
 }
@@ -186,7 +191,7 @@ static inline void validate_stash(Validator *v, int rank, const Action *a) {
     }
     validator_enter(v, rank, a, a->unit);
 }
-// What follows a forward works on its rows.
+// Actions after a forward must have the same rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
     const int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
     bool forward = *validator_done(v, rank, a->unit, a->micro) & DONE_FORWARD;
@@ -194,8 +199,8 @@ static inline void validate_rows(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "rows differ from its forward's");
     }
 }
-// Are all rows of an action there: from another unit of this rank, which has done its part, or
-// received?
+// Returns whether all rows that an action needs exist: another unit of this rank has made them
+// (flag `done`), or they were received.
 static inline bool validator_there(Validator *v, int rank, const Action *a, int from,
                                    unsigned char done, bool backward) {
     const int64_t *rows = &v->rows[2 * validator_index(v, rank, from, a->micro)];
@@ -212,7 +217,7 @@ static inline void validate_forward(Validator *v, int rank, const Action *a) {
     if (a->unit && !validator_there(v, rank, a, a->unit - 1, DONE_FORWARD, false)) {
         validator_fail(v, rank, a, "its input is not there");
     }
-    // of a micro-batch on this rank: takes a slot
+    // the first forward of a micro-batch on this rank takes one of its activation sets
     const bool first = !v->forwards[validator_micro(v, rank, a->micro)];
     if (first && ++v->held[rank].in_flight > v->program->limits[rank].in_flight) {
         validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots",
@@ -231,13 +236,14 @@ static inline bool validator_recomputed(const Validator *v, int rank, const Acti
     return !v->program->recompute || !block ||
            v->recomputed[rank] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
-// Were all samples of an action told about, by NORM or FACTOR of this unit?
+// Returns whether NORM or FACTOR messages of this unit have covered all samples of an action.
 static inline bool validator_has_factors(const Validator *v, int rank, const Action *a, int unit) {
     const Received *r = &v->factors[validator_index(v, rank, unit, a->micro)];
     return !a->rows ||
            (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
 }
-// A micro-batch takes one of the rank's places for what crosses stages, unless it has one.
+// A micro-batch takes one of the rank's slots for norms that cross stages (Limits.clips), unless it
+// has one.
 static inline void validator_keep(Validator *v, int rank, const Action *a) {
     unsigned char *place = validator_done(v, rank, 0, a->micro);
     const int64_t limit = v->program->limits[rank].clips;
@@ -265,11 +271,11 @@ static inline void validate_backward_input(Validator *v, int rank, const Action 
         validator_fail(v, rank, a, "the weight part before it has not run");
     }
 }
-// Of a micro-batch on this rank: have all weight parts run?
+// Returns whether all weight parts of a micro-batch have run on this rank.
 static inline bool validator_weighed(const Validator *v, int rank, int micro) {
     return !v->open[validator_micro(v, rank, micro)];
 }
-// Rows of factors that the first stage still has to send, of a micro-batch.
+// Returns how many rows of factors the first stage still has to send for a micro-batch.
 static inline int64_t validator_to_send(const Validator *v, int rank, int micro) {
     const size_t at = validator_index(v, rank, 0, micro);
     int64_t stages = 0;
@@ -278,8 +284,8 @@ static inline int64_t validator_to_send(const Validator *v, int rank, int micro)
     }
     return stages * v->rows[2 * at + 1] - v->factors[at].rows;
 }
-// After the last weight part, TIED where there is one, and the last factor that is sent, nothing is
-// left of its norms and factors.
+// Frees the slot for a micro-batch's norms and factors when nothing needs it any more: after the
+// last weight part, TIED (if it runs here), and the last factor that is sent.
 static inline void validator_forget(Validator *v, int rank, int micro) {
     unsigned char *place = validator_done(v, rank, 0, micro),
                   head = *validator_done(v, rank, v->program->map.units - 1, micro);
@@ -291,7 +297,7 @@ static inline void validator_forget(Validator *v, int rank, int micro) {
     v->held[rank].clips--;
     *place &= (unsigned char)~KEPT;
 }
-// The last weight part of a micro-batch on this rank gives back its places.
+// The last weight part of a micro-batch on this rank frees what the micro-batch used.
 static inline void validator_free(Validator *v, int rank, int micro) {
     const bool last = validator_weighed(v, rank, micro);
     for (int u = v->first[rank]; last && u < v->end[rank]; u++) {
@@ -302,7 +308,7 @@ static inline void validator_free(Validator *v, int rank, int micro) {
     v->held[rank].in_flight -= last;
     validator_forget(v, rank, micro);
 }
-// The last unit of the stage that a unit is of.
+// Returns the last unit of a unit's stage.
 static inline int validator_end(const Validator *v, int unit) {
     while (unit + 1 < v->program->map.units &&
            v->program->map.stage[unit + 1] == v->program->map.stage[unit]) {
@@ -310,7 +316,7 @@ static inline int validator_end(const Validator *v, int unit) {
     }
     return unit;
 }
-// Is what a weight part is scaled by there?
+// The factors by which a weight part is scaled must be known.
 static inline void validate_scale(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     const bool far = program_crosses(p) && p->clips == CLIPS_ALL && p->map.stage[a->unit] > 0,
@@ -342,7 +348,7 @@ static inline void validate_recompute(Validator *v, int rank, const Action *a) {
     if (!(*me & DONE_FORWARD) || (*me & DONE_INPUT)) {
         validator_fail(v, rank, a, "belongs between its forward and its backward");
     }
-    // one set of block activations: what was recomputed before is gone
+    // There is one set of recomputed block activations: the former content is lost.
     v->recomputed[rank] = (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
 static inline void validate_clip(Validator *v, int rank, const Action *a) {
@@ -383,7 +389,7 @@ static inline void validate_tied(Validator *v, int rank, const Action *a) {
     *me |= DONE_TIED;
     validator_forget(v, rank, a->micro);
 }
-// Does the rank compute the rows of a message in this unit?
+// Returns whether the rank computes the rows of a message in this unit.
 static inline bool validator_holds(Validator *v, int rank, const Action *a, int unit) {
     const int64_t *rows = &v->rows[2 * validator_index(v, rank, unit, a->micro)];
     return (*validator_done(v, rank, unit, a->micro) & DONE_FORWARD) && a->first_row >= rows[0] &&
@@ -405,10 +411,10 @@ static inline void validate_send(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "sends rows that it does not hold");
     }
 }
-// NORM goes from the stage of its unit to the first one, FACTOR back. Both need the rank's place
-// for the micro-batch; CLIP is between them.
+// NORM is sent from the stage of its unit to the first stage, FACTOR back. Both need the rank's
+// slot for the micro-batch. CLIP runs between them.
 static inline void validate_norm_message(Validator *v, int rank, const Action *a) {
-    // it is not on the first stage
+    // far: the rank is not on the first stage
     const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
                far = norm == action_sends(a->kind);
     const int unit = far ? a->unit : 0;
@@ -419,7 +425,8 @@ static inline void validate_norm_message(Validator *v, int rank, const Action *a
     if (!a->rows || !validator_holds(v, rank, a, unit)) {
         validator_fail(v, rank, a, "the rank does not compute these rows");
     }
-    for (int u = 0; far && norm && u <= a->unit; u++) { // units of this stage
+    // units of this stage (others have no forward here)
+    for (int u = 0; far && norm && u <= a->unit; u++) {
         unsigned char d = *validator_done(v, rank, u, a->micro);
         bool counts = v->program->clips == CLIPS_ALL || u == a->unit;
         if (counts && (d & DONE_FORWARD) && !(d & DONE_INPUT)) {
@@ -446,8 +453,8 @@ static inline void validate_norm_message(Validator *v, int rank, const Action *a
     }
     received_add(&v->factors[validator_index(v, rank, a->unit, a->micro)], a);
 }
-// RECV_FORWARD(unit) brings rows of the input of unit + 1, RECV_BACKWARD(unit) of the gradient of
-// the output of unit - 1.
+// RECV_FORWARD(unit) brings rows of the input of unit + 1; RECV_BACKWARD(unit) brings rows of the
+// gradient of the output of unit - 1.
 static inline void validate_receive(Validator *v, int rank, const Action *a) {
     const bool backward = a->kind == ACT_RECV_BACKWARD;
     const int to = backward ? a->unit - 1 : a->unit + 1;
@@ -476,7 +483,7 @@ static inline void validate_receive(Validator *v, int rank, const Action *a) {
     received_add(r, a);
 }
 
-// Who uses the room of a storage, if it shares one.
+// Points to the user of a storage's slot; NULL if the storage shares none.
 static inline int *validator_user(const Validator *v, int *users, const int *slots, int rank,
                                   int storage) {
     return slots && slots[storage] >= 0 ? &users[rank * v->program->map.storages + slots[storage]]
@@ -490,7 +497,7 @@ static inline void validate_contribution(Validator *v, int rank, const Action *a
     int *user = validator_user(v, v->grad_user, v->program->map.grad_slot, rank, storage);
     if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
     if (user && *user >= 0 && *user != storage) {
-        validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d",
+        validator_fail(v, rank, a, "the slot of storage %d holds the gradient of storage %d",
                        storage, *user);
     }
     const int sum = v->sum[rank * v->program->map.storages + storage];
@@ -527,7 +534,7 @@ static inline void validate_gather(Validator *v, int rank, const Action *a) {
     if (v->acquired[at] || (map->gathers[a->storage] && v->flying[at])) {
         validator_fail(v, rank, a, "its parameters are in use");
     }
-    if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
+    if (user && *user >= 0) { validator_fail(v, rank, a, "its slot holds storage %d", *user); }
     if (a->near && !v->gathered[at]) {
         validator_fail(v, rank, a, "no gather has made the copies");
     }
@@ -572,7 +579,7 @@ static inline void validate_sum(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "its sum is not there");
     }
     if (!leaves && user && *user >= 0) {
-        validator_fail(v, rank, a, "its room holds the gradient of storage %d", *user);
+        validator_fail(v, rank, a, "its slot holds the gradient of storage %d", *user);
     }
     *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
     if (user) { *user = leaves ? -1 : a->storage; }
@@ -600,8 +607,8 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
     }
     v->updated[at] = ++v->made[at] >= pieces && !(pieces && map->cpu_update);
 }
-// A piece of states on the host comes to its update, into a room (begins), or goes back. Of what
-// the host updates the gradient comes, and new parameters go.
+// A piece of states on the host goes to its update and takes a slot (begins), or goes back. If the
+// host updates, the gradient is what goes to the update, and new parameters go back.
 static inline void validate_piece(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     const int at = rank * map->storages + a->storage;
@@ -617,7 +624,7 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "piece %d is not on the host", a->use);
     }
     if (begins && v->slots[rank] == MOVING_PIECES) {
-        validator_fail(v, rank, a, "its room is taken");
+        validator_fail(v, rank, a, "its slot is taken");
     }
     const bool waits = map->cpu_update || validator_sum_place(v, a->storage);
     if (begins && waits &&
@@ -630,8 +637,8 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (!begins && map->cpu_update) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 
-// A piece comes to the host from the disk, into a room; or, all of it updated and on the host, it
-// goes there.
+// READ brings a piece from the disk into a host buffer. WRITE takes it back when it is updated and
+// on the host.
 static inline void validate_stored(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     const int at = rank * map->storages + a->storage;
@@ -641,7 +648,7 @@ static inline void validate_stored(Validator *v, int rank, const Action *a) {
         validator_fail(v, rank, a, "piece %d is not the next one on disk", a->use);
     }
     if (reads && v->stored[rank] == DISK_PIECES) {
-        validator_fail(v, rank, a, "its room on the host is taken");
+        validator_fail(v, rank, a, "its buffer on the host is taken");
     }
     if (!reads && a->use >= v->ended[at]) {
         validator_fail(v, rank, a, "piece %d is not back from its update", a->use);
@@ -722,9 +729,9 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     }
 }
 
-// Messages are matched by their order: two ranks start the collectives that both take part in
-// alike. A rank takes part in those of the storages that it contributes to.
-// from action i on, that both are in
+// Collectives are matched by their order. So two ranks must start those in which both take part in
+// the same order. A rank takes part in the collectives of the storages to which it contributes.
+// Returns the index of the first such action from i on.
 static inline int validator_next_collective(const Validator *v, int rank, int other, int i) {
     const Schedule *s = &v->program->rank[rank];
     const bool *mine = v->member + rank * v->program->map.storages,
@@ -738,7 +745,7 @@ static inline int validator_next_collective(const Validator *v, int rank, int ot
     }
     return i;
 }
-// do they take part in anything together?
+// Returns whether two ranks take part in any common collective.
 static inline bool validator_meet(const Validator *v, int q, int r) {
     const bool *mine = v->member + q * v->program->map.storages,
                *theirs = v->member + r * v->program->map.storages;
@@ -763,15 +770,15 @@ static inline void validate_order(Validator *v, int q, int r) {
         }
     }
 }
-// Does a rank take part in the same as the one before it? Then it is compared with that one only,
-// and others with neither but the first of such a row.
+// Returns whether a rank takes part in the same collectives as the rank before it. Then it is
+// compared with that rank only, and other ranks are compared with the first of such a row.
 static inline bool validator_alike(const Validator *v, int rank) {
     const size_t storages = (size_t)v->program->map.storages;
     return rank && !memcmp(v->member + (size_t)rank * storages,
                            v->member + (size_t)(rank - 1) * storages, storages * sizeof(bool));
 }
 static inline void validate_orders(Validator *v) {
-    // ranks
+    // first rank of each row
     int *first = (int *)checked_malloc((size_t)v->program->ranks * sizeof(int), "validator"),
         rows = 0;
     for (int r = 0; r < v->program->ranks; r++) {
@@ -785,7 +792,8 @@ static inline void validate_orders(Validator *v) {
     free(first);
 }
 
-// What must have happened by the end: every forward has its backward; of each sample.
+// By the end every forward needs its backward weight, every received input its forward, and every
+// unit must have computed every sample.
 static inline void validate_end_of_work(Validator *v) {
     const Program *p = v->program;
     for (int r = 0; r < p->ranks; r++) {
@@ -818,7 +826,7 @@ static inline void validate_end_of_work(Validator *v) {
         }
     }
 }
-// Every storage has its update, nothing is still held.
+// By the end every storage must be updated, and nothing may still be held.
 static inline void validate_end(Validator *v) {
     const Program *p = v->program;
     validate_end_of_work(v);
@@ -836,7 +844,8 @@ static inline void validate_end(Validator *v) {
     if (!*v->error) { validate_orders(v); }
 }
 
-// A rank's actions begin and end with such units: a message is noted at the unit beside its own.
+// Extends a rank's range of units by those of an action. Messages set flags at a neighbouring
+// unit.
 static inline void validator_reach(Validator *v, int rank, const Action *a) {
     if (a->unit < 0) { return; }
     v->first[rank] = (int)max_i64(0, min_i64(v->first[rank], a->unit - 1));
@@ -939,7 +948,7 @@ static inline void validator_stop(Validator *v) {
     free(v->forwards);
     free(v->first);
 }
-// Plays the program; who waits for ever is a violation.
+// Plays the program. A rank that waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {
     const Program *p = v->program;
     int *at = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
@@ -952,8 +961,8 @@ static inline void validator_walk(Validator *v, ScheduleVisit visit, void *conte
     free(at);
 }
 
-// Proves the invariants of the banner. On a violation returns false and describes the first one in
-// error.
+// Proves the invariants in the head comment. Returns false on a violation, and describes the first
+// one in error. Pure, apart from that text.
 static inline bool schedule_validate(const Program *p, char *error, size_t error_bytes) {
     Validator v;
     validator_start(&v, p);
@@ -966,7 +975,7 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
     return !*error;
 }
 
-// The same for the program: ends it where there is one.
+// Ends the program (EXIT_INPUT): an invalid schedule is a defect of train_gpt.
 __attribute__((noreturn)) static inline void schedule_refuse(const char *error) {
     die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s",
         error);

@@ -1,11 +1,11 @@
-// costs.h: what an action costs: how fast this rank computes and sends, measured at start with all
-// ranks at work or told by --cluster, and what that makes of each action of a schedule. The
-// simulator (schedule.h) adds it up.
+// costs.h: what an action costs. It finds how fast this rank computes and sends (measured at start
+// with all ranks at work, or given by --cluster), and what that makes of each action of a schedule.
+// engine/simulator.h adds the costs up.
 //
-// Units      The model's units themselves are timed (UnitTimes), one block standing for all, where
-//            that takes little time and memory: the balance of stages depends on them. Else, in
-//            private runs and for ranks that are not there, a unit's time follows from its
-//            arithmetic and the rate of matrix products.
+// Units      The model's units themselves are timed (UnitTimes) if that takes little time and
+//            memory, since the balance of stages depends on them. One block stands for all.
+//            Otherwise (in private runs, and for ranks that are not present) a unit's time follows
+//            from its arithmetic and the rate of matrix products.
 #ifndef COSTS_H
 #define COSTS_H
 
@@ -14,38 +14,40 @@
 #include "planner.h"         // plans of stages
 
 // -------------------------------------------------------------------------------------------------
-// Rates that predicted times refer to: of this machine, measured at start with all ranks at work,
-// or of --cluster (what it does not tell is measured here)
+// Rates for predicted times: of this machine, measured at start with all ranks at work, or of
+// --cluster (what it does not give is measured here)
 enum { TIMED_ROUNDS = 7 };
 typedef struct {
     bool known;
     double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 } UnitTimes;
 typedef struct {
-    double flops_per_s; // matrix products of this rank, its threads
+    double flops_per_s; // matrix products on this rank, with all its threads
     double bytes_per_s; // streaming memory
-    // that a rank sends inside its node, and to other nodes, while all others do the same
+    // rate at which a rank sends inside its node, and to other nodes, while all others do the same
     double message_bytes_per_s[LINK_KINDS];
-    // what MFU refers to: the same, or what the device's maker states
+    // peak that MFU refers to: flops_per_s, or what the device's maker states
     double peak_flops_per_s;
-    const char *device;           // its name; "": the processor
+    const char *device;           // its name; "": the CPU
     double message_s[LINK_KINDS]; // latency
-    // in a micro-step, at which products reach half of their rate
+    // tokens of a micro-step with which products reach half of their rate
     double half_tokens;
-    // share of a message's time that its rank cannot compute in: somebody moves the bytes
+    // share of a message's time in which its rank cannot compute, because its cores move the bytes
     double lost[LINK_KINDS];
-    // between host and device, each way; of the host's memory, by this rank's threads (offload.h).
-    // 0: not asked for
+    // rates between host and device, in each direction; of the host's memory with this rank's
+    // threads (offload.h); 0: not measured
     double link_bytes_per_s, host_bytes_per_s;
-    // read and written at once, together, while all ranks do the same; 0: not asked for
+    // rate of the disk, read and written at the same time by all ranks, both directions together;
+    // 0: not measured
     double disk_bytes_per_s;
-    // host and device have a memory each, between which copies run beside computing
+    // Host and device have separate memories, and copies between them run in parallel with
+    // computing.
     bool apart;
     UnitTimes units;
 } Rates;
 
-// Before a run has its workspace: the same stream with one that is enough for plain products. The
-// caller gives it back.
+// Returns a copy of a stream with a workspace that is enough for plain products, for use before the
+// run has one. The caller frees its workspace.
 static inline Stream stream_for_products(const Stream *s) {
     const OpsShape least = {1, 1, 1, 1, 1, 1, 0};
     Stream with = *s;
@@ -56,14 +58,15 @@ static inline Stream stream_for_products(const Stream *s) {
     }
     return with;
 }
-static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+// Returns the flops per second of products of (N, N) matrices.
+static inline double measure_products(Stream *s, int64_t N) {
     Stream products = stream_for_products(s);
     size_t bytes = (size_t)(N * N) * ops_real_bytes();
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes),
          *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
-    // a busy machine takes longer to show its best
+    // a busy machine needs more tries to show its best rate
     for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) {
         double t = seconds_now();
         ops_matmul_forward(&products, c, NULL, a, b, NULL, N, N, N);
@@ -80,7 +83,7 @@ static inline double measure_products(Stream *s, int64_t N) { // of matrices (N,
     ops_free(products.workspace);
     return best;
 }
-// by products that take a few milliseconds: large ones where the device is fast
+// The same, by products that take at least two milliseconds: large ones where the device is fast.
 static inline double measure_flops(Stream *s) {
     int64_t N = 512;
     double best = measure_products(s, N);
@@ -104,8 +107,8 @@ static inline double measure_bytes(Stream *s) {
     ops_free(b);
     return best;
 }
-// A sum of up to so many elements over a group, to be timed while other groups do the same: ranks
-// share links.
+// An all-reduce over a group, to be timed while other groups do the same, because ranks share
+// links.
 typedef struct {
     Stream *stream;
     Comm *comm;
@@ -119,7 +122,7 @@ static inline void sum_split(TimedSum *sum, int64_t n) {
 static inline CommHandle sum_start(const TimedSum *sum) {
     return comm_all_reduce(sum->comm, sum->group, sum->data, sum->bounds, DTYPE_FP32);
 }
-// Seconds that it takes, the best of a few.
+// Returns the seconds of an all-reduce, the best of a few.
 static inline double measure_sum(const TimedSum *sum) {
     double best = INFINITY;
     for (int i = 0; i < 3; i++) {
@@ -132,8 +135,8 @@ static inline double measure_sum(const TimedSum *sum) {
     }
     return best;
 }
-// Share of its time, `alone_s` where nobody computes, that is lost to who computes meanwhile:
-// matrix products beside it, and without it.
+// Returns the share of the all-reduce's time that is lost to computing in parallel: it times matrix
+// products with and without the all-reduce. alone_s: seconds of the all-reduce alone.
 static inline double measure_lost(const TimedSum *sum, double alone_s, double flops_per_s) {
     enum { SIDE = 256, PAIRS = 3 };
     const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
@@ -161,8 +164,8 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
     // the sum may take longer than all products
     return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
 }
-// Messages of a link, by sums over a group that goes over it: short ones show the latency of their
-// two phases, longer ones the rate.
+// Measures the messages of a link by all-reduces over a group that uses it. Short ones show the
+// latency of their two phases, longer ones the rate.
 static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm,
                                     const Group *group, int64_t n) {
     int64_t sent[LINK_KINDS] = {0, 0};
@@ -180,15 +183,15 @@ static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm
     rates->message_s[link] = fmin(shorter, longer / 2) / 2;
     rates->message_bytes_per_s[link] =
         (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
-    // inside a node it is a copy, soon made
+    // inside a node a message is a quick copy
     if (link == LINK_INTER) { rates->lost[link] = measure_lost(&sum, longer, rates->flops_per_s); }
     comm_reset_counters(comm);
     ops_free(sum.data);
     free(sum.bounds);
 }
 
-// The kernel's record of this process's memory begins anew: buffers of measurements do not belong
-// to the run. Failing is harmless.
+// Resets the kernel's record of this process's peak memory, because buffers of measurements do not
+// belong to the run. Failing is harmless.
 static inline void forget_peak_memory(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     if (f) {
@@ -204,7 +207,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Proc
     const Group *all = &world->all, *between = world->across.n > 1 ? &world->across : &world->node;
     measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
     rates->message_bytes_per_s[LINK_INTER] = INFINITY;
-    // may be a slow link
+    // less data, since the link may be slow
     if (group_link(all, 0, all->n - 1) == LINK_INTER) {
         measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18);
     }
@@ -223,10 +226,10 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6;
     rates->half_tokens = c->half;
     rates->lost[LINK_INTRA] = rates->lost[LINK_INTER] = 1 - c->overlap;
-    rates->units.known = false; // they were timed here
+    rates->units.known = false; // they were timed on this machine
     rates->device = "";
 }
-// Copies between host and device, and updates on the host.
+// Measures copies between host and device, and updates on the host.
 static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     const size_t bytes = (size_t)16 << 20;
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
@@ -253,7 +256,8 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     if (c->link > 0) { rates->link_bytes_per_s = c->link * 1e9; }
     if (c->host > 0) { rates->host_bytes_per_s = c->host * 1e9; }
 }
-// Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
+// Returns the bytes per second of this rank's disk: pieces are read and written in all buffers at
+// once, as in a step.
 static inline double measure_disk_of_rank(const Store *s) {
     const int64_t buffer_bytes = (int64_t)s->disk_buffer_bytes, most = (int64_t)64 << 20,
                   pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / buffer_bytes);
@@ -266,7 +270,7 @@ static inline double measure_disk_of_rank(const Store *s) {
     if (!buffers) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     disk_take_file(&file, s->policy.offload->folder, pieces * buffer_bytes);
     disk_open(&disk, &file, pieces * buffer_bytes, disk_align(buffers), (size_t)buffer_bytes);
-    for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
+    for (int pass = 0; pass < 2; pass++) { // the first pass allocates the file's blocks
         start = seconds_now();
         for (int64_t i = 0; i < pieces; i++) {
             if (pass) {
@@ -283,7 +287,8 @@ static inline double measure_disk_of_rank(const Store *s) {
     forget_peak_memory();
     return 2 * (double)(pieces * buffer_bytes) / seconds;
 }
-// All ranks at the same time; the slowest counts, for all wait for it.
+// Measures the disk on all ranks at the same time. The slowest rank counts, because all wait for
+// it. All ranks call it.
 static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
     rates->disk_bytes_per_s = c->disk * 1e9;
     if (c->disk > 0) { return; }
@@ -297,8 +302,8 @@ static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, 
     }
     free(all);
 }
-// Does the host update states there faster than they come to the device and go back? By rates of
-// this rank; both ways of the link at once.
+// Returns whether the host updates its states faster than they move to the device and back, by the
+// rates of this rank. Both directions of the link work at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
     const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4),
                  parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
@@ -306,10 +311,11 @@ static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
                  gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
     const double link =
         (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
-    // where memory is one, both take the same arithmetic
+    // with one memory the arithmetic is the same in both cases
     return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device;
 }
-// The planner may have timed products and units before (plan_run): these stay.
+// Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
+// stays. All ranks call it.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm,
                               const ProcessGroup *world, DType dtype) {
     if (cluster->nodes) {
@@ -320,8 +326,7 @@ static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, C
 }
 
 // -------------------------------------------------------------------------------------------------
-// Units
-// zeros: what is multiplied does not matter, but numbers that are no numbers are slow
+// Allocates zeros. The values do not matter, except that arithmetic with NaNs is slow.
 static inline void *costs_take(Stream *s, size_t bytes) {
     void *p = ops_alloc(bytes);
     if (!p) {
@@ -331,7 +336,7 @@ static inline void *costs_take(Stream *s, size_t bytes) {
     ops_zero(s, p, bytes);
     return p;
 }
-// hardly two alike, as in text
+// Fills tokens with ids of which hardly two are the same, as in text.
 static inline void spread_tokens(Stream *s, int32_t *tokens, int64_t n, int64_t vocab) {
     int32_t *ids = (int32_t *)checked_malloc((size_t)n * sizeof(int32_t), "tokens");
     for (int64_t i = 0; i < n; i++) { ids[i] = (int32_t)(i * 7919 % vocab); }
@@ -339,7 +344,7 @@ static inline void spread_tokens(Stream *s, int32_t *tokens, int64_t n, int64_t 
     ops_wait(s);
     free(ids);
 }
-// Runs a unit's forward, input and weight part once; seconds[kind] = theirs.
+// Runs a unit's forward, input and weight part once. seconds[kind] receives the time of each.
 static inline void time_unit(Executor *e, Work *w, double seconds[3]) {
     const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
     Pass pass;
@@ -356,7 +361,8 @@ static inline int compare_seconds(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-// Runs units in turns for a while. times->row_s = the middle of each one's seconds, of a sample.
+// Runs the units in turns for a while. times->row_s receives the median of each one's seconds, for
+// one sample.
 static inline void time_rounds(Executor *e, Work *work, int64_t rows, double most_s,
                                UnitTimes *times) {
     double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
@@ -365,7 +371,7 @@ static inline void time_rounds(Executor *e, Work *work, int64_t rows, double mos
          rounds < 2 || (rounds < TIMED_ROUNDS && seconds_now() - start < most_s); rounds++) {
         for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(e, &work[u], seconds[rounds][u]); }
     }
-    // the middle: others may use the machine now and then
+    // the median, because others may use the machine now and then
     for (int i = 0; i < UNIT_CLASSES * 3; i++) {
         for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
         qsort(sorted, (size_t)rounds, sizeof *sorted, compare_seconds);
@@ -373,10 +379,10 @@ static inline void time_rounds(Executor *e, Work *work, int64_t rows, double mos
     }
     times->known = true;
 }
-// Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these
-// take long. Where even one takes very long it does nothing, nor where they are known. times NULL:
-// each is run once and not timed, so that the device's library sees its products. All ranks call it
-// at once.
+// Times the embedding, one block and the head with micro-batches of shape->rows samples, or fewer
+// if these take long. Does nothing if even one sample takes very long, or if the times are known.
+// times = NULL: runs each unit once without timing, so that the device's library sees its products.
+// All ranks call it at the same time.
 static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape,
                               double flops_per_s, Stream *s) {
     const double MOST_S = 0.3;
@@ -432,7 +438,8 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
 // -------------------------------------------------------------------------------------------------
 // Plans of this run: --pipeline auto
 
-// Bytes of activations and of buffers of a sample in one unit, where so many weight parts may wait.
+// Computes the bytes of activations and of buffers of one sample in one unit, where up to `works`
+// weight parts may wait.
 static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int unit,
                               int64_t works, size_t bytes[2]) {
     ExecutorShape alone = *shape;
@@ -444,17 +451,17 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
     Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
     executor_free(&counted);
 }
-// The units as the planner knows them. shape: of a micro-batch; its rows do not matter. adam: two
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. adam: two
 // moments, else one.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, bool adam,
                                           const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
-    // of gradients
+    // the gradient of a unit's output
     const double boundary = (double)(shape->T * m->config.channels) * (double)ops_real_bytes();
-    // parameters in bf16 have one
+    // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
     model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
-    // of activations and gradients
+    // the mean of what crosses forward (activations) and backward (gradients)
     const double cut = (double)(shape->T * m->config.channels) *
                        (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
@@ -474,8 +481,8 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     }
     return model;
 }
-// Seconds of a message of so many bytes from this rank to `to` and one from `from`, the best of a
-// few, while all ranks do so.
+// Returns the seconds of a message to rank `to` and one from rank `from`, the best of a few, while
+// all ranks do the same.
 static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
     double best = INFINITY;
     for (int i = 0; i < 4; i++) {
@@ -490,8 +497,9 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     }
     return best;
 }
-// The ranks that there are, and their links, as the planner knows them. All ranks call it, and get
-// what rank 0 finds. Nodes have equally many ranks.
+// Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
+// call it and get what rank 0 measures. Ends the program (EXIT_INPUT) if nodes have different
+// numbers of ranks.
 static inline Cluster cluster_of_run(Comm *comm) {
     const size_t little = 1 << 10, much = 1 << 20;
     Cluster c = cluster_parse("1x1");
@@ -506,8 +514,8 @@ static inline Cluster cluster_of_run(Comm *comm) {
     }
     char *data = (char *)checked_calloc(2, much, "measuring links");
     for (int between = 0; between < 2; between++) {
-        // to the same place of the next node; to the next rank, which is on this node but for the
-        // last one's
+        // to the same rank of the next node; or to the next rank, which is on this node except for
+        // the node's last rank
         const int step = between ? c.ranks : 1;
         if ((between && c.nodes == 1) || comm->ranks == 1) { continue; }
         const int to = (comm->rank + step) % comm->ranks,
@@ -529,9 +537,10 @@ static inline Cluster cluster_of_run(Comm *comm) {
     return c;
 }
 
-// What the planner chooses for this model, timed here, on these ranks or on --cluster, becomes what
-// the flags say. Rank 0 tells. All ranks call it. *rates: what was timed. *depth: micro-batches
-// that the memory allows in flight.
+// Runs the planner for this model, timed here, on these ranks or on --cluster, and writes its
+// choice into the flags. Rank 0 prints it. All ranks call it. *rates receives what was timed;
+// *depth receives how many micro-batches in flight the memory permits. The caller calls
+// placement_free().
 static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m,
                                  DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
                                  Rates *rates, int64_t *depth) {
@@ -549,7 +558,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
     if (!rates->units.known) {
         die(EXIT_INPUT, "give the stages",
-            "--pipeline auto: one sample takes this processor too long to time the model's units "
+            "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
             "by it");
     }
     PlanModel model = plan_model_of_run(m, &shape, o->optimizer == OPTIMIZER_ADAMW, &rates->units);
@@ -571,13 +580,13 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
 // -------------------------------------------------------------------------------------------------
 // Actions
 
-// What an action of a storage sends; returns how many messages.
+// Writes the collectives of a PREFETCH or REDUCE to m. Returns how many.
 static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
 }
-// Elements that a rank owns, as if slices were equal.
+// Returns how many elements a rank owns, as if all slices were equal.
 static inline double store_share(const Store *s) {
     double elements = 0;
     for (int i = 0; i < s->model->storages; i++) {
@@ -589,7 +598,7 @@ static inline double store_share(const Store *s) {
     return elements;
 }
 
-// Costs of one action for the simulator.
+// Context of action_cost, for the simulator.
 typedef struct {
     const GptModel *model;
     const ExecutorShape *shape;
@@ -602,15 +611,15 @@ static inline double slice_elements(const Costs *c, const Store *store, int stor
     return (double)gpt_storage_elements(c->model, storage) /
            store_process_group(store, storage)->all.n;
 }
-// So many bytes between host and device: beside what this rank computes, if these memories are not
-// one.
+// Returns the cost of a move between host and device. It runs in parallel with computing if these
+// memories are separate.
 static inline ActionCost link_cost(const Costs *c, double bytes) {
     const double seconds = bytes / c->rates.link_bytes_per_s;
     ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
-// A PREFETCH or REDUCE of a rank: what comes from its host, its messages, level by level, and what
-// is made into records and from them.
+// Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages
+// on each kind of link, and the conversion to and from quantized records.
 static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
     const ActionCost nothing = {0, 0};
     ZeroMessage m[2];
@@ -635,30 +644,31 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
     }
     return cost;
 }
-// Of one piece, where there are several. No party of a relay has more than its owner.
+// Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
+// the owner updates.
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
     const double elements = (double)gpt_storage_elements(c->model, storage) /
                             store_process_group(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    // memory that is written besides what is read is read, too
+    // bytes per element: master and moments are read and written, the gradient is read
     const double bytes = store->adam ? 28 : 20;
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
            bytes / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
-// A piece's way between host and disk, beside all else.
+// Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
     const double bytes = (double)(store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
                          (double)max_i64(1, store->pieces[a->storage]);
     ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
     return cost;
 }
-// A piece's way between host and device.
+// Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
     const double bytes = (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) /
                          (double)store->pieces[a->storage];
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
-// The same of a sum; where it is added to another, the host does.
+// Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
 static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
     const double elements = (double)gpt_storage_elements(c->model, a->storage) /
                             store_process_group(store, a->storage)->all.n;
@@ -673,7 +683,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
     double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
-    // a replica without rows: any
+    // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
@@ -683,9 +693,9 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         a->unit >= 0
             ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s
             : 0;
-    // the gradient of wte is made with the embedding's,
+    // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
+    // part, or by TIED.
     double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
-    // or by TIED
     const bool crosses = clip_crosses(&c->clip);
     if (crosses && (!a->unit || head)) {
         norms = head
@@ -704,7 +714,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         const double bytes = (double)executor_message_bytes(c->shape, c->model, a),
                      seconds =
                          bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
-        cost.compute_s = c->rates.lost[link] / 2 * seconds; // at each end; in a sum a rank is both
+        // half at each end: in an all-reduce a rank is both ends
+        cost.compute_s = c->rates.lost[link] / 2 * seconds;
         cost.message_s = action_sends(a->kind) ? seconds : 0;
         return cost;
     }
@@ -723,7 +734,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_TIED: cost.compute_s = tied; break;
     case ACT_PREFETCH:
     case ACT_REDUCE:
-        if (store->policy.p2p) { // a sum, no collective
+        if (store->policy.p2p) { // a local sum, no collective
             cost.compute_s = 12 * elements / c->rates.bytes_per_s;
             return cost;
         }
@@ -734,7 +745,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
                                    c->rates.bytes_per_s
                              : 0;
         break;
-    // with its noise
+    // includes the noise
     case ACT_NORM:
         cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s;
         break;

@@ -1,24 +1,25 @@
 // equations.h: the planner of the DAPPLE paper (arXiv 2007.01045, section 4): equations 1 to 3, and
 // the plan that is best by them.
 //
-// Every plan is in reach: any number of stages, every cut, every number of replicas, and for each
-// stage each of the paper's placement policies. The paper's dynamic program (equations 4 and 5)
-// keeps one plan for the first units on some ranks, the one that is best with a single stage behind
-// it; that is not always a part of the best plan. Here all beginnings of a plan are kept, but for
-// those that another one on the same ranks beats whatever comes behind, and those whose lower bound
-// is no better than the best plan so far. So the best plan is found, unless a list of beginnings,
-// of those that have as many units and ranks, grows too long: then those with the least bounds stay
-// (EquationSearch.cut says so).
+// Plans      Every plan is considered: any number of stages, every cut, every number of replicas,
+//            and for each stage each of the paper's placement policies.
+// Search     The paper's dynamic program (equations 4 and 5) keeps one plan for the first units on
+//            some ranks: the one that is best with a single stage behind it. That is not always a
+//            part of the best plan. Here all beginnings of a plan are kept, except those that
+//            another beginning on the same ranks beats whatever follows, and those whose lower
+//            bound is no better than the best plan so far. So the best plan is found, unless a list
+//            of beginnings (with the same numbers of units and ranks) grows too long. Then those
+//            with the least bounds are kept, and EquationSearch.cut is set.
 #ifndef EQUATIONS_H
 #define EQUATIONS_H
 
 #include "plan.h" // plans and what their stages cost
 
 // -------------------------------------------------------------------------------------------------
-// The equations, to the letter: stages of computation and the links between them are all stages
+// The equations, to the letter: computing stages and the links between them all count as stages
 
-// The pivot: the stage with the least bubbles, which sets the pace. forward[], backward[]: seconds
-// of a micro-batch, by stage.
+// Returns the pivot: the stage with the least bubbles, which sets the pace. forward, backward:
+// [stages] seconds of a micro-batch.
 static inline int equation_pivot(int stages, const double *forward, const double *backward,
                                  int micro_batches) {
     int pivot = stages - 1;
@@ -34,8 +35,8 @@ static inline int equation_pivot(int stages, const double *forward, const double
     }
     return pivot;
 }
-// Seconds of a step: warm-up, steady phase at the pace of the pivot, and the end, in which
-// all-reduces hide behind what still drains.
+// Returns the seconds of a step: the warm-up, the steady phase at the pace of the pivot, and the
+// end, in which all-reduces hide behind the backward passes that remain.
 static inline double equation_latency(int stages, const double *forward, const double *backward,
                                       const double *reduce, int micro_batches) {
     int pivot = equation_pivot(stages, forward, backward, micro_batches);
@@ -64,7 +65,8 @@ static inline double plan_equations(const PlanCosts *c) {
     }
     return equation_latency(2 * c->stages - 1, forward, backward, reduce, c->micro_batches);
 }
-// Data parallelism, whose all-reduce overlaps with the last backward, has no stages to place.
+// The same, but in data parallelism (one stage) the all-reduce overlaps with the last backward
+// pass.
 static inline double plan_by_equations(const PlanCosts *c) {
     if (c->stages > 1) { return plan_equations(c); }
     return c->micro_batches * (c->forward[0] + c->backward[0]) + c->reduce_late[0];
@@ -73,19 +75,21 @@ static inline double plan_by_equations(const PlanCosts *c) {
 // -------------------------------------------------------------------------------------------------
 // Beginnings of a plan
 
-// What the stages so far mean for the latency of any plan that begins with them: three numbers,
-// each of them the better the less it is. Which stage is the pivot is guessed; with C = F + B and M
-// micro-batches the guess Q holds where
-//   before Q:  (M - 1) C_s <= (M - 1) C_Q + sum of C between s and Q, for each s,
-//   behind Q:  going back from the last stage, no pivot until then holds out against Q.
-// The latter is (M - 1) C_Q > W, where W of the stages from s on is (M - 1) C_s if that is more
-// than W of those behind s, else C_s more than that. So the most that W of the rest may be is known
-// stage by stage, from Q on.
-//   pivot to come:  sum of F;  latest end of an all-reduce, counted from the first backward of the
-//                   last of these stages;  max of (M - 1) C_s - sum of C behind s
-//   pivot chosen:   latency with these stages alone;  the same without all-reduces, less what
-//                   drains
-//                   behind the pivot;  minus the most that W of the rest may be
+// What the first stages of a plan mean for its latency, as three numbers; the lower each of them,
+// the better. The pivot is not known yet, so it is guessed. With C = F + B and M micro-batches, the
+// guess Q is right if
+//   before Q:  (M - 1) C_s <= (M - 1) C_Q + sum of C between s and Q, for each stage s;
+//   behind Q:  going back from the last stage, no candidate found on the way remains the pivot.
+// The latter means (M - 1) C_Q > W. Here W of the stages from s on is (M - 1) C_s if that exceeds
+// W of the stages behind s, and otherwise C_s + W of the stages behind s. So the greatest W that
+// the remaining stages may have is known stage by stage, from Q on. cost[] is:
+//   pivot to come   0: sum of F
+//                   1: latest end of an all-reduce, from the first backward of the last of them
+//                   2: maximum of (M - 1) C_s - sum of C behind s
+//   pivot chosen    0: latency with these stages alone
+//                   1: the same without all-reduces, less the backwards that remain after the
+//                      pivot's
+//                   2: minus the greatest W that the remaining stages may have
 typedef struct {
     bool pivoted;
     double cost[3];
@@ -106,8 +110,8 @@ static inline EquationState equation_before(EquationState a, const EquationStage
     a.cost[2] = fmax(a.cost[2] - time, others * time);
     return a;
 }
-// False where it cannot be the pivot, or where there cannot be a stage behind the pivot (others: M
-// - 1).
+// equation_choose returns false if the stage cannot be the pivot; equation_behind, if there cannot
+// be such a stage behind the pivot. others: M - 1.
 static inline bool equation_choose(EquationState *a, const EquationStage *s, double others) {
     const double time = s->forward + s->backward;
     if (a->cost[2] > others * time) { return false; }
@@ -125,7 +129,8 @@ static inline bool equation_behind(EquationState *a, const EquationStage *s, dou
     a->cost[2] = -fmax(others * time, most - time);
     return true;
 }
-// The states after another link (NULL: none) and stage, one for each guess; returns how many.
+// Writes the states after another link (NULL: none) and stage to `to`, one for each guess of the
+// pivot. Returns how many: at most EQUATION_GUESSES.
 enum { EQUATION_GUESSES = 3 };
 static inline int equation_append(const EquationState *from, const EquationStage *link,
                                   const EquationStage *stage, double others, EquationState *to) {
@@ -144,8 +149,8 @@ static inline int equation_append(const EquationState *from, const EquationStage
     }
     return n;
 }
-// Seconds that no plan with this beginning is better than, where the slowest stage of the rest
-// takes at least `slowest` for a micro-batch.
+// Returns a time that no plan with this beginning beats, if the slowest of the remaining stages
+// takes at least `slowest` seconds for a micro-batch.
 static inline double equation_bound(const EquationState *a, double slowest, double others) {
     if (a->pivoted) { return others * slowest >= -a->cost[2] ? INFINITY : a->cost[0]; }
     return a->cost[0] + a->cost[1] + fmax(a->cost[2], others * slowest);
@@ -154,37 +159,38 @@ static inline double equation_bound(const EquationState *a, double slowest, doub
 typedef struct {
     EquationState state;
     double bound;
-    uint64_t place;       // checksum: which ranks its stages have, and which of them the last one
-    int parent, first;    // what it continues, in the list of that unit: the last stage's first one
-    int stages, replicas; // of the last stage
-    int used;             // ranks of all
-    int next;             // in the bucket of its place
+    uint64_t place; // checksum of the ranks that its stages use, and of the last stage's ranks
+    // beginning that it continues, as an index in the list of `first`; first unit of the last stage
+    int parent, first;
+    int stages, replicas; // number of stages; replicas of the last stage
+    int used;             // ranks of all stages
+    int next;             // next index in its hash bucket, or -1
     unsigned char policy;
 } EquationBeginning;
-// Those of the units before one, on about the same number of ranks.
+// The beginnings that end before a certain unit, on about the same number of ranks.
 typedef struct {
     EquationBeginning *at;
     int count, capacity;
-    int *bucket;  // [capacity] the first one's index, or -1
-    double limit; // worse ones did not stay
+    int *bucket;  // [capacity] index of the bucket's first beginning, or -1
+    double limit; // worse bounds were not kept; 0: no limit
 } EquationList;
 
-enum { EQUATION_RANKS = 64 }; // of more, only some numbers of replicas are tried
+enum { EQUATION_RANKS = 64 }; // with more ranks, only some numbers of replicas are tried
 typedef struct {
-    const PlanTask *task; // its micro-batch is what is searched
+    const PlanTask *task; // the search is for its micro-batch
     double others;        // M - 1
-    int policies;         // to choose from
-    EquationList *list;   // [units][bins] by the unit behind a beginning, and by its ranks
+    int policies;         // number of placement policies to try
+    EquationList *list; // [units][bins] by the unit behind a beginning, and by its number of ranks
     int bins;
-    int width;    // most beginnings of a list that are continued
-    bool cut;     // there were more
-    int64_t work; // about how many ends of stages were looked at
-    Plan best;    // so far; 0 stages: none
+    int width;    // maximum of beginnings of a list that are continued
+    bool cut;     // some list had more
+    int64_t work; // about how many ends of stages have been examined
+    Plan best;    // best plan so far; 0 stages: none
     double best_s;
-    PlanCosts costs;         // of a plan that is looked at
-    int *scratch, *ranks;    // of plan_place()
-    int *used, *take, *then; // [nodes] ranks of the nodes: in use, of the next stage, of both
-    // [ranks] of the last stage, the next one, and one with all that is left
+    PlanCosts costs;         // costs of the plan that is examined
+    int *scratch, *ranks;    // buffers of plan_place()
+    int *used, *take, *then; // [nodes] ranks of each node: in use, taken by the next stage, both
+    // [ranks] of the last stage, of the next one, of one with all that is left
     int *here, *next, *rest;
 } EquationSearch;
 
@@ -223,11 +229,11 @@ static inline void equation_search_free(EquationSearch *e) {
     free(e->scratch);
 }
 
-// Where beginnings that end before this unit and use so many ranks are.
+// Returns the list of the beginnings that end before this unit and use this number of ranks.
 static inline EquationList *equation_list(const EquationSearch *e, int unit, int used) {
     return &e->list[unit * e->bins + (int)((int64_t)(used - 1) * e->bins / task_ranks(e->task))];
 }
-// Takes a plan where it is the best so far.
+// Keeps a plan if it is the best so far.
 static inline void equation_offer(EquationSearch *e, const Plan *plan) {
     plan_place(e->task, plan, e->ranks, e->scratch);
     if (!plan_costs(e->task, plan, e->ranks, &e->costs)) { return; }
@@ -248,7 +254,7 @@ static inline int equation_order(const void *a, const void *b) {
 static inline int *equation_bucket(EquationList *l, const EquationBeginning *b) {
     return &l->bucket[(b->place ^ b->state.pivoted) & (uint64_t)(l->capacity - 1)];
 }
-// Fills the buckets anew, with place for twice as many.
+// Rebuilds the hash table, with at least twice as many buckets as beginnings.
 static inline void equation_list_index(EquationList *l) {
     while (l->capacity < 2 * l->count || !l->capacity) {
         l->capacity = l->capacity ? 2 * l->capacity : 64;
@@ -266,8 +272,8 @@ static inline void equation_list_index(EquationList *l) {
         *bucket = i;
     }
 }
-// The list in the order of bounds, without those that the best plan so far, or another, beats, and
-// with no more than may be continued.
+// Sorts the list by bounds, and drops those beginnings that the best plan so far, or another
+// beginning, beats, and those beyond the width of the search.
 static inline void equation_list_sort(EquationSearch *e, EquationList *l) {
     if (l->count) { qsort(l->at, (size_t)l->count, sizeof *l->at, equation_order); }
     while (l->count && l->at[l->count - 1].bound >= e->best_s) { l->count--; }
@@ -290,7 +296,8 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
     while (*link >= 0) {
         EquationBeginning *other = &l->at[*link];
         bool alike = other->place == b->place && other->state.pivoted == b->state.pivoted;
-        if (alike && equation_beats(&other->state, &b->state)) { // to the front: it may beat more
+        // move it to the front: it may beat others
+        if (alike && equation_beats(&other->state, &b->state)) {
             const int index = *link;
             *link = other->next;
             other->next = *bucket;
@@ -312,7 +319,7 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
 // -------------------------------------------------------------------------------------------------
 // The search
 
-// Stages of a beginning, the last one of which ends before this unit.
+// Returns the stages of a beginning that ends before this unit.
 static inline Plan equation_plan(const EquationSearch *e, const EquationBeginning *b, int unit) {
     Plan p;
     memset(&p, 0, sizeof p);
@@ -337,7 +344,7 @@ static inline Plan plan_append(const Plan *p, int units, int replicas, int polic
     return q;
 }
 
-// Seconds to a byte and of a message, there and back.
+// Seconds of a byte, forward and back, and of a message.
 typedef struct {
     double per_byte, per_byte_back, latency;
 } EquationLink;
@@ -358,7 +365,8 @@ static inline EquationStage equation_message(const EquationSearch *e, const Equa
     }
     return s;
 }
-static inline double equation_seconds(const EquationSearch *e, int first, int end) { // on one rank
+// Returns the seconds of a micro-batch in these units on one rank.
+static inline double equation_seconds(const EquationSearch *e, int first, int end) {
     const PlanModel *m = e->task->model;
     double sample_s = m->forward[end] - m->forward[first] + m->backward[end] - m->backward[first];
     return (double)e->task->micro_batch * sample_s;
@@ -381,20 +389,20 @@ static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, 
     return plan_stage_memory(e->task, p, first, end, rows, 0, e->task->memory, &bytes) >= 1;
 }
 
-// A beginning that is continued, and by what.
+// A beginning that is continued, and the stage that continues it.
 typedef struct {
     const EquationBeginning *from;
-    Plan plan;       // of it
-    int unit, index; // where it is: in which list, and there
-    int left;        // ranks that the next stage leaves
+    Plan plan;       // plan of the beginning
+    int unit, index; // unit before which it ends; index in that list
+    int left;        // ranks that remain after the next stage
     PlanRanks here, next, rest;
-    EquationLink link, last; // to the next stage; to one with all that is left
+    EquationLink link, last; // to the next stage; from that to a stage with all remaining ranks
     uint64_t place;
     int policy;
 } EquationStep;
 
-// The next stage ends before `end`: with all that is left behind it that is a plan; and it is the
-// beginning of others.
+// Examines the next stage with its end before `end`. Together with one stage of all that is left it
+// is a plan, which is offered; and it is a new beginning, which is added to its list.
 static inline void equation_continue(EquationSearch *e, const EquationStep *step, int end) {
     const int units = e->task->model->units;
     EquationState states[EQUATION_GUESSES], ends[EQUATION_GUESSES];
@@ -428,8 +436,8 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
         }
     }
 }
-// The first unit from `low` to `units` before which a stage may end, so that those behind it take
-// less than `most` on `ranks`.
+// Returns the first unit from `low` to `units` before which a stage may end, such that the units
+// behind it take less than `most` seconds on `ranks` ranks, for M - 1 micro-batches.
 static inline int equation_first_end(const EquationSearch *e, int low, int ranks, double most) {
     const int units = e->task->model->units;
     int high = units;
@@ -443,9 +451,9 @@ static inline int equation_first_end(const EquationSearch *e, int low, int ranks
     }
     return low;
 }
-// Where the next stage may end: *low <= end. Behind each earlier one is a stage that takes so long
-// that no plan is better than the best so far. *most: so long may the micro-batches but one take in
-// a stage.
+// Returns the first unit before which the next stage may end. With an earlier end the remaining
+// units would take so long that no plan is better than the best so far. *most receives the seconds
+// that M - 1 micro-batches may take in a stage.
 static inline int equation_low(const EquationSearch *e, const EquationStep *step, double *most) {
     const EquationState *a = &step->from->state;
     *most = a->pivoted ? -a->cost[2] : e->best_s - a->cost[0] - a->cost[1];
@@ -459,8 +467,8 @@ static inline int equation_ranks(const Cluster *c, const int *used, const int *t
     }
     return n;
 }
-// The next stage gets so many ranks by each policy. `last`: the node on which the stage before
-// ends.
+// Examines the next stage with this number of replicas, by each policy. last: the node on which the
+// stage before ends.
 static inline void equation_place(EquationSearch *e, EquationStep *step, int replicas, int last) {
     const Cluster *c = &e->task->cluster;
     uint64_t seen[PLACE_POLICIES];
@@ -495,7 +503,8 @@ static inline void equation_place(EquationSearch *e, EquationStep *step, int rep
         }
     }
 }
-// Numbers of replicas that are tried: all, where there are not more ranks than EQUATION_RANKS.
+// Returns the i-th number of replicas to try, 0 for none: all numbers if there are at most
+// EQUATION_RANKS ranks.
 static inline int equation_choice(const PlanTask *t, int n, int i) {
     if (task_ranks(t) > EQUATION_RANKS) { return split_choice(n, t->cluster.ranks, i); }
     return i + 1 < n ? i + 1 : 0;
@@ -523,7 +532,7 @@ static inline void equation_expand(EquationSearch *e, const EquationBeginning *f
         equation_place(e, &step, r, last);
     }
 }
-// All plans of two stages or more, continuing at most so many beginnings of a list.
+// Examines all plans of two stages or more, but continues at most `width` beginnings of each list.
 static inline void equation_search_width(EquationSearch *e, int width) {
     e->width = width;
     e->cut = false;
@@ -541,9 +550,9 @@ static inline void equation_search_width(EquationSearch *e, int width) {
     }
     equation_lists_free(e);
 }
-// The best plan of two stages or more, where no better one was offered: with lists of one
-// beginning, then longer ones, until none was too short or the work is as much as a planner may
-// take.
+// Finds the best plan of two stages or more, unless a better one was offered before: with lists of
+// one beginning, then with longer ones, until none was too short or the work has taken about as
+// long as a planner may take.
 static inline void equation_search(EquationSearch *e) {
     const int64_t enough = 4000000; // about a second
     e->cut = true;

@@ -1,18 +1,19 @@
-// plan.h: what a pipeline plan costs: models from profiles, links, placement, memory, and the
-// replay of a plan's schedule, which decides.
+// plan.h: what a pipeline plan costs: models from profiles, links of a cluster, placement, memory,
+// and the replay of a plan's schedule, which decides.
 //
-// A model is what a profile tells: a list of units, each with the time that a sample takes forward
-// and backward, the bytes it leaves, its parameters, and what crosses the border before it. All of
-// it scales with the samples; so prefix sums give the cost of any stage. A plan is a list of
-// stages: how many units, how many replicas, and the policy by which its ranks are taken from the
-// nodes:
-//   FRESH    nodes that nobody uses yet first: sums stay inside of nodes      APPEND   nodes in use
-//            first, that of the stage before if it has room
-//   SCATTER  evenly over the nodes in use (all, where none is): for small parameters and large
-//            activations
-//   SPREAD   from where most are left (not in the paper)
-// Invariants: the stages of a plan have all units in order, and all ranks; micro-batches divide the
-// samples of a step.
+// Models     A model is what a profile says: a list of units, each with the time that a sample
+//            takes forward and backward, the bytes of activations and parameters, and the bytes
+//            that cross the border before the unit. All of these but the parameters scale with the
+//            samples. Prefix sums give the cost of any stage.
+// Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
+//            which its ranks are taken from the nodes:
+//              APPEND   nodes in use first, beginning with the last node of the stage before
+//              FRESH    unused nodes first, so that sums stay inside nodes
+//              SCATTER  evenly over the nodes in use (over all, if none is): for small parameters
+//                       and large activations
+//              SPREAD   from the nodes with the most free ranks (not in the paper)
+// Invariants The stages of a plan have all units in order, and all ranks. The size of a micro-batch
+// divides the samples of a step.
 #ifndef PLAN_H
 #define PLAN_H
 
@@ -23,22 +24,23 @@
 
 // -------------------------------------------------------------------------------------------------
 // Models
-enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 }; // most of a profile; of a plan
+// maxima: of a profile; of a plan
+enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
 typedef struct {
     int units;
-    // [units + 1] seconds that a sample takes in the units before this one
+    // [units + 1] seconds of a sample in the units before this one
     double *forward, *backward;
-    double *weight; // [units + 1] of the backward ones, those of weight parts
-    // [units + 1] bytes that a sample's backward pass needs from the units before
+    double *weight; // [units + 1] the part of backward that is weight parts
+    // [units + 1] bytes of activations that a sample's backward pass needs from the units before
     double *activations;
-    // [units + 1] bytes of gradients that a sample's weight parts need besides
+    // [units + 1] further bytes of gradients that a sample's waiting weight parts need
     double *waiting;
-    double *parameters; // [units + 1] bytes of the gradients of the units before
+    double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
     // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
     double *cut;
-    // bytes of parameters, gradients and optimizer states to a byte of gradients
+    // bytes of parameters, gradients and optimizer states for each byte of gradients
     double states;
-    double batch; // samples that the profile was taken with
+    double batch; // samples with which the profile was taken
 } PlanModel;
 
 static inline PlanModel plan_model_make(int units) {
@@ -58,9 +60,10 @@ static inline void plan_model_free(PlanModel *m) {
     free(m->forward);
     memset(m, 0, sizeof *m);
 }
-// Appends unit u: what a sample costs in it, its gradients' bytes. Units are added in order. Of the
-// backward pass half is the weight part, as of matrix products, and it needs a gradient for each
-// activation, unless plan_model_split() knows better.
+// Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
+// order. Half of the backward pass counts as the weight part, as for matrix products, and a waiting
+// weight part needs one gradient for each activation. plan_model_split() replaces these
+// assumptions.
 static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
                                   double activation_bytes, double parameter_bytes) {
     m->forward[u + 1] = m->forward[u] + forward_s;
@@ -70,21 +73,22 @@ static inline void plan_model_add(PlanModel *m, int u, double forward_s, double 
     m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
     m->waiting[u + 1] = m->waiting[u] + activation_bytes;
 }
-// of the unit added last
+// Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
+// waits.
 static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
     m->weight[u + 1] = m->weight[u] + weight_s;
     m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
 }
 
-// A profile as it is read: nodes in the file's order, edges between their places.
+// A profile while it is read: nodes in the file's order, edges as pairs of their indices.
 typedef struct {
     const char *file;
     Json json;
     int model, nodes, edges;
     double batch;
-    int *value, *place; // [nodes] in the file; in the order of units
+    int *value, *place; // [nodes] value in the JSON file; unit that the node becomes
     double *id;         // [nodes]
-    int (*edge)[2];     // [edges] places in the file's order
+    int (*edge)[2];     // [edges] indices of two nodes
 } ProfileReader;
 
 __attribute__((noreturn, format(printf, 2, 3))) static inline void
@@ -98,7 +102,7 @@ profile_refuse(const ProfileReader *r, const char *format, ...) {
         "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json",
         "%s: %s", r->file, what);
 }
-// A number of an object, from low to high.
+// Returns a member of an object that must be a number from low to high.
 static inline double profile_number(const ProfileReader *r, int object, const char *name,
                                     double low, double high) {
     int v = json_get(&r->json, object, name);
@@ -112,7 +116,8 @@ static inline double profile_number(const ProfileReader *r, int object, const ch
     }
     return x;
 }
-// Bytes of a node's outputs: a number, or one for each tensor.
+// Returns the bytes of a node's outputs: "act_bytes" is a number, or a list with one for each
+// tensor.
 static inline double profile_outputs(const ProfileReader *r, int node) {
     const double most = 1e15;
     int list = json_get(&r->json, node, "act_bytes");
@@ -136,7 +141,7 @@ static inline bool profile_is_input(const ProfileReader *r, int node) {
     return v->bytes >= 5 && !memcmp(v->text, "Input", 5);
 }
 
-// The model of this name in the file; the only one where the name is empty.
+// Returns the model of this name in the file; for an empty name, the only one.
 static inline int profile_find_model(const ProfileReader *r, const char *name) {
     const Json *j = &r->json;
     int models = json_get(j, 0, "models"), count = json_members(j, models);
@@ -196,8 +201,8 @@ static inline void profile_read_edges(ProfileReader *r) {
         }
     }
 }
-// Places: the file's order where every edge goes forward in it; else the least id whose inputs are
-// placed comes next.
+// Orders the nodes as units: in the file's order if every edge goes forward in it. Otherwise the
+// next unit is always the node with the least id among those whose inputs are ordered.
 static inline void profile_order(ProfileReader *r) {
     bool forward = true;
     int *inputs = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
@@ -216,7 +221,7 @@ static inline void profile_order(ProfileReader *r) {
     }
     free(inputs);
 }
-// A node's outputs cross every border up to its last consumer.
+// A node's outputs cross every border up to the last node that uses them.
 static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
     int *last = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
     for (int e = 0; e < r->edges; e++) {
@@ -252,12 +257,14 @@ static inline PlanModel profile_units(const ProfileReader *r) {
     return m;
 }
 
-// Reads --profile FILE[:MODEL]: {"models":{NAME:{"profile_batch_size":,"nodes":[{"id":,"name":,
-// "fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}], "edges":[[from,to]]}}}, times and activations
-// for the whole batch. Ends the program with exit code 2 where it is anything else.
+// Reads --profile FILE[:MODEL]:
+//   {"models":{NAME:{"profile_batch_size":, "edges":[[from,to]],
+//     "nodes":[{"id":,"name":,"fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}]}}}
+// Times and activations are those of the whole batch. Ends the program (EXIT_INPUT) on any other
+// text.
 static inline PlanModel profile_load(const char *text) {
     char file[OPTION_TEXT_MAX + 1];
-    // the name of a file may hold a colon
+    // the name of a file may contain a colon
     const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
     snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
     ProfileReader r;
@@ -279,26 +286,26 @@ static inline PlanModel profile_load(const char *text) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Links: seconds of messages in a cluster (constants of --cluster)
+// Links: seconds of messages, by the constants of --cluster
 
-// Sum of `bytes` over n ranks: each sends 2 (n - 1) / n of them, over a node's link, or inside a
-// node where n / 2 pairs send at once.
+// All-reduce of `bytes` over n ranks: each rank sends 2 (n - 1) / n of them, over a node's link, or
+// inside a node where n / 2 pairs send at once.
 static inline double plan_all_reduce_s(const Cluster *c, int n, bool crosses, double bytes) {
     if (n == 1 || bytes == 0) { return 0; }
     double rate = crosses ? c->inter : c->intra * (n / 2);
     return 2.0 * (n - 1) / n * bytes / (rate * 1e9) + 2e-6 * c->latency;
 }
-// The ranks of a stage: consecutive places in the plan's list of ranks.
+// The ranks of a stage: a range of the plan's list of ranks.
 typedef struct {
     const int *ranks;
     int n, first_node, last_node;
 } PlanRanks;
-static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ascending
+static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ranks ascend
     PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[n - 1] / c->ranks};
     return p;
 }
-// `bytes` from all ranks of a stage to all of another, split and put together on the way. Many
-// senders to one node share its gather rate.
+// Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
+// way. Several senders to one node share its gather rate.
 static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to,
                                      double bytes) {
     bool one_node = to->first_node == to->last_node;
@@ -320,7 +327,7 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
 // -------------------------------------------------------------------------------------------------
 // Plans
 typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
-enum { PLACE_PAPER = PLACE_SPREAD }; // so many are the paper's
+enum { PLACE_PAPER = PLACE_SPREAD }; // number of the paper's policies, which are first
 typedef struct {
     int stages;
     int64_t micro_batch; // samples
@@ -331,21 +338,21 @@ typedef struct {
     unsigned char policy[PLAN_STAGES];
 } Plan;
 
-// What is planned for.
+// What to plan for.
 typedef struct {
     const PlanModel *model;
     Cluster cluster;
-    int64_t samples;     // of a step
-    double memory;       // bytes of a rank; INFINITY
-    int64_t micro_batch; // only this one; 0: any
-    // a replica computes micro-batch / replicas samples, were it a fraction (the paper's
-    // arithmetic); else whole ones, as it holds
+    int64_t samples;     // samples of a step
+    double memory;       // bytes of a rank; INFINITY: no limit
+    int64_t micro_batch; // only this size; 0: any
+    // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
+    // arithmetic). Otherwise whole samples, as in a real run.
     bool even_slices;
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
 
-// The i-th number of replicas that is worth a try for a part of n: all of few; of many the
-// smallest, whole nodes, and the same of the rest. 0: no more.
+// Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
+// the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
 static inline int split_choice(int n, int node, int i) {
     enum { FEW = 8 };
     if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
@@ -356,8 +363,8 @@ static inline int split_choice(int n, int node, int i) {
     while (at <= FEW) { at += step; }
     return at < n - FEW ? at : 0;
 }
-// Takes n ranks from the nodes that are in use, or that are not, as many as they have, from node
-// `first` on; returns how many are missing.
+// Takes up to n ranks from the nodes that are in use (touched) or unused, from node `first` on, as
+// many as each has. Returns how many are missing.
 static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n,
                              int *take) {
     for (int i = 0; i < c->nodes && n; i++) {
@@ -392,8 +399,9 @@ static inline int place_spread(const Cluster *c, const int *used, int n, int *ta
     }
     return 0;
 }
-// Ranks of the next stage (section 4.2 of the paper): take[] of each node, n in all, where used[]
-// are in use and the stage before ends on node `last`. Returns the last of its nodes.
+// Takes n ranks for the next stage (section 4.2 of the paper). used: [nodes] ranks in use; last:
+// the last node of the stage before; take: [nodes] receives the ranks taken from each node. Returns
+// the last node of this stage.
 static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
                               int n, int *take) {
     bool touched = policy != PLACE_FRESH;
@@ -408,10 +416,10 @@ static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *u
     for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
     return last;
 }
-// The ranks of a plan, stage by stage. ranks[task_ranks]; scratch[2 * nodes].
+// Writes the ranks of a plan, stage by stage, to ranks[task_ranks]. scratch: [2 * nodes].
 static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
-    // the last node of the stage before
+    // last: the last node of the stage before
     int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
     memset(used, 0, (size_t)c->nodes * sizeof(int));
     for (int s = 0; s < p->stages; s++) {
@@ -423,29 +431,28 @@ static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int 
     }
 }
 
-// What a plan costs, stage by stage.
+// What a plan costs, for each stage.
 typedef struct {
-    // depth: micro-batches in flight that the memory allows, D
+    // depth: micro-batches in flight for which there is memory, D
     int stages, micro_batches, depth;
-    // seconds of a micro-batch; backward: with recomputation
+    // seconds of a micro-batch; backward includes recomputation
     double forward[PLAN_STAGES], backward[PLAN_STAGES];
-    // of backward, what may wait: weight parts of zero-bubble schedules; else 0
+    // the part of backward that may wait: weight parts of zero-bubble schedules; else 0
     double weight[PLAN_STAGES];
-    // of its messages from this stage to the next, and back
+    // seconds of a micro-batch's messages from this stage to the next, and back
     double send[PLAN_STAGES], send_back[PLAN_STAGES];
-    // of the all-reduce; what of it is left when the stage's last backward ends
+    // seconds of the all-reduce; of its part after the stage's last backward has ended
     double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
-    double memory[PLAN_STAGES]; // bytes of a rank
+    double memory[PLAN_STAGES]; // bytes that a rank needs
     int live[PLAN_STAGES];      // micro-batches in flight, K
-    // forwards that it runs before the first gradient comes, at most
+    // maximum of forwards before the first gradient arrives
     int ahead[PLAN_STAGES];
 } PlanCosts;
 
-// The plan as schedule_pipeline() takes it, one unit and one rank for each stage, and a unit
-// without cost in front, since the first unit of a model has no input part; its placement is freed
-// by the caller.
+// Returns the plan for schedule_pipeline(): one unit and one rank for each stage, after a unit
+// without costs, since the first unit of a model has no input part. The caller frees the placement.
 static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64_t depth) {
-    // recomputation is in the costs
+    // recompute is false: recomputation is in the costs
     PipelinePlan plan = {placement_make(p->stages),
                          p->kind,
                          p->warmup,
@@ -469,7 +476,8 @@ static inline int plan_live(const Plan *p, int stage, int depth, int micro_batch
                          micro_batches,     depth,   false,     CLIPS_NOTHING};
     return (int)pipeline_live(&plan, stage);
 }
-// The all-reduce of each unit begins when its gradients are there, the last unit's first; one after
+// Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
+// of each unit begins when its gradients are complete, the last unit's first; they run one after
 // another.
 static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses,
                                       double rows, bool recompute) {
@@ -486,10 +494,10 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, int
     }
     return fmax(0, sent - computed);
 }
-// Bytes of a rank: states; for each micro-batch in flight what its backward pass needs (its input,
-// where that is computed again), and what its weight parts may wait with; and what one backward
-// pass then fills. Returns how many can be in flight in `limit` bytes, as a number that may be
-// below 1.
+// Computes *bytes of a rank: its states; for each micro-batch in flight what the backward pass
+// needs (only the input, if the rest is recomputed) and what waiting weight parts need; and what
+// one backward pass recomputes. Returns how many micro-batches can be in flight in `limit` bytes
+// (0: none).
 static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end,
                                        double rows, double in_flight, double limit, double *bytes) {
     const PlanModel *m = t->model;
@@ -503,9 +511,9 @@ static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int fir
     *bytes = fixed + in_flight * each;
     return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
 }
-// Is its schedule short enough? A unit has at most four actions that compute for a micro-batch,
-// what holds the parameters of one or two storages around each, and sums; and a rank exchanges
-// messages with at most all replicas of the stages beside its own.
+// Returns whether the plan's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has
+// at most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums. A
+// rank exchanges messages with at most all replicas of the neighbouring stages.
 static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
     const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
     for (int s = 0; s < p->stages; s++) {
@@ -514,13 +522,13 @@ static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
     }
     return true;
 }
-// samples of a micro-batch that the busiest replica computes
+// Returns the samples of a micro-batch that the busiest replica computes.
 static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) {
     double share = (double)p->micro_batch / p->replicas[stage];
     return t->even_slices ? share : ceil(share);
 }
-// Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its
-// time.
+// Returns the samples of a micro-batch that the busiest replica holds: whole ones, even where its
+// time counts fractions.
 static inline double plan_held_rows(int64_t micro_batch, int replicas) {
     return ceil((double)micro_batch / replicas);
 }
@@ -544,7 +552,7 @@ static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     }
     return true;
 }
-// Costs of a plan with its ranks; false where it does not fit into the memory.
+// Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
 static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks, PlanCosts *c) {
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
@@ -580,13 +588,15 @@ static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks
 // -------------------------------------------------------------------------------------------------
 // A bound
 
-// Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of
-// the first micro-batch to it; then until its last input part all that it computes, of which only
-// some forwards come before the first gradient is back, or the round trips behind each other that
-// its limit of micro-batches on their way makes; then the way back, or its weight part and the
-// stage's own all-reduce. Or all that it computes and that; or all that comes in or goes out.
+// Returns a time that no schedule with these limits of micro-batches in flight beats. For each
+// stage it adds the way of the first micro-batch to the stage, the time until its last input part,
+// and what follows. The time until the last input part is at least all that the stage computes (of
+// the forwards only some run before the first gradient is back), and at least the round trips in
+// sequence that the limit of micro-batches in flight forces. What follows is the way back, or the
+// stage's last weight part and its all-reduce. Other bounds are all that a stage computes, weight
+// parts included, and its all-reduce; and all messages in or out.
 static inline double plan_bound(const PlanCosts *c) {
-    // back: from here to the end, before this stage's all-reduce
+    // back: from here to the end, not counting this stage's all-reduce
     double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0;
     const int M = c->micro_batches;
     for (int s = 0; s < c->stages; s++) {
@@ -607,7 +617,7 @@ static inline double plan_bound(const PlanCosts *c) {
         last_send = c->send[s];
         last_back = c->send_back[s];
         fill += F + last_send;
-        back = drain + B + last_back; // to and from the next stage
+        back = drain + B + last_back; // the next stage's, to and from this one
     }
     return bound;
 }
@@ -629,7 +639,8 @@ static inline ActionCost plan_action_cost(const void *context, int rank, const A
     }
     return cost;
 }
-// The map of a model whose stages are its units, each with one storage, behind one without cost.
+// Returns the map of a model whose units are the stages, each with one storage, after a unit
+// without costs.
 static inline UnitMap plan_unit_map(int stages) {
     UnitMap map;
     size_t n = (size_t)stages + 1;
@@ -646,8 +657,8 @@ static inline UnitMap plan_unit_map(int stages) {
     }
     return map;
 }
-// The step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce; all
-// ranks meet at the end.
+// Returns the step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce;
+// all ranks meet at the end.
 static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_batches) {
     Program program;
     memset(&program, 0, sizeof program);
@@ -663,22 +674,22 @@ static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_
     }
     return program;
 }
-// Seconds of a step with so many micro-batches.
+// Returns the seconds of a step with this number of micro-batches.
 static inline double plan_replay(const Plan *p, const PlanCosts *c, int micro_batches) {
     Program program = plan_program(p, c, micro_batches);
     double step = schedule_simulate(&program, plan_action_cost, c, NULL);
     program_free(&program);
     return step;
 }
-// The same of all its micro-batches, from two shorter replays where there are many: by then each
-// further one takes as long as the one before.
+// Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two
+// shorter replays: by then each further micro-batch takes the same time.
 static inline double plan_simulate(const Plan *p, const PlanCosts *c) {
     int half = 2 * p->stages + 16, M = c->micro_batches;
     if (M <= 4 * half || p->kind == PIPELINE_GPIPE) { return plan_replay(p, c, M); }
     double longer = plan_replay(p, c, 2 * half);
     return longer + (longer - plan_replay(p, c, half)) / half * (M - 2 * half);
 }
-// Share of all ranks' time in which they do not compute.
+// Returns the share of all ranks' time in which they do not compute.
 static inline double plan_bubble(const Plan *p, const PlanCosts *c, double step_s) {
     double computing = 0, ranks = 0;
     for (int s = 0; s < p->stages; s++) {
