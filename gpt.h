@@ -1,21 +1,21 @@
-// gpt.h: the model. Its architecture is exactly GPT-2's: learned positions, pre-layernorm blocks, tanh
-// GELU, and a head tied to wte.
+// gpt.h: the model. Its architecture is exactly GPT-2's: learned positions, pre-layernorm blocks,
+// tanh GELU, and a head tied to wte.
 //
-// Units      are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
-//            head (final layernorm and classifier).
-// Storages   are contiguous buffers of parameters: wte | wpe | one per block | lnf. Each unit uses
-//            some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
-//            the head use the same wte; that is the tie. Blocks may share a storage in the same way
-//            (GptShare; pseudo.h), which only makes their storages fewer. All code that shards,
-//            gathers, saves or moves parameters refers to storages by number.
-// Tensors    are described by one table, tensor_specs: name, class of storage, shape, decay, initial
-//            values. Its order is llm.c's order on disk, where all layers of a tensor are contiguous.
-//            In memory a block's tensors are contiguous.
-// Backward   has two parts. The input part computes the gradient of the unit's input, without the
-//            gradients of parameters. The weight part computes those; it may run any time later, from
-//            what the input part left in BlockGradients. Exceptions: the head's input part also
-//            computes the gradient of wte, because its logits exist only for a chunk of rows at a
-//            time; dp.h has another one.
+// Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
+//           head (final layernorm and classifier).
+// Storages  are contiguous buffers of parameters: wte | wpe | one per block | lnf. Each unit uses
+//           some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
+//           the head use the same wte; that is the tie. Blocks may share a storage in the same way
+//           (GptShare; pseudo.h), which only reduces the number of storages. All code that shards,
+//           gathers, saves or moves parameters refers to storages by number.
+// Tensors   are described by one table, tensor_specs: name, class of storage, shape, decay, initial
+//           values. Its order is llm.c's order on disk, where all layers of a tensor are
+//           contiguous. In memory a block's tensors are contiguous.
+// Backward  has two parts. The input part computes the gradient of the unit's input, without the
+//           gradients of parameters. The weight part computes those. It may run any time later,
+//           from what the input part left in BlockGradients. One exception: the head's input part
+//           also computes the gradient of wte, because its logits exist only for a chunk of rows at
+//           a time. (dp.h has another exception.)
 //
 // Activations are (N, ...) with N = rows * T, where rows are the sequences of the current action.
 #ifndef GPT_H
@@ -218,9 +218,9 @@ static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
 typedef struct {
     GptConfig config;
     GptShare share;
-    int units, storages;              // L + 2; 3 and one per distinct block (L if none is shared)
-    int64_t tensor_elements[TENSORS]; // of one layer
-    int64_t tensor_offset[TENSORS];   // inside its storage
+    int units, storages;                     // L + 2; distinct blocks + 3
+    int64_t tensor_elements[TENSORS];        // of one layer
+    int64_t tensor_offset[TENSORS];          // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
     int64_t parameters;                      // in all storages, with vocabulary padding
 } GptModel;
