@@ -17,7 +17,7 @@
 #endif
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
 #include "ops_cuda.cuh"              // scratch, enter
-#include <cstring>                   // strlen, which cudnn_frontend.h lacks
+#include <cstring>                   // strlen, which the next header uses
 #include <cudnn_frontend.h>          // graphs of operations
 #include <memory>                    // graphs are shared pointers
 #include <unordered_map>             // graphs take their tensors by number
