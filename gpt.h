@@ -68,6 +68,7 @@ enum {
     VOCAB_PADDING = 128
 };
 
+// Ends with EXIT_INPUT if no such model is possible. `source` names it in the message.
 static inline void gpt_config_check(const GptConfig *c, const char *source) {
     const char *hint =
         "layers, heads, channels and vocab must be positive, and heads must divide channels";
@@ -204,6 +205,7 @@ typedef struct {
     int64_t run, cycle;
 } GptShare;
 static const GptShare GPT_SHARE_NONE = {1, 0};
+// Returns whether any blocks share a storage.
 static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
 static inline bool share_same(GptShare a, GptShare b) {
     return a.run == b.run && a.cycle == b.cycle;
@@ -225,6 +227,7 @@ typedef struct {
     int64_t parameters;                      // in all storages, with vocabulary padding
 } GptModel;
 
+// Computes the sizes and offsets of all tensors and storages. Allocates nothing.
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
     // distinct blocks
@@ -289,8 +292,9 @@ static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
            : c == STORAGE_LNF ? m->units - 1
                               : 0;
 }
-// Returns the number of layers that share a storage, whose gradient is the mean of theirs. For wte
-// it is 1: the gradients of its two uses are summed, since the model defines it as one tensor.
+// Returns the number of layers that share a storage; its gradient is the mean of their gradients.
+// For wte it is 1: the gradients of its two uses are summed, since the model defines it as one
+// tensor.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
     if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
     const int64_t first = gpt_first_layer(m, storage);
@@ -325,6 +329,7 @@ typedef struct {
     int64_t offset; // within the storage
     int64_t elements;
 } TensorPart;
+// Writes the parts of a storage in order, and returns their number.
 static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart parts[TENSORS]) {
     int n = 0;
     StorageClass wanted = gpt_storage_class(m, storage);
@@ -546,6 +551,7 @@ static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const 
                                  C);
 }
 
+// Computes the gradients of a block's parameters from what the input part left in g.
 static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
                                              const Real *dout, const Real *x, const BlockActs *a,
                                              const BlockGradients *g, int64_t rows, int64_t T) {
@@ -565,6 +571,7 @@ static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const
                                   a->mean1, a->rstd1, N, C, more);
 }
 
+// Computes the head's layernorm. The classifier belongs to the losses and the backward input part.
 static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u,
                                     const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW),
@@ -585,8 +592,8 @@ static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const Uni
     ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N,
                                  m->config.channels);
 }
-// Computes the losses, dx(N,C), and the head's part of the gradient of wte. `scale` is the weight
-// of each token: 1 / tokens of the step.
+// Computes the losses, dx(N,C), and the head's contribution to the gradient of wte. `scale` is the
+// weight of each token: 1 / tokens of the step.
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u,
                                            Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
@@ -595,6 +602,7 @@ static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const U
                    scale, u->accumulate[STORAGE_WTE]);
     gpt_head_backward_lnf(s, m, u, dx, x, h, N);
 }
+// Computes the gradients of the final layernorm's parameters.
 static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
                                             const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x,

@@ -174,6 +174,8 @@ static size_t memory_taken[MEMORY_KINDS]; // bytes actually allocated
 // bytes of offloaded states and their buffers on the host (offload.h); not part of the kinds above
 static size_t memory_on_host;
 
+// Allocates with ops_alloc() and counts the bytes. Like the other memory_take functions, it ends
+// with EXIT_RESOURCES if memory is lacking; `what` names the buffer in the message.
 static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
     void *p = ops_alloc(bytes ? bytes : 1);
     if (!p) {
@@ -193,6 +195,7 @@ static inline void *memory_take_with_slots(MemoryKind kind, size_t bytes, size_t
     memory_taken[MEMORY_BUFFERS] += slot_bytes;
     return p;
 }
+// Allocates host memory for offloaded states or activations with ops_alloc_far().
 static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned) {
     void *p = ops_alloc_far(bytes, pinned);
     if (!p) {
@@ -256,7 +259,7 @@ static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, 
 // out = a + b, n elements; out may be a
 static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
 
-// --- causal attention, softmax(q k^T / sqrt(C/NH)) v: no (T,T) matrix is ever held ---------------
+// --- causal attention, softmax(q k^T / sqrt(C/NH)) v; no (T, T) matrix is stored -----------------
 // qkv(rows, T, 3C) holds all of q, then k, then v of each token, split into heads inside each.
 // out(rows, T, C). lse(rows, NH, T) is the log-sum-exp of each row of scores.
 static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows,
@@ -287,7 +290,7 @@ static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
     int64_t step;      // counted from 1, for the bias correction
-    Rounding rounding; // to bf16 storage; starts at the first element
+    Rounding rounding; // of copies in bf16; numbers the elements from the first on
 } OptimizerStep;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
 // p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
@@ -315,8 +318,8 @@ static void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_
 static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
 
-// --- quantization: n elements, which begin with a block, as records of quantize.h ----------------
-// Arrays of n elements start with a block. Results have the same bits for any thread count and in
+// --- quantization: n elements as records of quantize.h -------------------------------------------
+// The n elements start with a block. Results have the same bits for any thread count and in
 // both builds, except for the bits of a NaN. Records are aligned to 4 bytes.
 
 // Converts storage precision to records.
@@ -341,8 +344,8 @@ static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_
 // --- privacy: what each sample (T consecutive rows) adds to a gradient ---------------------------
 // norms(rows) are SQUARED norms in fp64, and each operation adds to them; factors(rows) are fp32.
 // Both are in device memory. The results of a sample have the same bits whatever the other samples
-// are (for the same thread count where a comment says so). The noise is scaled for a change of one
-// sample's contribution, and would not hide a change of rounding in the others.
+// are: the noise is scaled for a change of one sample's contribution, and would not hide a change
+// of rounding in the others.
 typedef enum { CLIP_ABADI, CLIP_AUTOMATIC } ClipFunction; // in the order of --dp-clip-function
 // norms += |dout_b^T in_b|^2, the squared norm of each sample's weight gradient of a linear layer.
 // The gradient itself is never stored. The norm is computed from products of pairs of rows, tile by

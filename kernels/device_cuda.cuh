@@ -220,8 +220,8 @@ static inline void ops_near_cores(char *list, size_t bytes) {
 }
 static inline const char *ops_products(void) { return "cuBLASLt"; }
 
-// Lets the host run ahead of the device by at most two paces. After some thousand launches the
-// driver would block the host, and then nothing would watch for lost ranks.
+// Limits how far the host runs ahead of the device: at most two paces. After some thousand launches
+// the driver would block the host, and then nothing would watch for lost ranks.
 static inline void keep_pace(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
     // captured work is not running

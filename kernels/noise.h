@@ -85,6 +85,7 @@ IN_KERNELS_TOO static inline void noise_nonce(uint32_t nonce[3], const NoiseStre
     nonce[1] = (uint32_t)s->step;
     nonce[2] = (uint32_t)(s->step >> 32);
 }
+// Writes the 16 words of a block of the stream.
 IN_KERNELS_TOO static inline void noise_words(uint32_t out[NOISE_BLOCK], const NoiseStream *s,
                                               uint32_t block) {
     uint32_t nonce[3];
@@ -159,6 +160,7 @@ static inline NoiseScale noise_scale(float deviation, float scale) { // deviatio
     n.inverse = 1.0f / n.grid;
     return n;
 }
+// Returns scale * (x + deviation z), rounded to the grid.
 IN_KERNELS_TOO static inline float noise_add(float x, float z, NoiseScale n) {
     const float sum = fmaf(n.deviation, z, x), points = sum * n.inverse;
     return n.scale * (fabsf(points) < 0x1p23f ? rintf(points) * n.grid : sum);
@@ -189,6 +191,7 @@ static inline double noise_uniform(NoiseDraws *d) {
 // --- keys ----------------------------------------------------------------------------------------
 // Also clears memory that is not read again, which a compiler may skip with memset().
 static inline void noise_wipe(void *secret, size_t bytes) { explicit_bzero(secret, bytes); }
+// Makes a random key. Ends with EXIT_RESOURCES if the system cannot provide one.
 static inline void noise_key_make(uint32_t key[8]) {
     size_t have = 0;
     while (have < 32) {
