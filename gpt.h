@@ -1,22 +1,23 @@
-// gpt.h: the model. GPT-2's architecture exactly: learned positions, pre-layernorm blocks, tanh
-// GELU, head tied to wte.
+// gpt.h: the model. Its architecture is exactly GPT-2's: learned positions, pre-layernorm blocks,
+// tanh GELU, and a head tied to wte.
 //
-// Units      what a schedule computes: 0 the embedding, 1..L the blocks, L+1 the head (final
-//            layernorm + classifier).
-// Storages   contiguous buffers of parameters: wte | wpe | one per block | lnf. A unit names the
-//            storages it uses: embedding {wte, wpe}, block {its own}, head {lnf, wte}. That
-//            embedding and head name the same wte IS the tie. Blocks may share a storage in the
-//            same way (GptShare; pseudo.h): then there are fewer of these, and nothing else is
-//            different. Everything that shards, gathers, saves or moves parameters handles storages
-//            by number.
-// Tensors    ONE table (tensor_specs): name, class of storage, shape, decay, initial values. Its
-//            order is llm.c's order on disk, where all layers of a tensor lie together; in memory a
-//            block's tensors lie together.
-// Backward   is split: the input part needs nothing of the gradients of parameters and hands its
-//            output gradient on; the weight part may run any time later, from what the input part
-//            left in BlockGradients. One exception: the head's wte gradient is made in its input
-//            part, because its logits exist only a chunk of rows at a time. (dp.h has another.)
-// Tensors of activations are (N, ...) with N = rows * T, rows being the sequences of this action.
+// Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
+//           head (final layernorm and classifier).
+// Storages  are contiguous buffers of parameters: wte | wpe | one per block | lnf. Each unit uses
+//           some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
+//           the head use the same wte; that is the tie. Blocks may share a storage in the same way
+//           (GptShare; pseudo.h), which only reduces the number of storages. All code that shards,
+//           gathers, saves or moves parameters refers to storages by number.
+// Tensors   are described by one table, tensor_specs: name, class of storage, shape, decay, initial
+//           values. Its order is llm.c's order on disk, where all layers of a tensor are
+//           contiguous. In memory a block's tensors are contiguous.
+// Backward  has two parts. The input part computes the gradient of the unit's input, without the
+//           gradients of parameters. The weight part computes those. It may run any time later,
+//           from what the input part left in BlockGradients. One exception: the head's input part
+//           also computes the gradient of wte, because its logits exist only for a chunk of rows at
+//           a time. (dp.h has another exception.)
+//
+// Activations are (N, ...) with N = rows * T, where rows are the sequences of the current action.
 #ifndef GPT_H
 #define GPT_H
 
@@ -34,9 +35,9 @@ typedef struct {
     int64_t layers, channels, heads, max_seq_len;
 } GptDescriptor;
 
-// GPT-2 by depth (llm.c's dN) and by size; GPT-3's sizes with head counts that divide the channels
-// (the paper's 13B, 5140 channels, does not: 5120 here). gpt:100B is a geometry of our own: 12 * 80
-// * 10240^2 = 100.7e9.
+// GPT-2 by depth (llm.c's dN) and by size, and GPT-3's sizes. Head counts divide the channels. The
+// paper's 13B has 5140 channels, which 40 heads do not divide; here it has 5120. gpt:100B is our
+// own geometry: 12 * 80 * 10240^2 = 100.7e9.
 static const GptDescriptor gpt_descriptors[] = {
     {"d6", 6, 384, 6, 1024},
     {"d12", 12, 768, 12, 1024},
@@ -67,6 +68,7 @@ enum {
     VOCAB_PADDING = 128
 };
 
+// Ends with EXIT_INPUT if no such model is possible. `source` names it in the message.
 static inline void gpt_config_check(const GptConfig *c, const char *source) {
     const char *hint =
         "layers, heads, channels and vocab must be positive, and heads must divide channels";
@@ -81,10 +83,10 @@ static inline void gpt_config_check(const GptConfig *c, const char *source) {
     }
 }
 
-// Ends the program where `rows` sequences of T tokens are beyond any memory, so that no size of
-// activations below overflows.
+// Ends with EXIT_INPUT if `rows` sequences of T tokens exceed any memory. So the sizes of
+// activations computed below cannot overflow.
 static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
-    // of a token: more than it takes
+    // an upper bound per token
     double bytes = (double)rows * (double)T * (double)c->channels * (double)(c->layers + 2) * 128;
     if (bytes > 0x1p60) {
         die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model",
@@ -92,8 +94,8 @@ static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
     }
 }
 
-// "layers=6,heads=6,channels=384,vocab=256": any order, each at most once; vocab may be left out
-// (GPT-2's).
+// Parses "layers=6,heads=6,channels=384,vocab=256": in any order, each key at most once. vocab may
+// be missing; then it is GPT-2's. Errors end with EXIT_INPUT.
 static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len) {
     GptConfig c = {0, 0, 0, 0, 0, 0};
     const char *names[] = {"layers", "heads", "channels", "vocab"};
@@ -119,7 +121,7 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
     return c;
 }
 
-// Returns false where the text is no descriptor (then it names a file).
+// Returns false if the text is not a descriptor. Then it is the name of a file.
 static inline bool gpt_config_from_descriptor(GptConfig *config, const char *text,
                                               int64_t seq_len) {
     if (strchr(text, '=')) {
@@ -162,10 +164,10 @@ typedef enum {
     LNFB,
     TENSORS
 } TensorId;
-// 0.02 z, and 0.02 z / sqrt(2 L) on residual outputs
+// Random values are 0.02 z, or 0.02 z / sqrt(2 L) for the layers that write to the residual stream.
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit;
 
-// A dimension is a multiple of one quantity of the configuration.
+// A dimension of a tensor is a multiple of one of these quantities.
 typedef enum { OF_ONE, OF_CHANNELS, OF_VOCAB, OF_POSITIONS } DimOf;
 typedef struct {
     const char *name;
@@ -197,17 +199,18 @@ static const TensorSpec tensor_specs[TENSORS] = {
     {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
 };
 
-// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each
-// block l that of l modulo cycle.
+// Which blocks share a storage. With cycle = 0, `run` consecutive blocks do; otherwise block l uses
+// storage l mod cycle of the blocks'.
 typedef struct {
     int64_t run, cycle;
 } GptShare;
 static const GptShare GPT_SHARE_NONE = {1, 0};
+// Returns whether any blocks share a storage.
 static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
 static inline bool share_same(GptShare a, GptShare b) {
     return a.run == b.run && a.cycle == b.cycle;
 }
-// The same groups are the same numbers.
+// Equal groups get equal numbers, so that share_same() can compare them.
 static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
     const GptShare all = {layers, 0}, runs = {run, 0}, cycles = {1, cycle};
     if (!cycle) { return runs; }
@@ -217,16 +220,17 @@ static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
 typedef struct {
     GptConfig config;
     GptShare share;
-    int units, storages;                     // L + 2; 3 and those of blocks: L where none is shared
+    int units, storages;                     // L + 2; distinct blocks + 3
     int64_t tensor_elements[TENSORS];        // of one layer
     int64_t tensor_offset[TENSORS];          // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
-    int64_t parameters;                      // over all storages, vocabulary padding included
+    int64_t parameters;                      // in all storages, with vocabulary padding
 } GptModel;
 
+// Computes the sizes and offsets of all tensors and storages. Allocates nothing.
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
-    // storages of blocks
+    // distinct blocks
     const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run);
     memset(&m, 0, sizeof m);
     m.config = config;
@@ -250,7 +254,7 @@ static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);
 }
 
-// Storage numbers: 0 wte, 1 wpe, 2 .. the blocks', the last one lnf.
+// Numbers of storages: 0 is wte, 1 is wpe, 2 and following are the blocks', the last is lnf.
 static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     return storage == 0                 ? STORAGE_WTE
            : storage == 1               ? STORAGE_WPE
@@ -263,7 +267,7 @@ static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
 static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) {
     return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run);
 }
-// The layers that use a storage of blocks, one after another; -1: there is no more.
+// The layers that use a block's storage: the first, and the one after `layer` (-1 after the last).
 static inline int64_t gpt_first_layer(const GptModel *m, int storage) {
     return (storage - 2) * (m->share.cycle ? 1 : m->share.run);
 }
@@ -274,22 +278,23 @@ static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
                ? next
                : -1;
 }
-// The storage of `from` that one of `to` is a copy of, where both have the same layers, and those
-// that share one in `to` do so in `from`.
+// Returns the storage of `from` that `storage` of `to` is copied from. Both models must have the
+// same layers, and layers that share a storage in `to` must share one in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     const StorageClass c = gpt_storage_class(to, storage);
     if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_first_layer(to, storage)); }
     return c == STORAGE_LNF ? from->storages - 1 : storage;
 }
-// The first unit that uses a storage.
+// Returns the first unit that uses a storage.
 static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
     const StorageClass c = gpt_storage_class(m, storage);
     return c == STORAGE_BLOCK ? 1 + (int)gpt_first_layer(m, storage)
            : c == STORAGE_LNF ? m->units - 1
                               : 0;
 }
-// How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are
-// one tensor's, by the model's definition.
+// Returns the number of layers that share a storage; its gradient is the mean of their gradients.
+// For wte it is 1: the gradients of its two uses are summed, since the model defines it as one
+// tensor.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
     if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
     const int64_t first = gpt_first_layer(m, storage);
@@ -300,7 +305,7 @@ static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
 static inline UnitClass gpt_unit_class(const GptModel *m, int unit) {
     return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD;
 }
-// The storages that a unit uses, at most two; returns how many.
+// Writes the storages that a unit uses, and returns their number (1 or 2).
 static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
     if (unit == 0) {
         storages[0] = 0;
@@ -316,13 +321,15 @@ static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]
     return 1;
 }
 
-// A run of elements of one tensor inside a storage: what initialisation, decay and files walk over.
+// The part of a storage that holds one tensor. Initialisation, weight decay and files work on
+// these.
 typedef struct {
     TensorId tensor;
-    int64_t layer;  // the first that uses it; 0 outside blocks
-    int64_t offset; // in the storage
+    int64_t layer;  // first layer that uses it; 0 outside blocks
+    int64_t offset; // within the storage
     int64_t elements;
 } TensorPart;
+// Writes the parts of a storage in order, and returns their number.
 static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart parts[TENSORS]) {
     int n = 0;
     StorageClass wanted = gpt_storage_class(m, storage);
@@ -335,8 +342,8 @@ static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart p
     return n;
 }
 
-// Initial values of elements begin .. end - 1 of a storage: functions of (seed, tensor, element of
-// the tensor over all layers) alone.
+// Writes the initial values of elements begin .. end - 1 of a storage. They depend only on the
+// seed, the tensor, and the element's number in the tensor over all layers.
 static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, int64_t begin,
                                   int64_t end, float *out) {
     TensorPart parts[TENSORS];
@@ -344,13 +351,13 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
     for (int i = 0; i < n; i++) {
         TensorPart part = parts[i];
         TensorInit init = tensor_specs[part.tensor].init;
-        // of the part
+        // the wanted range, relative to the part
         int64_t low = max_i64(begin - part.offset, 0),
                 high = min_i64(end - part.offset, part.elements);
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
         double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)m->config.layers) : 0.02;
-        // padding rows stay zero
+        // rows of vocabulary padding stay zero
         int64_t real_ones =
             part.tensor == WTE ? m->config.vocab * m->config.channels : part.elements;
         int64_t first = part.layer * part.elements + low,
@@ -371,8 +378,8 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
 }
 
 // -------------------------------------------------------------------------------------------------
-// Arithmetic of a training step, for the MFU and for predictions: the matrix products of one sample
-// of T tokens.
+// Floating-point operations of matrix products, for the MFU and for predictions. `tokens` tokens
+// are computed in samples of T tokens.
 static inline double gpt_block_forward_flops(const GptModel *m, double tokens, double T) {
     double C = (double)m->config.channels;
     return tokens * (2.0 * 12.0 * C * C + 2.0 * C * T); // causal attention: half of 2 * 2 T C
@@ -380,20 +387,20 @@ static inline double gpt_block_forward_flops(const GptModel *m, double tokens, d
 static inline double gpt_head_forward_flops(const GptModel *m, double tokens) {
     return tokens * 2.0 * (double)(m->config.padded_vocab * m->config.channels);
 }
-// backward takes two of each product
+// A backward pass has two products for each product of the forward pass.
 static inline double gpt_step_flops(const GptModel *m, double tokens, double T) {
     return 3.0 * ((double)m->config.layers * gpt_block_forward_flops(m, tokens, T) +
                   gpt_head_forward_flops(m, tokens));
 }
 
 // -------------------------------------------------------------------------------------------------
-// Activations: carved from one buffer by a cursor, so that the same lines count bytes (base NULL)
-// and hand out pointers.
+// Activations are carved from one buffer by an Arena. If base is NULL, the same code only counts
+// bytes.
 typedef struct {
     char *base;
     size_t used;
 } Arena;
-#ifndef PLACED_APART // bytes between two: the emulation of a GPU watches that nobody touches them
+#ifndef PLACED_APART // gap between tensors, where the GPU emulation detects stray accesses
 #define PLACED_APART(p, bytes) 0
 #endif
 static inline void *arena_take(Arena *a, size_t bytes) {
@@ -408,8 +415,8 @@ static inline float *arena_floats(Arena *a, int64_t n) {
     return (float *)arena_take(a, (size_t)n * sizeof(float));
 }
 
-// Bytes of the operations' workspace, for micro-batches of `rows` samples and chunks of so many
-// rows of logits.
+// Returns the size of the operations' workspace for micro-batches of `rows` samples and chunks of
+// at most `logits` rows of logits.
 static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads,
                                          int64_t logits) {
     OpsShape shape = {
@@ -418,7 +425,7 @@ static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_
     return ops_workspace_bytes(shape, threads);
 }
 
-// What a block's forward leaves for its backward.
+// What a block's forward part saves for its backward parts.
 typedef struct {
     Real *ln1, *qkv, *att, *res2, *ln2, *fc, *gelu; // (N,C) (N,3C) (N,C) (N,C) (N,C) (N,4C) (N,4C)
     float *mean1, *rstd1, *mean2, *rstd2, *lse;     // (N) each, (rows,NH,T)
@@ -441,7 +448,7 @@ static inline BlockActs gpt_block_acts(Arena *a, const GptConfig *c, int64_t N) 
     return b;
 }
 
-// What a block's input part leaves for its weight part, besides dout.
+// What a block's backward input part leaves for its weight part, which also needs dout.
 typedef struct {
     Real *dfc, *dqkv, *dres2, *dln2, *dln1; // (N,4C) (N,3C) (N,C) (N,C) (N,C)
 } BlockGradients;
@@ -473,8 +480,8 @@ static inline HeadActs gpt_head_acts(Arena *a, const GptConfig *c, int64_t N) {
 // -------------------------------------------------------------------------------------------------
 // Forward and backward of each kind of unit
 
-// Parameters and gradients of a unit, by class of storage; `accumulate` says whether a gradient has
-// a contribution already.
+// Parameters and gradients of a unit, by class of storage. accumulate says whether the gradient
+// buffer already holds a contribution of this step.
 typedef struct {
     const Real *params[STORAGE_CLASSES];
     float *grads[STORAGE_CLASSES];
@@ -501,7 +508,7 @@ static inline void gpt_embedding_backward_weight(Stream *s, const GptModel *m, c
                            u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
 }
 
-// out(N,C) = block(x(N,C)); out NULL: only the activations are wanted (recomputation).
+// out(N,C) = block(x(N,C)). If out is NULL, only the activations are computed (recomputation).
 static inline void gpt_block_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *out,
                                      const Real *x, const BlockActs *a, int64_t rows, int64_t T) {
     int64_t C = m->config.channels, N = rows * T;
@@ -522,8 +529,8 @@ static inline void gpt_block_forward(Stream *s, const GptModel *m, const UnitSta
     ops_residual(s, out, out, a->res2, N * C);
 }
 
-// dx(N,C) from dout(N,C); leaves in g what the weight part needs. dx and dout are different
-// buffers: the weight part reads dout.
+// Computes dx(N,C) from dout(N,C), and leaves in g what the weight part needs. dx and dout must be
+// different buffers, because the weight part reads dout.
 static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const UnitStates *u,
                                             Real *dx, const Real *dout, const Real *x,
                                             const BlockActs *a, const BlockGradients *g,
@@ -544,6 +551,7 @@ static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const 
                                  C);
 }
 
+// Computes the gradients of a block's parameters from what the input part left in g.
 static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
                                              const Real *dout, const Real *x, const BlockActs *a,
                                              const BlockGradients *g, int64_t rows, int64_t T) {
@@ -563,12 +571,13 @@ static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const
                                   a->mean1, a->rstd1, N, C, more);
 }
 
+// Computes the head's layernorm. The classifier belongs to the losses and the backward input part.
 static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u,
                                     const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW),
                           unit_param(m, u, LNFB), N, m->config.channels);
 }
-// Only the losses (evaluation). logits(N, Vp): a place for them, or NULL where the workspace holds
+// Computes only the losses (evaluation). logits is a buffer (N, Vp), or NULL if the workspace holds
 // them.
 static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u,
                                    const HeadActs *h, Real *logits, const int32_t *targets,
@@ -576,15 +585,15 @@ static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitState
     ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, N,
                    m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f, false);
 }
-// dx(N,C) from the gradient of the layernorm's output
+// Computes dx(N,C) from h->dlnf, the gradient of the layernorm's output.
 static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const UnitStates *u,
                                          Real *dx, const Real *x, const HeadActs *h, int64_t N) {
     ops_zero(s, dx, (size_t)(N * m->config.channels) * ops_real_bytes());
     ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N,
                                  m->config.channels);
 }
-// Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale`
-// (1 / tokens of the step).
+// Computes the losses, dx(N,C), and the head's contribution to the gradient of wte. `scale` is the
+// weight of each token: 1 / tokens of the step.
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u,
                                            Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
@@ -593,6 +602,7 @@ static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const U
                    scale, u->accumulate[STORAGE_WTE]);
     gpt_head_backward_lnf(s, m, u, dx, x, h, N);
 }
+// Computes the gradients of the final layernorm's parameters.
 static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u,
                                             const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x,

@@ -1,28 +1,24 @@
-// ops.h: the tensor operations. Declared once; implemented by ops_cpu.h (OpenMP + CBLAS) and
-// ops_cuda.cuh (CUDA).
+// ops.h: the tensor operations. This header declares each operation once. ops_cpu.h (OpenMP and
+// CBLAS) and ops_cuda.cuh (CUDA) implement them.
 //
-// Every operation takes the Stream it runs on first. On the GPU it is a CUDA stream and the call
-// returns at once; on the processor it is a team of threads and the call returns when done. Nothing
-// outside the implementation dereferences tensor data: Real is an incomplete type, so the compiler
-// enforces it (real_at() does pointer arithmetic).
+// Every operation takes the Stream that it runs on as its first argument. On the GPU a stream is a
+// CUDA stream, and the call returns at once. On the CPU a stream is a team of threads, and the call
+// returns when the work is done. Only the implementations dereference tensor data: Real is an
+// incomplete type, so the compiler enforces this rule. Use real_at() for pointer arithmetic.
 //
-// Types      Real    an element in compute precision (fp32 on the processor whatever --dtype is;
-//                    --dtype on the GPU)
-//            float   gradients of parameters, optimizer states, statistics
-//            void*   storage and message precision, with its DType (convert with ops_unpack /
-//                    ops_pack)
-// Shapes     row-major; N = rows of a matrix (sequences x T), C channels, OC output channels, NH
-//            heads, V vocabulary, Vp padded vocabulary. Weights are (OC, C), as in PyTorch's Linear
-//            and llm.c.
-// accumulate false: the result is written; true: it is added. The first contribution of a step
-// writes, so gradients
-//            need no clearing pass.
-// Determinism: the same call with the same thread count gives the same bits. Element-wise
-// operations, norms and the
-//            optimizers give the same bits for any thread count.
-// Aliasing   none unless a comment allows it.
-// Zero rows  are legal: nothing is read, and a gradient with accumulate = false is written as
-//            zeros.
+// Types        Real    an element in compute precision: fp32 on the CPU, --dtype on the GPU
+//              float   gradients of parameters, optimizer states, statistics
+//              void*   an array in storage or message precision, described by a DType; ops_unpack()
+//                      and ops_pack() convert
+// Shapes       Matrices are row-major. N rows of a matrix (sequences x T), C channels, OC output
+//              channels, NH heads, V vocabulary, Vp padded vocabulary. Weights are (OC, C), as in
+//              PyTorch's Linear and in llm.c. [+]= means = or +=, according to accumulate.
+// accumulate   false: the result is written; true: it is added. The first contribution of a step
+//              is written, so gradient buffers need no clearing pass.
+// Determinism  The same call with the same thread count gives the same bits. Element-wise
+//              operations, norms and optimizers give the same bits for any thread count.
+// Aliasing     Arguments must not overlap unless a comment allows it.
+// Zero rows    are legal: nothing is read, and a gradient with accumulate = false becomes zero.
 #ifndef OPS_H
 #define OPS_H
 
@@ -30,45 +26,47 @@
 #include "kernels/noise.h"    // NoiseStream
 #include "kernels/quantize.h" // QuantFormat
 
-typedef struct Real Real; // never completed: see above
+typedef struct Real Real; // incomplete on purpose, see above
 
 typedef struct {
-    int threads; // of the team on the processor
-    // called between tiles by the calling thread, so that messages move while it computes; may be
-    // NULL
+    int threads; // size of the team on the CPU
+    // Lets messages move: the calling thread calls it between pieces of its work. May be NULL.
     void (*progress)(void);
-    void *workspace; // ops_workspace_bytes(), allocated once by the caller through ops_alloc
+    void *workspace; // ops_workspace_bytes(), allocated once by the caller with ops_alloc()
     size_t workspace_bytes;
-    void *device; // what the GPU build needs (handles, CUDA stream); NULL on the processor
+    void *device; // the GPU build's handles and CUDA stream; NULL on the CPU
 } Stream;
 
-// Largest shapes the model will ask for; what the workspace must hold follows from it.
+// The largest shapes that the model will use. They determine the size of the workspace.
 typedef struct {
     int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
-    // rows of these that the workspace holds at most; 0 where the caller always has another place
+    // Rows of logits that the workspace can hold, at most. 0 if the caller always passes a buffer
+    // for them.
     int64_t logits;
 } OpsShape;
-enum { LOGITS_PLENTY = 1 << 30 }; // as many as the operation likes
+enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
-// Before anything else: makes s->device. `place`: this rank's number on its machine, which chooses
-// a GPU; `real`: the compute precision, which a processor ignores (it has one).
+// Creates s->device. The caller must do this before any other operation. `place` is this rank's
+// number on its machine and selects the GPU. `real` is the compute precision; the CPU build ignores
+// it. Without a GPU, the GPU build ends with EXIT_RESOURCES.
 static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
-// its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
+// Returns the device's name ("" for the CPU), and its dense bf16 peak in flop/s according to the
+// manufacturer (0 if unknown).
 static const char *ops_device(double *bf16_flops);
-// the host's cores nearest to the device, such as "0-15,32-47"; "" where that is not known
+// Writes the host cores nearest to the device, such as "0-15,32-47"; "" if they are unknown.
 static void ops_near_cores(char *list, size_t bytes);
-// what computes attention, of the shapes planned so far: "own" kernels or "cuDNN"
+// Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".
 static const char *ops_attention(void);
-// what computes matrix products: "CBLAS" or "cuBLASLt"
+// Returns what computes matrix products: "CBLAS" or "cuBLASLt".
 static const char *ops_products(void);
-// returns when all that was started on s is done
+// Returns when all work started on s is done. Calls s->progress while it waits.
 static void ops_wait(Stream *s);
 
-// Matrix products of a library that offers several algorithms for each (GPUs; elsewhere there are
-// none to choose from, and counts stay 0). A choice names a product and its algorithm, as bytes
-// that only the same device and library understand.
+// The choice of algorithms for matrix products. A GPU's library offers several algorithms for each
+// product. On the CPU there is nothing to choose, and all counts stay 0. A MatmulChoice names a
+// product and its algorithm as opaque bytes, valid only for the same device and library.
 enum { MATMUL_CHOICES = 256, MATMUL_CHOICE_BYTES = 128 };
 typedef struct {
     unsigned char bytes[MATMUL_CHOICE_BYTES];
@@ -77,83 +75,87 @@ typedef struct {
     int count;
     MatmulChoice choice[MATMUL_CHOICES];
 } MatmulChoices;
-// What choosing brought: products that were timed, those whose epilogue a kernel of its own
-// computes faster, and the seconds of all, each once, by the library's first suggestions and by the
-// choices.
+// What choosing gained. products: products that were timed; apart: those of them that are faster
+// without a fused epilogue, whose work a separate kernel then does; first_s and chosen_s: seconds
+// of one run of each product, by the library's first suggestions and by the choices.
 typedef struct {
     int products, apart;
     double first_s, chosen_s;
 } MatmulGain;
-// the device and the library that choices hold for; "" where there are none
+// Writes the device and library for which choices are valid; "" if there are no choices to make.
 static void ops_matmul_library(char *text, size_t bytes);
-// asked for since ops_matmuls_use(), with several algorithms and no choice
+// Lists the products used since ops_matmuls_use() that have several algorithms but no choice.
 static void ops_matmuls_seen(Stream *s, MatmulChoices *seen);
-static void ops_matmuls_use(Stream *s, const MatmulChoices *choices); // from now on
-// Times the algorithms of each wanted product, on operands of its own, and writes the fastest to
-// *made. What the device has no memory for now is left out. The device must be idle.
+static void ops_matmuls_use(Stream *s, const MatmulChoices *choices); // replaces all choices
+// Times the algorithms of each wanted product, on operands that it allocates, and writes the
+// fastest to *made. Products that do not fit the device's free memory are left out. The device must
+// be idle.
 static MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted, MatmulChoices *made);
 
-// Repeated work: the same operations with the same arguments, later, at the cost of one launch.
-// `key` holds all that they depend on. true: the caller starts them now, then calls
-// ops_repeat_end(). false: they were recorded when they were started before, and have been started
-// again. In between nobody waits for the device or lets it touch memory that is not the device's.
+// Recording repeated work (CUDA graphs). The same operations with the same arguments can later be
+// started at the cost of one launch. `key` holds everything that they depend on. If
+// ops_repeat_begin() returns true, the caller must start the operations and then call
+// ops_repeat_end(). If it returns false, it has started the recorded operations itself, and the
+// caller must not. Between the two calls, nothing may wait for the device or make it access host
+// memory.
 static bool ops_repeat_begin(Stream *s, const void *key, size_t bytes);
 static void ops_repeat_end(Stream *s);
 
-// For profiles: moments in the stream's time, and what a profiler shows as a named range of the
-// host's time.
+// For profiles. A mark is a point in a stream's work.
 typedef struct OpsMark OpsMark;
 static OpsMark *ops_mark_make(void);
 static void ops_mark_free(OpsMark *m);
-// when all that was started before is done
+// The mark is reached when all work started on s before it is done.
 static void ops_mark(Stream *s, OpsMark *m);
-static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // after ops_wait()
-// What a profiler of the device shows until the range ends: "what of number", or "what" alone where
-// number is negative.
+static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // call ops_wait() first
+// Names a range of the host's time for a profiler of the device: "what of number", or just "what"
+// if number is negative.
 static void ops_range_begin(const char *what, const char *of, int number);
 static void ops_range_end(void);
-static void ops_profiler(bool on); // a profiler that waits for a sign begins, or ends
+static void ops_profiler(bool on); // starts or stops a profiler that waits for this signal
 
 // --- memory and precision ------------------------------------------------------------------------
-// device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
+// Returns zero-filled device memory, aligned to 64 bytes, whose pages exist; NULL if there is not
+// enough.
 static void *ops_alloc(size_t bytes);
 static void ops_free(void *p);
-// Memory of the host that the device reaches by itself, zero-filled: copies from and to it go on
-// while the host does other things, which must leave it alone until ops_wait(). NULL if there is
-// none.
+// Returns zero-filled host memory that the device can access directly (pinned); NULL if there is
+// not enough. Copies from and to it run asynchronously, so the host must not touch it before
+// ops_wait().
 static void *ops_alloc_host(size_t bytes);
 static void ops_free_host(void *p);
-// States that lie on the host (offload.h): memory for them, zero-filled, whose pages exist; pinned:
-// copies go on beside the host's work, else they are slower. NULL if there is none.
+// Returns zero-filled host memory for offloaded states (offload.h), whose pages exist; NULL if
+// there is not enough. Sets *pinned. Copies from and to memory that is not pinned are slower and
+// block the host.
 static void *ops_alloc_far(size_t bytes, bool *pinned);
 static void ops_free_far(void *p, bool pinned);
-// Another stream of the same device, for copies beside what `of` does. What is started on s from
-// now on begins when all is done that was started on `after` before.
+// A link is another stream of the same device, for copies that run concurrently with the work on
+// `of`. ops_follow() makes later work on s wait for all earlier work on `after`.
 static void ops_link_open(Stream *link, const Stream *of);
 static void ops_link_close(Stream *link);
 static void ops_follow(Stream *s, Stream *after);
-// Memory that this rank's device has left, for all ranks on it; INFINITY where it is the machine's
-// own.
+// Returns the free bytes of this rank's device, shared by all ranks that use it; INFINITY if the
+// device has no memory of its own.
 static double ops_memory_available(void);
-static bool ops_memory_apart(void); // the device's memory is not the process's own
+static bool ops_memory_apart(void); // true: device memory is separate from host memory
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);
-static size_t ops_real_bytes(void);                                        // of one Real
-static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // inside the device
+static size_t ops_real_bytes(void);                                        // size of one Real
+static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // within the device
 static void ops_zero(Stream *s, void *p, size_t bytes);
-// host: read before this returns, or ops_alloc_host()
+// The host data has been read when this returns, unless it is memory of ops_alloc_host().
 static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);
-// returns when done
+// Returns when the copy is done.
 static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);
-// host: ops_alloc_host()
+// Returns at once. host must be memory of ops_alloc_host().
 static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);
-// returns when done
+// Returns when the copy is done.
 static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);
-// storage -> compute
+// Converts storage precision to compute precision.
 static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);
-// compute -> storage, nearest even
+// Converts compute precision to storage precision, rounding to nearest even.
 static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);
-// fp32 -> storage
+// Converts fp32 to storage precision, rounding as r says.
 static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
                               Rounding r);
 
@@ -168,10 +170,12 @@ typedef enum {
 } MemoryKind;
 static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                        "activations", "buffers"};
-static size_t memory_taken[MEMORY_KINDS]; // measured: what was really allocated
-// of these states, and of what goes with them, what lies on the host (offload.h): not in the kinds
+static size_t memory_taken[MEMORY_KINDS]; // bytes actually allocated
+// bytes of offloaded states and their buffers on the host (offload.h); not part of the kinds above
 static size_t memory_on_host;
 
+// Allocates with ops_alloc() and counts the bytes. Like the other memory_take functions, it ends
+// with EXIT_RESOURCES if memory is lacking; `what` names the buffer in the message.
 static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
     void *p = ops_alloc(bytes ? bytes : 1);
     if (!p) {
@@ -182,7 +186,8 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
     memory_taken[kind] += bytes;
     return p;
 }
-// One allocation for states and for the rooms beside them, which are buffers.
+// Makes one allocation for states and for the slots behind them, which the ledger counts as
+// buffers.
 static inline void *memory_take_with_slots(MemoryKind kind, size_t bytes, size_t slot_bytes,
                                            const char *what) {
     void *p = memory_take(kind, bytes + slot_bytes, what);
@@ -190,6 +195,7 @@ static inline void *memory_take_with_slots(MemoryKind kind, size_t bytes, size_t
     memory_taken[MEMORY_BUFFERS] += slot_bytes;
     return p;
 }
+// Allocates host memory for offloaded states or activations with ops_alloc_far().
 static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned) {
     void *p = ops_alloc_far(bytes, pinned);
     if (!p) {
@@ -199,7 +205,7 @@ static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned
     memory_on_host += bytes;
     return p;
 }
-// no device memory: not in the ledger
+// Allocates with ops_alloc_host(). The ledger counts device memory, so it leaves this out.
 static inline void *memory_take_host(size_t bytes, const char *what) {
     void *p = ops_alloc_host(bytes ? bytes : 1);
     if (!p) {
@@ -213,21 +219,23 @@ static inline void *memory_take_host(size_t bytes, const char *what) {
 // out(rows*T, C) = wte[token] + wpe[position]
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte,
                                   const Real *wpe, int64_t rows, int64_t T, int64_t C);
-// dwte(Vp, C), dwpe(maxT, C), either NULL where it is not wanted. accumulate = false writes whole
-// dwte (zero for absent tokens) and whole dwpe (maxT rows, zero from T on). Where factors(rows) are
-// given, what comes from a sample is times its factor; one of factor 0 is not read.
+// Gradients of the tables: dwte(Vp, C) and dwpe(maxT, C); either may be NULL. With accumulate =
+// false the whole table is written: zero for tokens that do not occur and for positions from T on.
+// factors(rows) may be NULL; otherwise each sample's contribution is multiplied by its factor, and
+// a sample whose factor is 0 is not read.
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
                                    const int32_t *tokens, const float *factors, int64_t rows,
                                    int64_t T, int64_t C, int64_t Vp, int64_t maxT,
                                    bool accumulate_wte, bool accumulate_wpe);
 
 // --- layernorm (epsilon 1e-5), statistics kept in fp32 -------------------------------------------
-// sum = a + b where b is given (sum may be a), else sum is not written and a is normalised. out =
-// (sum - mean) * rstd * weight + bias
+// out = (x - mean) * rstd * weight + bias. If b is given, x = a + b is written to sum (which may be
+// a); if b is NULL, x = a and sum is not written.
 static void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
                                   const Real *a, const Real *b, const Real *weight,
                                   const Real *bias, int64_t N, int64_t C);
-// din += gradient through the normalisation (the residual path is already in din)
+// din += the gradient through the normalisation. The caller has put the residual path's gradient in
+// din.
 static void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
                                          const Real *weight, const float *mean, const float *rstd,
                                          int64_t N, int64_t C);
@@ -236,11 +244,12 @@ static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbia
                                           int64_t N, int64_t C, bool accumulate);
 
 // --- matmul --------------------------------------------------------------------------------------
-// out(N, OC) = in(N, C) weight^T + bias (bias may be NULL). Where gelu is given, gelu(N, OC) =
-// GELU_tanh(out) as well.
+// out(N, OC) = in(N, C) weight^T + bias (bias may be NULL). If gelu is given, gelu(N, OC) =
+// GELU_tanh(out) too.
 static void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight,
                                const Real *bias, int64_t N, int64_t C, int64_t OC);
-// din(N, C) = dout(N, OC) weight; where pre_gelu(N, C) is given, times GELU_tanh'(pre_gelu).
+// din(N, C) = dout(N, OC) weight. If pre_gelu(N, C) is given, din is multiplied by
+// GELU_tanh'(pre_gelu).
 static void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight,
                                       const Real *pre_gelu, int64_t N, int64_t C, int64_t OC);
 // dweight(OC, C) [+]= dout^T in; dbias(OC) [+]= column sums of dout (dbias may be NULL)
@@ -250,9 +259,9 @@ static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, 
 // out = a + b, n elements; out may be a
 static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
 
-// --- causal attention, softmax(q k^T / sqrt(C/NH)) v: no (T,T) matrix is ever held ---------------
-// qkv(rows, T, 3C): all q, all k, all v of a token, heads inside. out(rows, T, C). lse(rows, NH,
-// T): log-sum-exp of each score row.
+// --- causal attention, softmax(q k^T / sqrt(C/NH)) v; no (T, T) matrix is stored -----------------
+// qkv(rows, T, 3C) holds all of q, then k, then v of each token, split into heads inside each.
+// out(rows, T, C). lse(rows, NH, T) is the log-sum-exp of each row of scores.
 static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows,
                                   int64_t T, int64_t C, int64_t NH);
 static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
@@ -260,136 +269,147 @@ static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, cons
                                    int64_t C, int64_t NH);
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
-// losses(N): -log p(target) of each row, natural log; 0 where target is -1 (a masked row, which
-// also gets no gradient). dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x.
-// Columns V..Vp-1 take no part; their rows of dwte get no gradient (zero where accumulate is
-// false). dlogits(N, Vp), where it is wanted, keeps scale * dlogits, zero in columns V..Vp-1. Each
-// of dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace
-// holds no logits; else as many rows are taken at a time as it has room for. each: rows that share
-// a dwte, N for one of all; else dwte is (N / each, Vp, C).
+// losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,
+//                  which adds nothing to gradients)
+// dx(N, C)         = scale * dlogits wte
+// dwte(Vp, C)      [+]= scale * dlogits^T x. Rows V..Vp-1 get no gradient.
+// dlogits(N, Vp)   = scale * dlogits, zero in columns V..Vp-1, which take no part in the softmax
+// each             rows of x that share one dwte: N for a single dwte; otherwise dwte is
+//                  (N / each, Vp, C)
+// dx, dwte and dlogits may each be NULL; if all are, only the losses are computed. If dlogits is
+// given, the logits are computed in it; otherwise in the workspace, as many rows at a time as fit.
 static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                            const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                            int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
                            bool accumulate);
 
 // --- optimizers and norms ------------------------------------------------------------------------
-// One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded
-// copy; with DTYPE_FP32 param == master. g = grad * grad_scale. Copies are rounded by o.rounding,
-// with the same bits on the processor and on the GPU.
+// Each makes one pass over memory. master is the fp32 parameter. param is its copy in storage
+// precision, rounded by o.rounding, with the same bits on the CPU and on the GPU. With DTYPE_FP32,
+// param == master. In the formulas, g = grad * grad_scale.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
-    int64_t step;      // from 1: bias correction
-    Rounding rounding; // to bf16 storage, of the first element on
+    int64_t step;      // counted from 1, for the bias correction
+    Rounding rounding; // of copies in bf16; numbers the elements from the first on
 } OptimizerStep;
-// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps)
-// + wd p)
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
+// p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
                       const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad,
                     int64_t n, OptimizerStep o);
-// The same in the host's memory, by the host's threads; they return when done.
+// The same for states in host memory. The host's threads compute, and the call returns when it is
+// done.
 static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
                            const float *grad, int64_t n, OptimizerStep o);
 static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
                          const float *grad, int64_t n, OptimizerStep o);
-// Adds scale x (the fp64 sum of x[e]^2, in a fixed order) of each chunk of `chunk` elements of x[n]
-// to *sum, exactly: the same bits on any build, for any number of threads and any cut at multiples
-// of the chunk. *sum lies where x does, in memory of ops_alloc().
+// For each chunk of `chunk` elements of x[n], adds scale * (fp64 sum of x[e]^2 in a fixed order) to
+// *sum, exactly. The result has the same bits in both builds, for any thread count, and for any cut
+// of x at multiples of the chunk. *sum is in the same memory as x, allocated with ops_alloc().
 static void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk,
                            double scale);
 static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
-// The same two in the host's memory, by the host's threads; they return when done.
+// ops_square_sum and ops_accumulate for host memory, and rounding to bf16. The host's threads
+// compute, and each call returns when it is done.
 static void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk,
                                 double scale);
-// to bf16
 static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
 
-// --- quantization: n elements, which begin with a block, as records of quantize.h ----------------
-// The same bits for any thread count, and on both builds (but for which NaN). Records are aligned
-// to 4 bytes.
-// storage precision -> records
+// --- quantization: n elements as records of quantize.h -------------------------------------------
+// The n elements start with a block. Results have the same bits for any thread count and in
+// both builds, except for the bits of a NaN. Records are aligned to 4 bytes.
+
+// Converts storage precision to records.
 static void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n,
                          QuantFormat f);
-// records -> storage, nearest even
+// Converts records to storage precision, rounding to nearest even.
 static void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n,
                            QuantFormat f);
-// out [+]= the sum of `count` contributions; the records of contribution k are at in + k * stride
-// bytes. fp32, in this order; out is the first term where it is added to.
+// out [+]= the sum of `count` contributions, in fp32 and in this order. The records of contribution
+// k start at in + k * stride bytes. With accumulate, the sum starts with out.
 static void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in,
                                int64_t stride, int count, int64_t n, QuantFormat f);
-// The records of such a sum, which is never held. count > 0.
+// Writes the records of such a sum without storing the sum itself. count > 0.
 static void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count,
                                int64_t n, QuantFormat f);
-// Records of x = in + error; error = (1 - beta) error + beta (x - its value), to nearest even:
-// bf16, which the caller keeps from call to call.
+// Quantization with error feedback. Writes the records of x = in + error, and updates error = (1 -
+// beta) error + beta (x - the records' value), in bf16, rounded to nearest even. The caller keeps
+// error from call to call.
 static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error,
                                   float beta, int64_t n, QuantFormat f);
 
 // --- privacy: what each sample (T consecutive rows) adds to a gradient ---------------------------
-// norms(rows): SQUARED norms, fp64, added to; factors(rows): fp32. Both in device memory. What
-// concerns a sample has the same bits whatever other samples are there (but for the number of
-// threads where a comment says so): nobody's noise may hide what neighbours do.
-typedef enum { CLIP_ABADI, CLIP_AUTOMATIC } ClipFunction; // order of --dp-clip-function
-// norms += |dout_b^T in_b|^2: the weight gradient of a linear layer, of each sample b, which is
-// never held. From the products of its rows, tile by tile, each pair once (ghost norm, arXiv
-// 2210.00038); or from tiles of the gradient itself where that is less work.
+// norms(rows) are SQUARED norms in fp64, and each operation adds to them; factors(rows) are fp32.
+// Both are in device memory. The results of a sample have the same bits whatever the other samples
+// are: the noise is scaled for a change of one sample's contribution, and would not hide a change
+// of rounding in the others.
+typedef enum { CLIP_ABADI, CLIP_AUTOMATIC } ClipFunction; // in the order of --dp-clip-function
+// norms += |dout_b^T in_b|^2, the squared norm of each sample's weight gradient of a linear layer.
+// The gradient itself is never stored. The norm is computed from products of pairs of rows, tile by
+// tile, each pair once (the ghost norm, arXiv 2210.00038), or from tiles of the gradient where that
+// is less work.
 static void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in,
                                     int64_t rows, int64_t T, int64_t C, int64_t OC);
-// sums(rows, OC) = each sample's column sums of dout(rows*T, OC): its gradient of a bias. norms +=
-// their squares
+// sums(rows, OC) = the column sums of each sample's dout(T, OC), its gradient of a bias. norms +=
+// the squared norms of these sums.
 static void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows,
                              int64_t T, int64_t OC);
-// dweights(rows, C), dbiases(rows, C) = each sample's gradients of a layernorm. norms += their
-// squares
+// dweights(rows, C), dbiases(rows, C) = the gradients of a layernorm for each sample. norms +=
+// their squared norms.
 static void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
                                   const Real *dout, const Real *in, const float *mean,
                                   const float *rstd, int64_t rows, int64_t T, int64_t C);
-// norms += |dwte|^2 + |dwpe|^2 of the embedding: the rows of dout(rows*T, C) summed by token
-// (sorted, no (T, V) matrix), and one by one
+// norms += |dwte|^2 + |dwpe|^2 of the embedding. dwte sums the rows of dout(rows*T, C) by token (by
+// sorting, without a (T, V) matrix); dwpe has one row of dout for each position.
 static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
                                        const int32_t *tokens, int64_t rows, int64_t T, int64_t C);
-// norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum over t, s of dlogits[s,
-// token_t] (x_s . dout_t): the two uses of a tied wte add up before they are measured. x, dout
-// (rows*T, C); dlogits (rows*T, Vp)
+// Cross term of a tied table: norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum
+// over t, s of dlogits[s, token_t] (x_s . dout_t), since a sample's gradient is the sum of both
+// uses of wte. x and dout are (rows*T, C); dlogits is (rows*T, Vp).
 static void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens,
                                   const Real *dlogits, const Real *x, int64_t rows, int64_t T,
                                   int64_t C, int64_t Vp);
-// Where table and classifier are on different ranks: what one must know of the other for this term.
-// out(rows*T, C)_t = the row of the classifier's dwte that position t's token has = sum over s of
-// dlogits[s, token_t] x_s, summed in fp64; or row token_t of table(rows, Vp, C).
+// The rows that must be sent for this term if embedding and classifier are on different ranks.
+// ops_tied_rows: out(rows*T, C)_t = row token_t of the sample's classifier gradient, the sum over s
+// of dlogits[s, token_t] x_s, in fp64. ops_token_rows: the same rows, copied from table(rows, Vp,
+// C).
 static void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits,
                           const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp);
 static void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
                            int64_t rows, int64_t T, int64_t C, int64_t Vp);
-// norms += sum over k < count of others[k * stride + b] + 2 sum over t of tied_t . dout_t, both
-// (rows*T, C). Where the two uses of wte cancel each other 64-fold or more, so that what is left
-// may be rounding, 2^-20 of the terms' sizes is added: no sample seems shorter than it is.
+// norms += sum over k < count of others[k * stride + b] + 2 sum over t of tied_t . dout_t, where
+// tied and dout are (rows*T, C). If the two uses of wte cancel each other 64-fold or more, what is
+// left may be rounding error. Then 2^-20 of the terms' sizes is added, so that no sample's norm is
+// too small.
 static void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
                                int64_t stride, const Real *dout, const float *tied, int64_t rows,
                                int64_t T, int64_t C);
-// norms += sums of squares of in(rows, n)
+// norms += the sum of squares of each row of in(rows, n)
 static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n);
 // factors[b] = weights[b] * clip(weights[b] * sqrt(norms[b])), where clip(x) is min(1, R / (x +
-// 1e-6)) or R / (x + 0.01); 0 where x is not finite: then the sample is left out
+// 1e-6)) for CLIP_ABADI and R / (x + 0.01) for CLIP_AUTOMATIC. If x is not finite, the factor is 0,
+// and the sample is left out.
 static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights,
                              int64_t rows, float R, ClipFunction clip);
-// dweight(OC, C) [+]= sum over b of factors[b] dout_b^T in_b, whatever a sample of factor 0 holds
-// (NaN too). It may spoil dout(rows*T, OC) and in(rows*T, C). No product is of rows that were
-// rounded to less than fp32 after they were scaled: where the terms of a sample cancel, what
-// rounding leaves of them would not be bounded by its norm.
+// dweight(OC, C) [+]= sum over b of factors[b] dout_b^T in_b. A sample whose factor is 0 adds
+// nothing, even if it holds NaN. The call may overwrite dout(rows*T, OC) and in(rows*T, C). Scaled
+// rows are never rounded to less than fp32 before the product: if the terms of a sample cancel, the
+// rounding errors would not be bounded by its clipped norm.
 static void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in,
                                                const float *factors, int64_t rows, int64_t T,
                                                int64_t C, int64_t OC, bool accumulate);
-// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not
-// read. rows 0 without accumulate: zeros. in may be out where it is one sample that is not added to
-// others.
+// out(n) [+]= sum over b of factors[b] in(b, n), in the order of the samples. A sample whose factor
+// is 0 is not read. With rows = 0 and no accumulate, out becomes zero. in may be out if there is
+// one sample and no accumulate.
 static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors,
                                    int64_t rows, int64_t n, bool accumulate);
-// x = scale * (x + deviation z) of n elements, which are `first` ... of the noise (first: a
-// multiple of 16), z ~ N(0, 1) of noise.h. The sum is rounded to a public grid, so that its last
-// bits do not tell x (noise.h). deviation 0: x = scale * x, exactly
+// x = scale * (x + deviation z) for n elements, which have the numbers `first` (a multiple of 16)
+// and following in the noise stream. z ~ N(0, 1) is defined in noise.h. The sum is rounded to a
+// public grid, so that its last bits do not reveal x (noise.h). With deviation = 0, x = scale * x
+// exactly.
 static void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise,
                           float deviation, float scale);
 

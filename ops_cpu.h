@@ -1,33 +1,33 @@
-// ops_cpu.h: the tensor operations on the processor (the contract is ops.h). OpenMP for the team,
-// CBLAS for the matrices.
+// ops_cpu.h: the tensor operations on the CPU, with OpenMP for the team of threads and CBLAS for
+// matrix products. The contract is ops.h.
 //
-// Plan       A matrix product takes nearly all the time of a step, so everything else is arranged
-//            around it. The output is cut into large tiles; a thread takes a tile, calls a serial
-//            sgemm for it and applies what follows (GELU, softmax) while the tile is in cache. A
-//            bias costs nothing: the tile is filled with it and sgemm adds to the tile. Attention
-//            works in 64 x 64 tiles with its own register-blocked product: BLAS would spend its
-//            time packing.
-// Speed      is left to the compiler's vectoriser: `omp simd` loops, and GCC vector types where
-//            registers must be blocked. No intrinsics, so the same text serves AVX2, AVX-512 and
-//            others.
-// Threads    Work is cut by shape, never by who is free, or each piece is computed alike whoever
-//            takes it: results do not depend on timing. Blocks of elements are cut at fixed places,
-//            so the tail that the vectoriser treats apart is the end of the array for any thread
-//            count.
+// Plan     Matrix products take nearly all the time of a step, so the rest is arranged around them.
+//          The output is cut into large tiles. A thread takes a tile, calls a serial sgemm for it,
+//          and applies what follows (GELU, softmax) while the tile is in cache. A bias costs
+//          nothing: the tile is filled with it first, and sgemm adds to the tile. Attention works
+//          in 64 x 64 tiles with our own register-blocked product, because BLAS would spend its
+//          time packing.
+// Speed    is left to the compiler's vectoriser: `omp simd` loops, and GCC vector types where
+//          registers must be blocked. There are no intrinsics, so the same code serves AVX2,
+//          AVX-512 and others.
+// Threads  Results do not depend on timing: each piece of work is computed alike whichever thread
+//          takes it, and the pieces are cut by shape. Element-wise operations use blocks of a fixed
+//          size. So the tail that the vectoriser treats separately is always the end of the array,
+//          for any thread count.
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
-#include "kernels/update_cpu.h" // optimizers; ops.h, the contract
+#include "kernels/update_cpu.h" // optimizers; the contract (ops.h)
 #if __has_include(<cblas.h>)
 #include <cblas.h> // cblas_sgemm
 #else
-#include <mkl_cblas.h> // the same, from MKL
+#include <mkl_cblas.h> // the same from MKL
 #endif
-#include <omp.h>      // the team
-#include <sys/mman.h> // mmap, and madvise: huge pages
+#include <omp.h>      // the team of threads
+#include <sys/mman.h> // mmap; madvise for huge pages
 
 // -------------------------------------------------------------------------------------------------
-// Real is a float here, and only here.
+// In this file, and only here, Real is float.
 static inline float *f32(Real *p) { return (float *)p; }
 static inline const float *f32_const(const Real *p) { return (const float *)p; }
 static inline Real *real_at(Real *p, int64_t elements) { return (Real *)(f32(p) + elements); }
@@ -36,17 +36,17 @@ static inline const Real *real_at_const(const Real *p, int64_t elements) {
 }
 static inline size_t ops_real_bytes(void) { return sizeof(float); }
 
-// Vectors as wide as the machine's, for the one kernel that needs its registers named. Never passed
-// by value (ABI).
+// Vectors of the machine's width, for the product whose sums must stay in registers. They are never
+// passed by value, because the ABI of that depends on the target.
 #ifdef __AVX512F__
-enum { LANES = 16, PANEL = 8 }; // 8 x 2 of 32 registers accumulate
+enum { LANES = 16, PANEL = 8 }; // 8 x 2 of the 32 registers hold sums
 #else
-enum { LANES = 8, PANEL = 4 }; // 4 x 2 of 16
+enum { LANES = 8, PANEL = 4 }; // 4 x 2 of the 16 registers
 #endif
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-#ifndef POLL_WORK // tests make it small
-// multiply-adds between two calls of progress: 1 to 2 ms, in which a link must not run dry
+#ifndef POLL_WORK // tests make it smaller
+// Multiply-adds between two calls of progress: 1 to 2 ms. Longer gaps would leave the network idle.
 #define POLL_WORK 100000000
 #endif
 
@@ -54,10 +54,10 @@ static inline void poll_after_row(Stream *s, int64_t row) {
     if (row % 1024 == 1023) { poll_messages(s); }
 }
 
-// The BLAS must not start threads under our own. Setting the OpenMP count inside a region holds for
-// this thread and region only (a region of one thread does not count as parallel, so a BLAS on
-// OpenMP would spread out there); a BLAS with its own threads is told once, if it is one that can
-// be told.
+// BLAS must not start threads inside our own. blas_serial_here() sets the OpenMP thread count,
+// inside a parallel region, for this thread and region only. A region of one thread does not count
+// as parallel, so a BLAS that uses OpenMP would otherwise start a team there. blas_serial_once()
+// turns off the threads that a BLAS manages itself, if it is OpenBLAS or MKL.
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -70,19 +70,19 @@ static inline void blas_serial_once(void) {
     static bool warned = false;
     if (warned) { return; }
     warned = true;
-    int threads = omp_get_max_threads(); // OpenBLAS changes it
+    int threads = omp_get_max_threads(); // OpenBLAS changes it below
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }
     if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
     omp_set_num_threads(threads);
 }
 static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
-// Operations return when done.
+// On the CPU every operation returns when it is done, so there is nothing to wait for.
 static inline void ops_open(Stream *s, int place, DType real) {
     (void)place;
     (void)real;
-    // also where none are asked for: more, on cores of other ranks, would wait there for their next
-    // turn
+    // Also for regions that give no thread count. More threads would run on the cores of other
+    // ranks, and wait for them.
     omp_set_num_threads(s->threads);
 }
 static inline void ops_close(Stream *s) { (void)s; }
@@ -94,7 +94,7 @@ static inline const char *ops_device(double *bf16_flops) {
     return "";
 }
 static inline void ops_wait(Stream *s) { (void)s; }
-// The library of a CPU computes a product in one way.
+// A CPU's library computes a product in one way only.
 static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
 static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
     (void)s;
@@ -112,7 +112,7 @@ static inline MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted
     made->count = 0;
     return none;
 }
-// a call costs nothing
+// On the CPU a call costs nothing, so nothing is recorded.
 static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
     (void)s;
     (void)key;
@@ -145,14 +145,14 @@ static inline void ops_range_end(void) {}
 static inline void ops_profiler(bool on) { (void)on; }
 
 // --- memory and precision ------------------------------------------------------------------------
-// Large ones are mappings of their own, whose pages come as zeros. The team touches them, so that
-// they exist, and on machines with several memories lie near a thread that uses them. Huge pages
-// are asked for whole 2 MiB only, so the resident size is the size asked for. Small ones end where
-// sanitizers see it.
+// A large allocation is its own mapping, whose pages are zero. The team touches the pages, so that
+// they exist and, on a NUMA machine, are near a thread that uses them. Huge pages are requested for
+// whole 2 MiB only, so the resident size is the requested size. A small allocation ends exactly
+// where requested, so that sanitizers detect an overrun.
 enum { HUGE_PAGE = 2 << 20 };
-typedef struct { // lies in front of what is returned
+typedef struct { // stored in front of the returned pointer
     void *whole;
-    size_t mapped; // bytes; 0: from posix_memalign
+    size_t mapped; // bytes of the mapping; 0 if it came from posix_memalign
 } Allocation;
 static inline void *ops_alloc(size_t bytes) {
     const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, mapped = bytes + 64 + align;
@@ -184,7 +184,7 @@ static inline void ops_free(void *p) {
 }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
-// another place of the same memory
+// On the CPU this is the same memory as ops_alloc()'s.
 static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
     *pinned = true;
     return ops_alloc(bytes);
@@ -195,7 +195,7 @@ static inline void ops_free_far(void *p, bool pinned) {
 }
 static inline void ops_link_open(Stream *link, const Stream *of) { *link = *of; }
 static inline void ops_link_close(Stream *link) { memset(link, 0, sizeof *link); }
-// a call returns when all is done
+// Nothing to do: earlier calls have returned, so their work is done.
 static inline void ops_follow(Stream *s, Stream *after) {
     (void)s;
     (void)after;
@@ -265,11 +265,11 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
     ops_convert_float(s, out, f32_const(in), dtype, n, round_to_nearest());
 }
 
-// --- scalar functions the vectoriser can take whole ----------------------------------------------
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to its
-// last bit, and a polynomial of degree 7 (Moshier's Cephes coefficients) gives e^r. Within 1.5
-// units in the last place. Below -87.3 the result is 0 (it would be denormal), above 88.3 it stays
-// at e^88.3. NaN stays NaN.
+// --- scalar functions that the vectoriser can inline ---------------------------------------------
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split into two parts, so r is
+// exact to its last bit. A polynomial of degree 7 (coefficients from Moshier's Cephes) gives e^r.
+// The error is below 1.5 units in the last place. Below -87.3 the result is 0 (it would be
+// denormal); above 88.3 it is e^88.3. NaN stays NaN.
 static inline float fast_exp(float x) {
     float t = x > 88.3f ? 88.3f : x;
     t = t < -87.3f ? -87.3f : t;
@@ -283,15 +283,14 @@ static inline float fast_exp(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    uint32_t bits = ((uint32_t)(int32_t)n + 127u) << 23; // unsigned: of a NaN it is anything
+    uint32_t bits = ((uint32_t)(int32_t)n + 127u) << 23; // unsigned, since n is arbitrary for a NaN
     float power;
     memcpy(&power, &bits, 4);
     return x < -87.3f ? 0.0f : p * power;
 }
 
-// GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no
-// cancellation for x << 0.
-// -2u
+// GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form
+// needs no tanh and has no cancellation for x << 0. gelu_sigmoid_power() returns -2u.
 static inline float gelu_sigmoid_power(float x) {
     return -1.5957691216f * (x + 0.044715f * x * x * x);
 }
@@ -314,8 +313,8 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
     }
 }
 
-// A thread owns a slice of the channels and adds the tokens in their order: no two threads meet,
-// and the sum of a repeated token has one order for any thread count.
+// Each thread has a slice of the channels, and adds the tokens in their order. So threads write to
+// different elements, and a repeated token is summed in one order for any thread count.
 static inline void embedding_scatter(Stream *s, float *dwte, const float *dout,
                                      const int32_t *tokens, const float *factors, int64_t N,
                                      int64_t T, int64_t C) {
@@ -355,14 +354,14 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     }
 }
 
-// --- layernorm: a row fits the nearest cache, so the passes over it cost one pass over memory ----
+// --- layernorm: a row fits the L1 cache, so its passes cost one pass over memory -----------------
 static inline void layernorm_row(float *out, float *mean, float *rstd, const float *x,
                                  const float *weight, const float *bias, int64_t C) {
     float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < C; c++) { sum += x[c]; }
     const float m = sum / (float)C;
-// around the mean: no cancellation
+// The mean is subtracted first, which avoids cancellation.
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
     const float r = 1.0f / sqrtf(squares / (float)C + 1e-5f);
@@ -390,7 +389,7 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
     }
 }
 
-// With h = (x - mean) rstd and g = dout * weight:  dx = rstd (g - average(g) - h average(g h))
+// With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
 static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
                                                 const Real *in, const Real *weight,
                                                 const float *mean, const float *rstd, int64_t N,
@@ -417,7 +416,7 @@ static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real
     }
 }
 
-// A thread owns a slice of the channels and adds the rows in their order.
+// Each thread has a slice of the channels, and adds the rows in their order.
 static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
                                                  const Real *dout, const Real *in,
                                                  const float *mean, const float *rstd, int64_t N,
@@ -450,9 +449,9 @@ typedef struct {
     int64_t row, col, rows, cols;
 } Tile;
 
-// The grid that finishes first, by a model in multiply-adds. sgemm packs its operands anew for each
-// tile; packing an element of the left one (tile_rows x depth) costs about 40 multiply-adds, of the
-// right one (tile_cols x depth) about 24 (measured).
+// Returns the grid of tiles that takes the least time by a model that counts multiply-adds. sgemm
+// packs its operands again for each tile. Packing an element costs about 40 multiply-adds for the
+// left operand (tile_rows x depth) and about 24 for the right one (tile_cols x depth), as measured.
 static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int threads) {
     Tiling best = {rows, cols, rows, cols, 1, 0};
     double best_cost = 1e300;
@@ -461,7 +460,7 @@ static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int 
         for (int64_t across = 1; across <= 64 && (across == 1 || cols / across >= 32); across++) {
             const int64_t c = round_up(ceil_div(cols, across), 16),
                           tiles = ceil_div(rows, r) * ceil_div(cols, c);
-            // see sgemm_tile
+            // late > 1: sgemm_tile() cannot call progress often enough
             const double tile = (double)(r * c + 40 * r + 24 * c),
                          late = tile * 256.0 / (double)POLL_WORK;
             const double cost =
@@ -484,8 +483,9 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
     return t;
 }
 
-// c(m, n) = beta c + a b, cut along the inner dimension so that messages are polled in time: sgemm
-// itself works in slices of 200 to 400, so cuts of 256 and more cost nothing (measured).
+// c(m, n) = beta c + a b. The product is cut along the inner dimension, so that messages are polled
+// often enough. sgemm itself works in slices of 200 to 400, so slices of at least 256 cost nothing
+// (measured).
 static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m,
                               int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
                               int64_t ldb, float beta, float *c, int64_t ldc) {
@@ -550,8 +550,8 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
     }
 }
 
-// sums(cols) [+]= column sums of x(rows, cols), its rows `stride` apart, in the order of rows, four
-// at a time
+// sums(cols) [+]= column sums of x(rows, cols), whose rows are `stride` apart. Rows are added in
+// order, four at a time.
 static inline void column_sums(float *sums, const float *x, int64_t rows, int64_t cols,
                                int64_t stride, bool accumulate) {
     for (int64_t c = 0; c < cols && !accumulate; c++) { sums[c] = 0.0f; }
@@ -569,7 +569,7 @@ static inline void column_sums(float *sums, const float *x, int64_t rows, int64_
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
                                               const Real *dout, const Real *in, int64_t N,
                                               int64_t C, int64_t OC, bool accumulate) {
-    if (N == 0) { // a sum of nothing
+    if (N == 0) { // an empty sum
         if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
         if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
         return;
@@ -583,7 +583,7 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
             const float *dy = f32_const(dout) + t.row;
-            // also brings dout near for sgemm
+            // This also loads dout into the cache for sgemm.
             if (dbias && t.col == 0) { column_sums(dbias + t.row, dy, N, t.rows, OC, accumulate); }
             sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, N, dy, OC,
                        f32_const(in) + t.col, C, accumulate ? 1.0f : 0.0f,
@@ -604,21 +604,22 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 }
 
 // --- attention: small products on packed tiles ---------------------------------------------------
-// queries and keys of a tile: the score tile (16 KiB) stays in the nearest cache
+// Queries and keys in a tile. A tile of scores (16 KiB) stays in the L1 cache.
 enum { TILE = 64 };
 
-// Which part of a product counts when the tile lies on the diagonal: queries see keys up to their
-// own place. Score tiles are held with a row for each key, so that the softmax of 64 queries runs
-// down the columns, in whole vectors, without sums across a vector.
+// The part of a product that counts if the tile is on the diagonal, where a query sees only keys up
+// to its own position. A tile of scores has one row per key. So the softmax of 64 queries works in
+// whole vectors down the columns, and needs no sums across a vector.
 typedef enum {
     WHOLE,
-    OUT_ABOVE, // c is (keys, queries): columns from the row on
-    A_ABOVE,   // a is (keys, queries): inner index from the row on
-    A_BELOW    // a is (queries, keys): inner index up to the row
+    OUT_ABOVE, // c is (keys, queries): columns from the row's number on
+    A_ABOVE,   // a is (keys, queries): inner index from the row's number on
+    A_BELOW    // a is (queries, keys): inner index up to the row's number
 } Part;
 
-// c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), all sums in registers;
-// `vectors` is a constant where it is called. a's element (i, k) is at a[i * a_row + k * a_inner].
+// c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), with all sums in
+// registers, over inner indices from .. to - 1. Callers pass a constant for `vectors`. Element (i,
+// k) of a is at a[i * a_row + k * a_inner].
 static inline __attribute__((always_inline)) void
 multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t a_row,
                int64_t a_inner, const float *b, int64_t ldb, int64_t from, int64_t to, bool add) {
@@ -647,8 +648,8 @@ multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t
         }
     }
 }
-// c(m, n) [+]= a(m, inner) b(inner, n); n is a multiple of LANES and m is rounded up to whole
-// panels (operands and results have room; what the padding holds stays in the padding)
+// c(m, n) [+]= a(m, inner) b(inner, n). n is a multiple of LANES. m is rounded up to whole panels,
+// so the operands and c must be padded; values in the padding stay in the padding.
 static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row,
                                  int64_t a_inner, const float *b, int64_t ldb, int64_t m, int64_t n,
                                  int64_t inner, Part part, bool add) {
@@ -667,13 +668,13 @@ static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t 
     }
 }
 
-// What a thread holds of one head. Tp and Dp are T and D = C/NH rounded up (to TILE, to LANES); the
-// padding is zero.
+// A thread's workspace for one head. Tp is T rounded up to TILE; Dp is D = C/NH rounded up to
+// LANES. The padding is zero.
 typedef struct {
-    float *q, *k, *v, *dout, *dq; // (Tp, Dp); q scaled by 1/sqrt(D); forward uses k and v only
+    float *q, *k, *v, *dout, *dq; // (Tp, Dp); q is scaled by 1/sqrt(D); forward uses only k and v
     float *q_t, *dout_t;          // (D, Tp); forward uses a tile of q_t, (D, TILE)
     float *out, *dk, *dv;         // (TILE, Dp)
-    float *scores, *dscores;      // (TILE, TILE): keys x queries
+    float *scores, *dscores;      // (TILE, TILE): (keys, queries)
     float *top, *sum, *factor;    // (TILE)
     float *delta, *lse;           // (Tp)
 } HeadSpace;
@@ -713,12 +714,12 @@ static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
     return head_space((float *)s->workspace + floats * omp_get_thread_num(), T, D, &floats);
 }
 
-// to(n, Dp) = scale * from(n, D), rows of `from` `stride` apart
+// to(n, Dp) = scale * from(n, D), where rows of `from` are `stride` apart
 static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
                              float scale) {
     const int64_t Dp = round_up(D, LANES);
     for (int64_t t = 0; t < n; t++) {
-        // rows lie pages apart
+        // Each row is on another page, so the hardware does not prefetch them.
         for (int64_t d = 0; d < D && t + 8 < n; d += 16) {
             __builtin_prefetch(from + (t + 8) * stride + d);
         }
@@ -727,7 +728,7 @@ static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D,
         for (int64_t d = D; d < Dp; d++) { to[t * Dp + d] = 0.0f; }
     }
 }
-// to(D, Tp) = scale * transpose of from(n, D)
+// to(D, Tp) = scale * the transpose of from(n, D)
 static inline void pack_columns(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
                                 float scale) {
     const int64_t Tp = round_up(n, TILE);
@@ -740,8 +741,8 @@ static inline void pack_columns(float *to, const float *from, int64_t n, int64_t
     }
 }
 
-// Row `key` of a score tile counts from this column on (whole vectors); columns before `key` itself
-// are then hidden.
+// Returns the first column of row `key` of a score tile that is computed, rounded down to whole
+// vectors. hide_future() masks the columns before `key` itself.
 static inline int64_t first_seen(int64_t key, bool diagonal) {
     return diagonal ? key / LANES * LANES : 0;
 }
@@ -749,8 +750,8 @@ static inline void hide_future(float *score, int64_t key, bool diagonal) {
     for (int64_t c = first_seen(key, diagonal); c < key && diagonal; c++) { score[c] = -1e30f; }
 }
 
-// The scores of n keys join the running softmax of 64 queries: scores become e^(score - top),
-// factor is by how much earlier sums shrink.
+// Adds the scores of n keys to the running softmax of 64 queries. Scores become e^(score - top),
+// and factor is the factor by which earlier sums shrink.
 static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
     float top[TILE];
     memcpy(top, h->top, sizeof top);
@@ -782,8 +783,8 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
     }
 }
 
-// One query tile against all keys up to it. h->k and h->v hold the head. Queries beyond T are zeros
-// and computed along.
+// Computes one tile of queries with all keys up to it. h->k and h->v hold the whole head. Queries
+// beyond T are zero and are computed too.
 static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, const float *q,
                                         int64_t q0, int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES), m = min_i64(TILE, T - q0);
@@ -813,8 +814,8 @@ static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, co
     }
 }
 
-// A piece of work is a head and every `groups`-th of its query tiles, so that few heads still feed
-// many threads.
+// A piece of work is one head and every `groups`-th tile of its queries, so that a few heads can
+// still occupy many threads.
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
                                          int64_t rows, int64_t T, int64_t C, int64_t NH) {
     const int64_t D = C / NH, heads = rows * NH, tiles = ceil_div(T, TILE);
@@ -838,8 +839,9 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
     }
 }
 
-// One key tile against one query tile. p = e^(q k - lse), dp = dout v, ds = p (dp - delta), all
-// keys x queries: dv += p dout, dk += ds q (q is scaled), dq += ds^T k (scaled at the end)
+// Computes one tile of keys with one tile of queries: p = e^(q k - lse), dp = dout v, ds = p (dp -
+// delta), each (keys, queries). Then dv += p dout, dk += ds q (q is scaled already), dq += ds^T k
+// (scaled at the end).
 static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0, int64_t T,
                                            int64_t D) {
     const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), m = min_i64(TILE, T - q0),
@@ -884,7 +886,7 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, c
     memset(h->lse, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memcpy(h->lse, lse, (size_t)T * sizeof(float));
     memset(h->dq, 0, (size_t)(T * Dp) * sizeof(float));
-    for (int64_t t = 0; t < T; t++) { // delta = sum(p dp) of a row = dout . out
+    for (int64_t t = 0; t < T; t++) { // delta = sum(p dp) of a row, which equals dout . out
         float delta = 0.0f;
 #pragma omp simd reduction(+ : delta)
         for (int64_t d = 0; d < D; d++) { delta += dout[t * C + d] * out[t * C + d]; }
@@ -926,31 +928,33 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
 }
 
 // --- classifier ----------------------------------------------------------------------------------
-// A chunk of rows keeps all its logits, since the softmax needs a whole row before any gradient.
-// They lie as tiles of the vocabulary, each (R, width) and contiguous; or where dlogits are wanted,
-// in whole rows. First sweep: logits of a tile, which become e^(logit - maximum of the row in this
-// tile) at once. Between: the log-sum-exp of each row from its tiles. Second sweep: the tile
-// becomes dlogits by one multiplication, and serves dwte (its own rows) and dx (each thread its own
-// sum) while it is in cache.
+// A chunk of rows keeps all its logits, since the softmax needs the whole row before any gradient.
+// The logits are stored as tiles of the vocabulary, each (R, width) and contiguous, or in whole
+// rows if the caller wants dlogits.
+// First sweep   Computes the logits of a tile, and at once e^(logit - the row's maximum here).
+// Between       Computes the log-sum-exp of each row from its tiles.
+// Second sweep  Turns a tile into dlogits with one multiplication. While the tile is in cache, it
+//               serves dwte (its own rows) and dx (a partial sum per thread).
 enum {
-    // of a chunk: each chunk reads and writes dwte once, and holds rows x V logits
+    // Rows of a chunk. Each chunk reads and writes dwte once, and holds rows x V logits.
     CLASSIFIER_ROWS = 512,
-    CLASSIFIER_COLS = 2048 // of a tile, at most
+    CLASSIFIER_COLS = 2048 // columns of a tile, at most
 };
 typedef struct {
-    // a thread sweeps contiguous tiles, the same ones in both sweeps
+    // A thread computes contiguous tiles, the same ones in both sweeps.
     int64_t R, C, V, width, tiles, tiles_a_thread;
-    int64_t first, each, Vp; // the chunk's first row; as ops.h has them
-    // (tiles, R, width), or (R, Vp) that the caller keeps
+    int64_t first, each, Vp; // first: the chunk's first row; each, Vp: see ops.h
+    // (tiles, R, width), or the caller's (R, Vp)
     float *logits;
-    // from a row of a tile to the next; from tile to tile
+    // distance from a row of a tile to the next row, and from a tile to the next tile
     int64_t row, next;
     float *maximum, *sum; // (tiles, R)
     float *target;        // (R) logit of the target
     double *lse;          // (R)
     float *dx;            // (threads, R, C)
 } Classifier;
-// most: rows of a chunk; logits: the workspace holds these, too
+// Divides the workspace. most: maximum number of rows in a chunk; logits: the workspace also holds
+// logits.
 static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads,
                                           int64_t most, bool logits, int64_t *floats) {
     float *begin = at;
@@ -982,7 +986,7 @@ static inline float *classifier_logits(const Classifier *k, int64_t tile, int64_
     return k->logits + tile * k->next + i * k->row;
 }
 
-// First sweep, one tile: logits(rows, w) = x wte_tile^T, then e^(logit - maximum)
+// First sweep of one tile: logits(rows, w) = x wte_tile^T, then e^(logit - maximum).
 static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64_t tile,
                                            int64_t rows, const float *x, const float *wte,
                                            const int32_t *targets) {
@@ -1005,14 +1009,14 @@ static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64
     }
 }
 
-// The log-sum-exp of row i and its loss
+// Computes the log-sum-exp of row i, and returns its loss.
 static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t target) {
     double top = -INFINITY, sum = 0.0;
     int64_t t = 0;
     for (; t < k->tiles && classifier_width(k, t) > 0; t++) {
         top = fmax(top, (double)k->maximum[t * k->R + i]);
     }
-    do { // there is at least one tile
+    do { // at least one tile exists
         t--;
         sum += (double)k->sum[t * k->R + i] * exp((double)k->maximum[t * k->R + i] - top);
     } while (t > 0);
@@ -1020,7 +1024,7 @@ static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t 
     return target < 0 ? 0.0f : (float)(k->lse[i] - (double)k->target[i]);
 }
 
-// Second sweep, one tile: dlogits = scale (softmax - one at the target), 0 in masked rows
+// Second sweep of one tile: dlogits = scale (softmax - one at the target); 0 in masked rows.
 static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, int64_t rows,
                                            const int32_t *targets, float scale) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
@@ -1036,7 +1040,8 @@ static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, in
         if (targets[i] >= v0 && targets[i] < v0 + w) { l[targets[i] - v0] -= scale; }
     }
 }
-// The rows of dwte of one tile, from the rows of the chunk that share them
+// Computes a tile's rows of dwte. Rows of the chunk that belong to different samples (`each` rows)
+// go to different dwte.
 static inline void classifier_tile_dwte(Stream *s, const Classifier *k, int64_t tile, int64_t rows,
                                         float *dwte, const float *x, bool accumulate) {
     for (int64_t i = 0, next; i < rows; i = next) {
@@ -1054,7 +1059,7 @@ static inline void classifier_tile_backward(Stream *s, const Classifier *k, int6
                                             const int32_t *targets, float scale, bool accumulate) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile), C = k->C;
     if (w <= 0) {
-        // more threads than tiles
+        // There are more threads than tiles.
         if (dx && first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); }
         return;
     }
@@ -1067,7 +1072,7 @@ static inline void classifier_tile_backward(Stream *s, const Classifier *k, int6
     }
 }
 
-// of row i
+// Adds up the threads' partial sums of dx for row i.
 static inline void classifier_sum_dx(const Classifier *k, float *dx, int64_t i, int64_t shares) {
     const int64_t C = k->C;
     memcpy(dx + i * C, k->dx + i * C, (size_t)C * sizeof(float));
@@ -1168,14 +1173,15 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
     ops_accumulate_host(s, out, in, n);
 }
 
-#include "kernels/clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
+#include "kernels/clip_cpu.h"     // gradients of single samples
 #include "kernels/noise_cpu.h"    // noise
-#include "kernels/quantize_cpu.h" // records
+#include "kernels/quantize_cpu.h" // quantization
 
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
-    // Chunks are as equal as can be: those of fewer rows may be the longer ones.
+    // All chunks have nearly the same size, so fewer rows can give larger chunks. min(N, most) rows
+    // give the largest.
     const int64_t plenty = CLASSIFIER_ROWS,
                   most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
     classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V),

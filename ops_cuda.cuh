@@ -1,17 +1,17 @@
-// ops_cuda.cuh: the tensor operations on a GPU (the contract is ops.h), by own kernels. The GPU
-// itself is in device_cuda.cuh, matrix products and quantization are in matmul_cuda.cuh and
-// quantize_cuda.cuh; attention is in attention_cuda.cuh, which brings this.
+// ops_cuda.cuh: the tensor operations on a GPU, with our own kernels. The contract is ops.h.
+// Related files: kernels/device_cuda.cuh (the GPU itself), kernels/matmul_cuda.cuh (matrix
+// products), kernels/quantize_cuda.cuh, and kernels/attention_cuda.cuh, which includes this file.
 //
-// Precision  Real is fp32 or bf16, as ops_open() is told (--dtype): kernels are templates over it
-//            and compute in fp32. Products of fp32 matrices are exact fp32; with -DUSE_TF32 (make
-//            cuda TF32=1) cuBLASLt may round their operands to 10 bits.
-// Sums       of floating-point numbers have one order, fixed by the shape; only integers are added
-//            by atomics (ops_square_sum). The same call gives the same bits.
+// Precision  Real is fp32 or bf16, as passed to ops_open() (--dtype). Kernels are templates over it
+//            and compute in fp32. Products of fp32 matrices are exact fp32. With -DUSE_TF32 (make
+//            cuda TF32=1), cuBLASLt may round their operands to 10 bits.
+// Sums       of floating-point numbers have one order, fixed by the shape. Atomics add integers
+//            only (ops_square_sum). So the same call gives the same bits.
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "kernels/matmul_cuda.cuh"   // products, by cuBLASLt
-#include "kernels/quantize_cuda.cuh" // a part of the contract
+#include "kernels/matmul_cuda.cuh"   // matrix products by cuBLASLt
+#include "kernels/quantize_cuda.cuh" // quantization
 
 // --- embedding -----------------------------------------------------------------------------------
 template <class R>
@@ -30,9 +30,9 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
                     tokens, (const R *)wte, (const R *)wpe, N, T, C));
 }
 
-// order(N): positions sorted by their token, equal tokens by position; of each row of the grid,
-// which has N tokens of its own. A position's place is the number of those before it, which each
-// thread counts for itself: N^2 comparisons from shared memory, but no step that depends on timing.
+// order(N) = positions sorted by token; positions of equal tokens stay in order. Each row of the
+// grid sorts N tokens of its own. A thread finds the rank of its position by counting the positions
+// before it: N^2 comparisons from shared memory, but no step depends on timing.
 __global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64_t N) {
     __shared__ int32_t tile[THREADS];
     order += blockIdx.y * N;
@@ -50,11 +50,11 @@ __global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64
     }
     if (n < N) { order[place] = (int32_t)n; }
 }
-// A block takes the token at place blockIdx.x of the order, if it is the first of its kind, and
-// adds its positions one after another.
 __device__ float factor_of_sample(const float *factors, int64_t b) {
     return factors ? factors[b] : 1.0f;
 }
+// A block takes entry blockIdx.x of the order. If it is the first entry of its token, the block
+// adds all positions of this token, one after another.
 template <class R>
 __global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens,
                                               const int32_t *order, const float *factors, int64_t N,
@@ -105,11 +105,11 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     }
 }
 
-// --- sums over rows, in two steps: parts of the rows, then the parts in their order --------------
-// Of rows [part * each, ...), the sums of dout * (in - mean) * rstd (left out where in is NULL),
-// and of dout: at weights + part * stride, which may be NULL where in is, and at biases + part *
-// stride.
-enum { COLUMN_ROWS = 8 }; // of a block, side by side
+// --- sums over rows, in two steps: partial sums of groups of rows, then their sum in order -------
+// For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
+// the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. in may be NULL;
+// then weights may be NULL too.
+enum { COLUMN_ROWS = 8 }; // rows that a block adds side by side
 template <class R>
 __global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
                                        const R *in, const float *mean, const float *rstd, int64_t N,
@@ -127,7 +127,7 @@ __global__ void column_partials_kernel(float *weights, float *biases, int64_t st
     sums[1][threadIdx.y][threadIdx.x] = bias;
     __syncthreads();
     if (threadIdx.y > 1 || c >= C) { return; }
-    // row of threads 0 adds up the one sum, row 1 the other
+    // The first row of threads finishes the weights, the second the biases.
     float total = 0.0f, *to = threadIdx.y ? biases : weights;
     for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[threadIdx.y][y][threadIdx.x]; }
     if (to) { to[blockIdx.y * stride + c] = total; }
@@ -167,21 +167,21 @@ static inline void column_sums(Stream *s, float *dweight, float *dbias, const Re
            partials, parts, C, accumulate);
 }
 
-// --- layernorm: a warp takes a row ---------------------------------------------------------------
+// --- layernorm: one warp per row -----------------------------------------------------------------
 template <class R>
 __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
                                  const R *weight, const R *bias, int64_t N, int64_t C) {
     const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (n >= N) { return; } // whole warps
+    if (n >= N) { return; } // whole warps return
     const R *x = a + n * C;
     for (int64_t c = lane; c < C && b; c += 32) {
         write(sum + n * C + c, read(x + c) + read(b + n * C + c));
     }
-    if (b) { x = sum + n * C; } // each lane reads what it wrote
+    if (b) { x = sum + n * C; } // each lane reads only what it wrote
     float total = 0.0f, squares = 0.0f;
     for (int64_t c = lane; c < C; c += 32) { total += read(x + c); }
     const float m = warp_sum(total) / (float)C;
-    // around the mean: no cancellation
+    // The mean is subtracted first, which avoids cancellation.
     for (int64_t c = lane; c < C; c += 32) { squares += (read(x + c) - m) * (read(x + c) - m); }
     const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
     for (int64_t c = lane; c < C; c += 32) {
@@ -202,7 +202,7 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
                     N, C));
 }
 
-// With h = (x - mean) rstd and g = dout * weight:  dx = rstd (g - average(g) - h average(g h))
+// With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
 template <class R>
 __global__ void layernorm_backward_kernel(R *din, const R *dout, const R *in, const R *weight,
                                           const float *mean, const float *rstd, int64_t N,
@@ -241,9 +241,8 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
 }
 
 // --- matmul --------------------------------------------------------------------------------------
-// GELU(x) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no cancellation for x
-// << 0. e^88 stays finite.
-// e^-2u
+// GELU(x) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form needs no tanh and
+// has no cancellation for x << 0. gelu_power() returns e^-2u, limited to e^88, which is finite.
 __device__ float gelu_power(float x) {
     return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 88.0f));
 }
@@ -264,9 +263,9 @@ template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu,
                                               (1.0f + 0.134145f * x * x)));
 }
 
-// The library's GELU is taken in bf16 only: nobody says how exact it is, and the hardware's tanh,
-// which it may use, has 11 bits. Where the library does not offer an epilogue (it wants pre_gelu in
-// rows of a multiple of 8), the product comes without and a kernel follows.
+// The library's GELU is used in bf16 only. Its accuracy is not documented, and the hardware's tanh,
+// which it may use, has 11 bits. The library may not offer an epilogue (GELU needs pre_gelu with
+// rows of a multiple of 8). Then it computes only the product, and a kernel does the rest.
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
                                       const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
@@ -307,12 +306,12 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
                                               const Real *dout, const Real *in, int64_t N,
                                               int64_t C, int64_t OC, bool accumulate) {
-    if (N == 0) { // sums of nothing
+    if (N == 0) { // an empty sum
         if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
         if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
         return;
     }
-    // the library only writes dbias: what is to be added waits in the scratch
+    // The library can only overwrite dbias. A sum to be added goes to the scratch first.
     float *sums = accumulate ? (float *)scratch(s) : dbias;
     const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL},
                    plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
@@ -341,13 +340,13 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 }
 
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
-// logits(rows, Vp) of a chunk become their own gradient in place. A block takes a row.
+// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row.
 template <class R>
 __global__ void classifier_kernel(float *losses, R *logits, const int32_t *targets, int64_t V,
                                   int64_t Vp, float scale, bool gradient) {
     R *row = logits + (int64_t)blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
-    // read before anyone writes: the barriers below part them
+    // read before any thread writes the row: there are barriers in between
     const float of_target = target < 0 ? 0.0f : read(row + target);
     float top = -INFINITY, sum = 0.0f;
     for (int64_t v = threadIdx.x; v < V; v += THREADS) { top = fmaxf(top, read(row + v)); }
@@ -446,10 +445,11 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     }
 }
 
-// Element e of a chunk goes to the sum of lane e mod 32, and the sums of the lanes are added in
-// order, as on the CPU: the same bits, since the square of an fp32 number is exact in fp64. A warp
-// takes SQUARE_CHUNKS chunks at a time; then each lane adds up one of them. The terms of a block
-// meet in shared memory, those of all blocks in *sum; sums of integers have no order.
+// The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
+// mod 32, and the sums of the lanes are added in order; the square of an fp32 number is exact in
+// fp64. A warp takes SQUARE_CHUNKS chunks at a time; afterwards each lane finishes one of them. The
+// chunks' terms are added as integers, which needs no order: those of a block in shared memory,
+// then those of all blocks in *sum.
 enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
 __device__ void exact_atomic_add(int64_t *limb, int64_t part) {
     if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
@@ -465,7 +465,7 @@ __device__ void exact_add_shared(ExactSum *sum, double x) {
 __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int64_t chunk,
                                   int64_t chunks, double scale) {
     __shared__ ExactSum block;
-    // 33: the lanes of the second part read from different banks
+    // 33 columns, so that the lanes of the second part read from different banks
     __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }

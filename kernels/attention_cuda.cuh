@@ -1,33 +1,36 @@
-// attention_cuda.cuh: causal attention on a GPU (the contract is ops.h). Two families of kernels:
+// attention_cuda.cuh: causal attention on a GPU. The contract is ops.h. There are two families of
+// kernels:
 //
-// Tensor cores  bf16, heads of a multiple of 8 channels, 128 at most (fewer than 64 or 128: padded
-//               with zeros in shared memory).
-// Plain         everything else: fp32, and heads of other sizes, 256 channels at most.
+// Tensor cores  bf16, and head sizes that are multiples of 8, up to 128 (padded to 64 or 128 with
+//               zeros in shared memory).
+// Plain         Everything else: fp32, and other head sizes, up to 256.
 //
-// Both go over tiles of queries and keys with a running softmax, so nothing of size T x T exists. A
-// block has one tile of the one kind and walks over those of the other that it sees: tiles above
-// the diagonal are never touched. Backward takes two kernels, each of which computes the scores
-// anew: one sums dk and dv over the queries, the other dq over the keys. So no two blocks add to
-// the same place, every sum has one order, and the same call gives the same bits; 7 products of
-// tiles are computed where 5 would do with atomics.
+// Both work on tiles of queries and keys with a running softmax, so nothing of size T x T is
+// stored. A block has one tile of queries (or keys) and visits the tiles of keys (or queries) that
+// it needs; tiles above the diagonal are skipped. Backward runs two kernels, which both compute the
+// scores again. One sums dk and dv over the queries, the other sums dq over the keys. So no two
+// blocks add to the same element, every sum has one order, and the same call gives the same bits.
+// The price is 7 products of tiles instead of 5 with atomics.
 //
-// Budget on an H200: mma.sync does about 2,600 flop a clock and SM (0.63 of wgmma's), shared memory
-// gives 128 bytes a clock and SM.
-//   head 64    a warp has 32 rows: forward, dk and dv, dq do 26, 21, 19 flop a shared byte, so
-//              3,300, 2,700, 2,500 a clock: the tensor cores bind
-//   head 128   32 rows forward, 16 backward (dk and dv fill the registers): 21, 13, 12, so 2,700,
-//              1,600, 1,500 a clock: shared memory binds backward
-//   occupancy  244, 253, 228 and 255, 248, 164 registers of sm_90, 16 bytes spilled by the forward
-//              kernel of head 128 (-Xptxas -v of CUDA 13.0; of sm_80 225, 255, 236 and 250, 244,
-//              166, none spilled); 55 to 70 KB of shared memory: two blocks, 8 warps an SM
-// Published figures of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at
-// 128: half of it is 35 % and 48 % of mma.sync's.
+// Budget on an H200, per clock and SM: mma.sync does about 2,600 flop (0.63 of wgmma's rate), and
+// shared memory delivers 128 bytes.
+// head 64       A warp has 32 rows. Forward, dk with dv, and dq do 26, 21 and 19 flop per byte of
+//               shared memory, or 3,300, 2,700 and 2,500 flop. The tensor cores are the limit.
+// head 128      A warp has 32 rows forward, 16 backward (dk and dv fill the registers): 21, 13 and
+//               12 flop per byte, or 2,700, 1,600 and 1,500 flop. Shared memory limits backward.
+// occupancy     Registers on sm_90 are 244, 253, 228 (head 64) and 255, 248, 164 (head 128); the
+//               forward kernel of head 128 spills 16 bytes. On sm_80: 225, 255, 236 and 250, 244,
+//               166, none spilled (-Xptxas -v of CUDA 13.0). 55 to 70 KB of shared memory allow two
+//               blocks, or 8 warps, per SM.
+//
+// Published rates of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at head
+// 128. Half of that is 35 % and 48 % of the rate of mma.sync.
 #ifndef ATTENTION_CUDA_CUH
 #define ATTENTION_CUDA_CUH
 
-#include "ops_cuda.cuh" // kernels' helpers, the device's stream
+#include "ops_cuda.cuh" // helpers of kernels, the device's stream
 #ifdef USE_CUDNN
-#include "kernels/attention_cudnn.cuh" // which comes first where it is there
+#include "kernels/attention_cudnn.cuh" // preferred where it is compiled in
 #endif
 
 typedef struct {
@@ -47,8 +50,8 @@ static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
     return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows);
 }
 
-// delta(rows, NH, T) = dout . out of a head: the sum of p dp over a row of scores. A warp takes
-// one.
+// delta(rows, NH, T) = dout . out within a head, which equals the sum of p dp over a row of scores.
+// One warp per row.
 template <class R>
 __global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n,
                                        int64_t T, int64_t NH, int D) {
@@ -65,15 +68,14 @@ __global__ void attention_delta_kernel(float *delta, const R *dout, const R *out
 }
 
 // -------------------------------------------------------------------------------------------------
-// Tensor cores. A warp multiplies 16 x 16 by 16 x 8 at a time. Of a product's result lane l holds
-// rows l/4 and l/4 + 8, columns l%4 * 2 and the next: element e of four is row l/4 + e/2 * 8,
-// column l%4 * 2 + e%2. Two results side by side are, rounded to bf16, just what a lane must hold
-// of the left operand of the next product: so scores go from product to product without leaving the
-// registers.
+// Tensor cores. A warp multiplies 16 x 16 by 16 x 8 at a time. Lane l holds four elements of the
+// result: element e is in row l/4 + e/2 * 8 and column l%4 * 2 + e%2. Two adjacent results, rounded
+// to bf16, are exactly what a lane must hold of the left operand of the next product. So scores go
+// from one product to the next without leaving the registers.
 
-#ifdef __CUDACC__ // test/emu.h has its own
+#ifdef __CUDACC__ // test/emu.h has emulations of these
 typedef __nv_bfloat16 Bf16;
-// d(16, 8) += a(16, 16) b(16, 8), b in two halves of 8 rows
+// d(16, 8) += a(16, 16) b(16, 8), with b as two halves of 8 rows
 __device__ void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"
@@ -81,9 +83,9 @@ __device__ void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsi
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_upper), "r"(b_lower));
 }
 __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-// Four matrices of 8 x 8 from shared memory: lane l tells where row l%8 of matrix l/8 is, and gets
-// row l/4, columns l%4 * 2 and the next, of each; transposed: column l/4, rows l%4 * 2 and the
-// next.
+// Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l%8 of matrix l/8.
+// Of each matrix it gets row l/4, columns l%4 * 2 and the next; or, transposed, column l/4, rows
+// l%4 * 2 and the next.
 __device__ void load_matrices(unsigned m[4], const Bf16 *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -96,8 +98,8 @@ __device__ void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-// Starts a copy into shared memory, of zeros where nothing is there. It has arrived after
-// copy_async_wait(), for the thread that started it.
+// Starts a copy into shared memory, or writes zeros if `there` is false. After copy_async_wait(),
+// the copies of the calling thread have arrived.
 __device__ void copy_async_16(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(there ? 16 : 0)
@@ -109,7 +111,8 @@ __device__ void copy_async_4(void *to, const void *from, bool there) {
                  : "memory");
 }
 __device__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ float power_of_2(float x) { // to 2 units in the last place; results below 2^-126 are 0
+// error up to 2 units in the last place; results below 2^-126 become 0
+__device__ float power_of_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -119,8 +122,8 @@ __device__ float power_of_2(float x) { // to 2 units in the last place; results 
 enum {
     MMA_WARPS = 4,
     MMA_THREADS = 32 * MMA_WARPS,
-    // of a row in shared memory behind HEAD: eight rows then begin in eight different groups of
-    // banks
+    // Padding of a row in shared memory after its HEAD elements. So eight consecutive rows start in
+    // eight different groups of banks.
     SPARE = 8
 };
 #define LOG2_E 1.4426950409f
@@ -134,7 +137,7 @@ __device__ unsigned pack_bf16(float low, float high) {
     memcpy(&bits, &pair, sizeof bits);
     return bits;
 }
-__device__ float over_quad(float x, bool maximum) { // the four lanes that share a row
+__device__ float over_quad(float x, bool maximum) { // over the four lanes that share a row
     for (int d = 1; d <= 2; d *= 2) {
         const float other = __shfl_xor_sync(ALL_LANES, x, d);
         x = maximum ? fmaxf(x, other) : x + other;
@@ -145,7 +148,8 @@ __device__ float over_quad(float x, bool maximum) { // the four lanes that share
 template <int M, int N> __device__ void clear_tiles(float x[M][N][4]) {
     UNROLL for (int i = 0; i < M * N * 4; i++) { x[i / (4 * N)][i / 4 % N][i % 4] = 0.0f; }
 }
-// Starts to(ROWS, HEAD) = rows of from(rows, D), `stride` apart; beyond: zeros.
+// Starts copying to(ROWS, HEAD) = rows of from(rows, D), which are `stride` apart, padded with
+// zeros.
 template <int HEAD, int ROWS>
 __device__ void start_tile(Bf16 *to, const Bf16 *from, int64_t rows, int D, int64_t stride) {
     UNROLL for (int i = 0; i < ROWS * HEAD / 8; i += MMA_THREADS) {
@@ -154,7 +158,7 @@ __device__ void start_tile(Bf16 *to, const Bf16 *from, int64_t rows, int D, int6
         copy_async_16(to + row * (HEAD + SPARE) + d, there ? from + row * stride + d : from, there);
     }
 }
-// product(16 M, N) of a warp = a(16 M, HEAD) b(N, HEAD)^T
+// For a warp: product(16 M, N) = a(16 M, HEAD) b(N, HEAD)^T.
 template <int HEAD, int M, int N>
 __device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, const Bf16 *b) {
     clear_tiles<M, N / 8>(product);
@@ -174,7 +178,7 @@ __device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, c
         }
     }
 }
-// sum(16 M, HEAD) of a warp += w(16 M, N) b(N, HEAD), w rounded to bf16
+// For a warp: sum(16 M, HEAD) += w(16 M, N) b(N, HEAD), with w rounded to bf16.
 template <int HEAD, int M, int N>
 __device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][4], const Bf16 *b) {
     UNROLL for (int n = 0; n < N; n += 16) {
@@ -195,7 +199,7 @@ __device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][
         }
     }
 }
-// to(rows, D), `stride` apart = factor * sum(16 M, HEAD) of a warp
+// For a warp: to(rows, D), with rows `stride` apart, = factor * sum(16 M, HEAD).
 template <int HEAD, int M>
 __device__ void store_sums(Bf16 *to, const float sum[M][HEAD / 8][4], const float factor[M][2],
                            int64_t rows, int D, int64_t stride) {
@@ -214,8 +218,8 @@ __device__ void store_sums(Bf16 *to, const float sum[M][HEAD / 8][4], const floa
     }
 }
 
-// A tile of scores joins the running softmax of 16 M queries: scores become 2^(factor (score -
-// top)), what was summed before is rescaled.
+// Adds a tile of scores to the running softmax of 16 M queries. Scores become 2^(factor (score -
+// top)), and the earlier sums are rescaled.
 template <int HEAD, int M, int N>
 __device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8][4],
                                float top[M][2], float total[M][2], float factor) {
@@ -225,7 +229,7 @@ __device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8]
             UNROLL for (int i = 0; i < N / 4; i++) {
                 highest = fmaxf(highest, scores[m][i / 2][2 * half + i % 2]);
             }
-            highest = over_quad(highest, true); // finite: a query sees a key of the first tile
+            highest = over_quad(highest, true); // finite: each query sees a key of the first tile
             const float before = power_of_2(factor * (top[m][half] - highest));
             top[m][half] = highest;
             total[m][half] *= before;
@@ -237,8 +241,8 @@ __device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8]
         }
     }
 }
-// Scores of keys behind their query become -infinity. TRANSPOSED: rows are keys. `behind`: position
-// of the first key minus the first query's.
+// Sets the scores of keys after their query to -infinity. `behind` is the position of the first key
+// minus the position of the first query. TRANSPOSED: rows are keys.
 template <bool TRANSPOSED, int M, int N>
 __device__ void hide_scores(float scores[M][N / 8][4], int behind) {
     UNROLL for (int i = 0; i < M * N / 2; i++) {
@@ -255,7 +259,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
     enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, q);
     Bf16 *k = q + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
-    // the longest first
+    // blocks with the most keys first
     const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
               end = (int)least(q0 + QUERIES, T);
     const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
@@ -273,14 +277,14 @@ __global__ void __launch_bounds__(MMA_THREADS)
     for (int k0 = 0, now = 0; k0 < end; k0 += KEYS, now = STAGE - now) {
         const int next = k0 + KEYS;
         copy_async_wait();
-        __syncthreads(); // this tile is there for all, and all have used the one before
+        __syncthreads(); // this tile is complete, and all threads are done with the one before
         if (next < end) {
             start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
                                    stride);
             start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
                                    stride);
         }
-        // behind all queries of this warp, or it has none
+        // Skip keys after all queries of this warp, and warps without queries.
         if (k0 >= first + 16 * M || first >= T) { continue; }
         float scores[M][KEYS / 8][4];
         multiply_transposed<HEAD, M, KEYS>(scores, q + of_warp * (HEAD + SPARE), k + now);
@@ -300,8 +304,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
     store_sums<HEAD, M>(out + (b * T + first) * a.C + head * D, sum, total, T - first, D, a.C);
 }
 
-// Backward, keys: a warp has 16 M keys and computes transposed scores, keys x queries, so that it
-// can sum over queries.
+// Backward for keys. A warp has 16 M keys and computes transposed scores (keys, queries), so that
+// it can sum over queries.
 template <int HEAD, int M, int QUERIES>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_keys_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
@@ -309,7 +313,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
     enum { KEYS = 16 * M * MMA_WARPS, STAGE = QUERIES * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, k);
     Bf16 *v = k + KEYS * (HEAD + SPARE), *q = v + KEYS * (HEAD + SPARE), *dy = q + 2 * STAGE;
-    float *statistics = (float *)(void *)(dy + 2 * STAGE); // of each stage, lse and delta
+    float *statistics = (float *)(void *)(dy + 2 * STAGE); // lse and delta of each stage
     const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS,
               of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
     const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
@@ -332,13 +336,13 @@ __global__ void __launch_bounds__(MMA_THREADS)
         copy_async_wait();
         __syncthreads();
         if (q0 + QUERIES < T) { start_queries(q0 + QUERIES, 1 - stage); }
-        // before all keys of this warp, or it has none
+        // Skip queries before all keys of this warp, and warps without keys.
         if (q0 + QUERIES <= first || first >= T) { continue; }
         float p[M][QUERIES / 8][4], dp[M][QUERIES / 8][4];
         multiply_transposed<HEAD, M, QUERIES>(p, k + of_warp * (HEAD + SPARE), q + stage * STAGE);
         multiply_transposed<HEAD, M, QUERIES>(dp, v + of_warp * (HEAD + SPARE), dy + stage * STAGE);
         if (q0 < first + 16 * M) { hide_scores<true, M, QUERIES>(p, first - q0); }
-        // a query beyond T counts for nothing: its dout and delta are 0
+        // Queries beyond T add nothing, because their dout and delta are 0.
         UNROLL for (int i = 0; i < M * QUERIES / 2; i++) {
             const int m = i / (QUERIES / 2), n = i / 4 % (QUERIES / 8), e = i % 4;
             const float *of_query =
@@ -358,7 +362,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
     store_sums<HEAD, M>(to + a.C, dk, scale, T - first, D, stride);
     store_sums<HEAD, M>(to + 2 * a.C, dv, one, T - first, D, stride);
 }
-// Backward, queries: a warp has 16 M queries and sums over the keys that they see.
+// Backward for queries. A warp has 16 M queries and sums over the keys that they see.
 template <int HEAD, int M, int KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_queries_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
@@ -412,8 +416,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
 static inline bool on_tensor_cores(const AttentionShape *a) {
     return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128;
 }
-// own: tiles of the block, 16 M MMA_WARPS rows each; other: tiles of the other kind, two stages of
-// each
+// Shared memory of a block. own: number of the block's tiles, of `rows` (16 M MMA_WARPS) rows each;
+// other: number of tiles that it visits at a time, of other_rows rows, in two stages.
 static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) {
     return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2;
 }
@@ -440,15 +444,15 @@ static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a,
 }
 
 // -------------------------------------------------------------------------------------------------
-// Plain Queries and keys in tiles of TILE; a block of SIDE x SIDE threads takes one tile of one
-// head and goes over the tiles of the other kind. Thread (y, x) has rows y + SIDE i and columns x +
-// SIDE j of every small product, so that neighbours read neighbours. Tiles lie in shared memory
-// with a column to spare (no bank conflicts): rows of D + 1, scores of TILE + 1. Sums stay in
-// registers: HEAD is D rounded up to what is compiled. Only dk and dv of 256 channels do not all
-// fit: about 0.8 KB a thread is spilled (sm_90; 1 KB on sm_80).
+// The plain kernels. Queries and keys are in tiles of TILE. A block of SIDE x SIDE threads has one
+// tile of one head, and visits the tiles of the other kind. Of each small product, thread (y, x)
+// computes rows y + SIDE i and columns x + SIDE j, so that neighbouring threads read neighbouring
+// elements. Rows in shared memory have one extra column against bank conflicts: D + 1, and TILE + 1
+// for scores. Sums stay in registers; HEAD is D rounded up to a compiled size. Only dk and dv of
+// 256 channels do not fit: about 0.8 KB per thread is spilled (sm_90; 1 KB on sm_80).
 enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
 
-// to(TILE, D) = scale * rows from(rows, D), `stride` apart; rows beyond are zero
+// to(TILE, D) = scale * rows of from(rows, D), which are `stride` apart, padded with zero rows
 template <class R>
 __device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t stride,
                           float scale) {
@@ -457,7 +461,7 @@ __device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t
         to[row * (D + 1) + d] = row < rows ? scale * read(from + row * stride + d) : 0.0f;
     }
 }
-// products[i][j] = row i of a . row j of b
+// products[i][j] = row y + SIDE i of a . row x + SIDE j of b
 __device__ void tile_dots(float products[PER][PER], const float *a, const float *b, int D) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     for (int i = 0; i < PER; i++) {
@@ -482,7 +486,7 @@ __device__ void store_scores(float *to, const float scores[PER][PER]) {
         }
     }
 }
-// sum(TILE, D) += w b, w(TILE, TILE) or its transpose, b(TILE, D)
+// sum(TILE, D) += w b, where w(TILE, TILE) may be transposed, and b is (TILE, D)
 template <int HEAD>
 __device__ void tile_product(float sum[PER][HEAD / SIDE], const float *w, bool transposed,
                              const float *b, int D) {
@@ -524,8 +528,8 @@ __device__ float across_row(float x, bool maximum) { // over the SIDE threads th
     return x;
 }
 
-// One tile of scores joins the running softmax: scores become e^(score - top), what was summed
-// before is multiplied by factor.
+// Adds a tile of scores to the running softmax. Scores become e^(score - top), and the caller must
+// multiply its earlier sums by factor.
 __device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, float *factor,
                              int64_t q0, int64_t k0, int64_t T) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
@@ -538,7 +542,7 @@ __device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, flo
             highest = fmaxf(highest, scores[i][j]);
         }
         const float before = top[i];
-        // finite: every tile has a key that the query sees
+        // finite: in every tile visited, each query sees a key
         top[i] = fmaxf(before, across_row(highest, true));
         factor[i] = expf(before - top[i]);
         for (int j = 0; j < PER; j++) { total += scores[i][j] = expf(scores[i][j] - top[i]); }
@@ -562,13 +566,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
     }
     load_tile(q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
     for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
-        __syncthreads(); // the tile before has been used
+        __syncthreads(); // all threads are done with the tile before
         load_tile(kv, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
         __syncthreads();
         tile_dots(scores, q, kv, D);
         softmax_tile(scores, top, sum, factor, q0, k0, T);
         store_scores(weights, scores);
-        __syncthreads(); // all keys have been used: values take their place
+        __syncthreads(); // all threads are done with the keys; the values overwrite them
         load_tile(kv, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
         for (int i = 0; i < PER; i++) {
             for (int j = 0; j < HEAD / SIDE; j++) { acc[i][j] *= factor[i]; }
@@ -585,10 +589,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
     store_rows<R, HEAD>(out + (b * T + q0) * C + head * D, acc, factor, rows, D, C);
 }
 
-// The tiles of a backward kernel in shared memory, and of one head the statistics
+// The tiles of a backward kernel in shared memory, and the statistics of its head.
 typedef struct {
-    float *q, *k, *v, *dout;  // (TILE, D); q scaled
-    float *weights, *dscores; // (TILE, TILE): queries x keys
+    float *q, *k, *v, *dout;  // (TILE, D); q is scaled
+    float *weights, *dscores; // (TILE, TILE): (queries, keys)
     const float *lse, *delta; // (T)
 } BackwardTiles;
 __device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta,
@@ -604,8 +608,8 @@ __device__ BackwardTiles backward_tiles(float *shared, const float *lse, const f
                        delta + row};
     return t;
 }
-// weights and dscores of queries from q0 on and keys from k0 on; 0 where the query does not see the
-// key
+// Computes weights and dscores of the queries from q0 on and the keys from k0 on; they are 0 where
+// a query does not see a key.
 __device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, int64_t T, int D) {
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
     float p[PER][PER], dp[PER][PER];
@@ -696,7 +700,7 @@ static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *
            ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
            a.scale);
 }
-// Calls function<R, HEAD>(...) with the least HEAD that holds D channels.
+// Calls function<R, HEAD>(...) with the smallest HEAD that holds D channels.
 #define FOR_HEAD(D, function, ...)                                                                 \
     do {                                                                                           \
         if ((D) <= 64) {                                                                           \
@@ -772,6 +776,6 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     }
 }
 
-#include "kernels/clip_cuda.cuh" // the rest of the contract
+#include "kernels/clip_cuda.cuh" // the operations for privacy
 
 #endif

@@ -1,15 +1,14 @@
-// attention_cudnn.cuh: causal attention by cuDNN, in bf16 (make cuda USE_CUDNN=1). Its graphs are
-// written with cudnn-frontend, headers only, which scripts/setup.sh cudnn installs.
+// attention_cudnn.cuh: causal attention by cuDNN in bf16 (make cuda USE_CUDNN=1). Its graphs are
+// written with cudnn-frontend, a header-only library that `scripts/setup.sh cudnn` installs.
 //
-// Layout     ops.h's, told to cuDNN as strides: q, k and v are (rows, NH, T, D) inside qkv, nothing
-//            is moved. Its statistics are ops.h's lse.
-// Plans      one per shape and direction, for sequences as long as those that are trained on; made
-//            when first asked for, and kept, since recorded work holds on to their kernels. Where
-//            cuDNN refuses a shape, or wants more scratch than a few numbers a channel (a
-//            deterministic backward pass may want scores of T x T), attention_cuda.cuh's own
-//            kernels do the work.
-// Sums       backward asks for the deterministic algorithm. The same call gives the same bits.
-// Not emulated: the tests compile this file only.
+// Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, NH, T, D) inside
+//         qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
+// Plans   One per shape and direction, only for the sequence length of training. A plan is made at
+//         first use and kept, since recorded work uses its kernels. attention_cuda.cuh's own
+//         kernels are used where cuDNN refuses a shape, or needs more scratch than a few numbers
+//         per channel (a deterministic backward pass may need scores of T x T).
+// Sums    Backward uses the deterministic algorithm. The same call gives the same bits.
+// Tests   There is no emulation of cuDNN. The tests only compile this file.
 #ifndef ATTENTION_CUDNN_CUH
 #define ATTENTION_CUDNN_CUH
 
@@ -18,16 +17,16 @@
 #endif
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
 #include "ops_cuda.cuh"              // scratch, enter
-#include <cstring>                   // strlen, which the next forgets
+#include <cstring>                   // strlen, which the next header uses
 #include <cudnn_frontend.h>          // graphs of operations
-#include <memory>                    // which are shared pointers
-#include <unordered_map>             // and take their tensors by number
+#include <memory>                    // graphs are shared pointers
+#include <unordered_map>             // graphs take their tensors by number
 
 enum {
     CUDNN_PLANS = 64,
-    CUDNN_SCRATCH = 64 // bytes for each channel of each token, at most
+    CUDNN_SCRATCH = 64 // limit, in bytes per channel of each token
 };
-// numbers in a graph
+// numbers of the tensors in a graph
 enum {
     TENSOR_Q = 1,
     TENSOR_K,
@@ -46,16 +45,16 @@ typedef struct {
 typedef cudnn_frontend::graph::Graph CudnnGraph;
 typedef struct {
     CudnnKey key;
-    std::shared_ptr<CudnnGraph> graph; // none: refused
-    int64_t scratch;                   // bytes it needs
+    std::shared_ptr<CudnnGraph> graph; // NULL if cuDNN refuses the shape
+    int64_t scratch;                   // bytes
 } CudnnPlan;
 static CudnnPlan cudnn_plans[CUDNN_PLANS], cudnn_refused;
-static int64_t cudnn_plans_made, cudnn_T; // cudnn_T: of training
-static cudnnHandle_t cudnn_handle;        // made with the first plan, of this process's one device
+static int64_t cudnn_plans_made, cudnn_T; // cudnn_T: sequence length of training
+static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
 
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
-// As tensors of a graph: (rows, NH, T, D) of which a token's are `stride` elements after the one's
-// before; and a number for each (rows, NH, T).
+// shape_heads describes a tensor (rows, NH, T, D) whose tokens are `stride` elements apart;
+// shape_statistics describes one number for each (rows, NH, T).
 static inline void shape_heads(CudnnTensor t, const CudnnKey *k, int64_t number, int64_t stride) {
     const int64_t D = k->C / k->NH;
     t->set_uid(number).set_dim({k->rows, k->NH, k->T, D}).set_stride({k->T * stride, D, stride, 1});
@@ -75,7 +74,7 @@ static inline CudnnTensor heads_of(CudnnGraph *g, const CudnnKey *k, int64_t num
     shape_heads(t, k, number, stride);
     return t;
 }
-// options of either direction
+// options of both directions
 template <class Attributes> static inline Attributes causal(const CudnnKey *k) {
     Attributes a;
     a.set_name("attention").set_attn_scale(1.0f / sqrtf((float)(k->C / k->NH)));
@@ -121,12 +120,12 @@ static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
         die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start");
     }
     if (key.T != cudnn_T) { return &cudnn_refused; }
-    // the oldest is replaced: a memory plan asks for many that never run
+    // The oldest is replaced. A memory plan makes plans for many shapes that never run.
     CudnnPlan *p = &cudnn_plans[cudnn_plans_made++ % CUDNN_PLANS];
     p->key = key;
     p->graph = NULL;
     p->scratch = 0;
-    // else the tensors are not aligned as it wants
+    // Other sizes would not have the alignment that cuDNN needs.
     if (gpu_real == DTYPE_BF16 && key.C / key.NH % 8 == 0) { p->graph = make_cudnn_graph(&key); }
     if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() ||
                      p->scratch > CUDNN_SCRATCH * key.rows * key.T * key.C)) {
@@ -148,7 +147,7 @@ static inline int64_t cudnn_scratch_bytes(OpsShape s) {
                   of_backward = find_cudnn_plan(backward)->scratch;
     return max_i64(of_forward, of_backward);
 }
-// False, and nothing is done, where there is no plan.
+// Returns false, and does nothing, if there is no plan for the key.
 static inline bool run_cudnn(Stream *s, CudnnKey key, std::unordered_map<int64_t, void *> tensors) {
     const CudnnPlan *p = find_cudnn_plan(key);
     if (!p->graph || p->scratch > scratch_bytes(s)) { return false; }

@@ -1,39 +1,39 @@
-// clip_cpu.h: what each sample adds to a gradient, on the processor (the contract is ops.h).
-// ops_cpu.h brings it.
+// clip_cpu.h: what each sample adds to a gradient, on the CPU. The contract is in ops.h, section
+// "privacy". ops_cpu.h includes this file.
 //
-// Plan       The norm of a sample's weight gradient dout^T in is the sum over pairs of its rows of
-//            (dout_t dout_s) (in_t in_s): two matrices of products (Gram matrices), tile by tile,
-//            the tiles on and above the diagonal. A tile's rows are packed once, in slices of the
-//            inner dimension, and serve as both operands of the register-blocked product. (The
-//            ghost norm of arXiv 2210.00038.) Where the gradient itself is less work its tiles are
-//            made and measured, and not kept. The rest are passes over memory.
-// Threads    Work is cut by the shape of a sample, never by how many samples or threads there are;
-//            its parts are fp64 numbers that are added in their order. So all that concerns a
-//            sample has the same bits for any thread count and any neighbours.
+// Plan     The squared norm of a sample's weight gradient dout^T in is the sum over pairs of its
+//          rows of (dout_t . dout_s) (in_t . in_s), the ghost norm of arXiv 2210.00038. It needs
+//          two matrices of products (Gram matrices). They are computed tile by tile, only on and
+//          above the diagonal. A tile's rows are packed once, in slices of the inner dimension, and
+//          serve as both operands of the register-blocked product. Where the gradient itself is
+//          less work, its tiles are computed, squared and discarded. The other operations are
+//          passes over memory.
+// Threads  A sum over a sample is cut by the sample's shape, never by the number of samples or
+//          threads. Its parts are fp64 numbers that are added in order. So the results of a sample
+//          have the same bits for any thread count and any other samples.
 #ifndef CLIP_CPU_H
 #define CLIP_CPU_H
 
 #include "ops_cpu.h" // the team, polling, register-blocked products
 
-#ifndef CLIP_PARTS     // tests make it small
-#define CLIP_PARTS 256 // of the sum of a sample, at most
+#ifndef CLIP_PARTS     // tests make it smaller
+#define CLIP_PARTS 256 // parts of the sum of a sample, at most
 #endif
 enum {
     CLIP_SLICE = 512, // channels of an embedding's gradient that are summed together
-    // rows and columns of a tile of products, at most: two tiles and a slice stay in the second
-    // cache
+    // Rows and columns of a tile of products, at most. Two tiles and a slice stay in the L2 cache.
     GRAM_EDGE = 256,
-    // of a packed slice: what the panels of a band need stays in the nearest cache
+    // Depth of a packed slice. What the panels of a band need stays in the L1 cache.
     GRAM_DEPTH = 128,
     BAND = 2 * LANES // rows that are packed together
 };
 
 typedef struct {
-    int64_t edge;             // of a tile, a multiple of BAND
+    int64_t edge;             // side of a tile, a multiple of BAND
     double *parts;            // (rows, CLIP_PARTS)
     uint64_t *order;          // (rows, T)
-    float *first, *second;    // (edge, edge) of a thread
-    float *packed, *packed_2; // (edge, GRAM_DEPTH) of a thread
+    float *first, *second;    // (edge, edge), for one thread
+    float *packed, *packed_2; // (edge, GRAM_DEPTH), for one thread
 } ClipSpace;
 static inline ClipSpace clip_space(float *at, int64_t rows, int64_t T, int thread,
                                    int64_t *floats) {
@@ -70,8 +70,8 @@ static inline void add_parts(double *norms, const double *parts, int64_t rows, i
 
 // --- weight gradients ----------------------------------------------------------------------------
 typedef int32_t LaneNumbers __attribute__((vector_size(LANES * 4)));
-// One step of a transposition: of each pair of squares beside the diagonal, `size` wide, the two
-// change places
+// One step of a transposition: exchanges the two off-diagonal squares, `size` wide, of each 2 x 2
+// group of squares.
 static inline __attribute__((always_inline)) void swap_squares(Lanes row[LANES], const int size) {
     LaneNumbers low = {0}, high = {0};
 #pragma GCC unroll 16
@@ -87,7 +87,7 @@ static inline __attribute__((always_inline)) void swap_squares(Lanes row[LANES],
         row[i + size] = __builtin_shuffle(a, b, high);
     }
 }
-// to(LANES, LANES), its rows BAND apart, = transpose of from(LANES, LANES), in registers
+// to(LANES, LANES), with rows BAND apart, = the transpose of from(LANES, LANES), in registers
 static inline void transpose_lanes(float *to, const float *from, int64_t stride) {
     Lanes row[LANES];
 #pragma GCC unroll 16
@@ -99,8 +99,8 @@ static inline void transpose_lanes(float *to, const float *from, int64_t stride)
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) { *(Lanes *)(to + i * BAND) = row[i]; }
 }
-// to(bands, depth, BAND) = rows of from(n, depth), `stride` apart; the last band is filled up with
-// zeros
+// to(bands, depth, BAND) = rows of from(n, depth), which are `stride` apart. The last band is
+// padded with zeros.
 static inline void pack_bands(float *to, const float *from, int64_t n, int64_t depth,
                               int64_t stride) {
     for (int64_t t = 0; t < round_up(n, BAND); t += LANES) {
@@ -120,8 +120,8 @@ static inline void pack_bands(float *to, const float *from, int64_t n, int64_t d
         }
     }
 }
-// out(m, n) [+]= products of packed rows; on the diagonal, where a is b, only what lies on or above
-// it (whole vectors)
+// out(m, n) [+]= products of packed rows. On the diagonal, where a is b, only whole vectors on or
+// above the diagonal are computed.
 static inline void multiply_bands(float *out, int64_t edge, const float *a, int64_t m,
                                   const float *b, int64_t n, int64_t depth, bool diagonal,
                                   bool add) {
@@ -153,8 +153,8 @@ static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const fl
         }
     }
 }
-// The sum of a * b over a tile. One on the diagonal counts above it, twice, and on it; another one
-// twice.
+// Returns the sum of a * b over a tile and its mirror image: elements count twice, except those on
+// the diagonal.
 static inline double dot_tiles(const float *a, const float *b, int64_t edge, Tile t) {
     const bool diagonal = t.row == t.col;
     double twice = 0.0, once = 0.0;
@@ -190,9 +190,9 @@ static inline Tiling square_tiles(int64_t rows, int64_t cols, int64_t edge) {
         rows, cols, edge, edge, ceil_div(cols, edge), ceil_div(rows, edge) * ceil_div(cols, edge)};
     return g;
 }
-// The sum of a sample from products of fp32 is uncertain by some 2^-24 of the square of the sum of
-// |dout_t| |in_t|, which counts where its terms cancel, more than by chance: then what may be
-// missing is added, so that no sample can seem shorter than it is.
+// The norm computed from fp32 products has an error of about 2^-24 of the square of the sum of
+// |dout_t| |in_t|. The error matters only if the terms cancel more than random terms would. Then
+// what may be missing is added, so that no sample's norm is too small.
 static inline double cautious_norm(double norm, const float *dout, const float *in, int64_t T,
                                    int64_t C, int64_t OC) {
     double most = 0.0;
@@ -207,7 +207,7 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
                                            int64_t OC) {
     if (rows * T == 0) { return; }
     const ClipSpace shared = thread_clip_space(s, rows, T);
-    // multiply-adds: T^2 (C + OC) / 2 against T C OC, which run equally fast (measured)
+    // Multiply-adds are T^2 (C + OC) / 2 against T C OC. Both run equally fast (measured).
     const bool ghost = T * (C + OC) < 2 * C * OC;
     const Tiling g = ghost ? square_tiles(T, T, shared.edge) : square_tiles(OC, C, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
@@ -239,14 +239,14 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
 }
 
 // --- sums down the rows of a sample --------------------------------------------------------------
-// A unit of work is a sample, or one of the slices of its channels that give each thread as much:
-// an element does not depend on the cut.
+// Returns into how many slices of channels each sample is cut, so that all threads get the same
+// work. The result of an element does not depend on the cut.
 static inline int64_t sample_slices(int64_t rows, int threads) {
     int64_t slices = 1;
     while (rows * slices % threads) { slices++; }
     return slices;
 }
-// on a cache line
+// Slices start on a cache line.
 static inline int64_t slice_begin(int64_t channels, int64_t slices, int64_t slice) {
     return min_i64(channels, 16 * part_begin(ceil_div(channels, 16), slices, slice));
 }
@@ -308,12 +308,12 @@ static inline int compare_order(const void *a, const void *b) {
     memcpy(&y, b, sizeof y);
     return (x > y) - (x < y);
 }
-// tokens, and where they are: their rows keep their order
+// Sorts tokens with their positions. Rows of equal tokens stay in order.
 static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T) {
     for (int64_t t = 0; t < T; t++) { order[t] = (uint64_t)tokens[t] << 32 | (uint64_t)t; }
     qsort(order, (size_t)T, sizeof *order, compare_order);
 }
-// The squares of some channels: of the sums of each token's rows, and of all rows
+// Returns the squares of some channels: of each token's sum of rows, and of every row.
 static inline double embedding_squares(const float *dout, const uint64_t *order, int64_t T,
                                        int64_t C, int64_t channels) {
     double squares[32] = {0};
@@ -353,7 +353,7 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
     add_parts(norms, k.parts, rows, slices);
 }
 
-// Rows of x against rows of dout: a tile of products, each of which meets one of dlogits
+// Computes a tile of products of rows of x and rows of dout, and multiplies each by its dlogits.
 static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout,
                                const int32_t *tokens, const float *dlogits, const float *x,
                                int64_t C, int64_t Vp, Tile t) {
@@ -396,7 +396,7 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     add_parts(norms, shared.parts, rows, parts);
 }
 
-// Some channels of the sum over s of dlogits[s, token] x_s
+// Computes some channels of the sum over s of dlogits[s, token] x_s.
 static inline void tied_row(float *out, const float *dlogits, const float *x, int64_t T, int64_t C,
                             int64_t Vp, int64_t channels) {
     double sum[CLIP_SLICE] = {0};
@@ -415,7 +415,8 @@ static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, c
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < rows; b++) { sort_tokens(k.order + b * T, tokens + b * T, T); }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < rows * T; i++) { // at the first of each token, for all of its kind
+        // the first position of a token does the work for all of them
+        for (int64_t i = 0; i < rows * T; i++) {
             const int64_t b = i / T, at = b * T, token = (int64_t)(k.order[i] >> 32),
                           place = at + (int64_t)(k.order[i] & 0xffffffffu);
             if (i > at && (int64_t)(k.order[i - 1] >> 32) == token) { continue; }
@@ -459,7 +460,7 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
     poll_messages(s);
 }
 
-// --- norms, factors, and what is made of them ----------------------------------------------------
+// --- norms, factors, and sums with factors -------------------------------------------------------
 static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows,
                                     int64_t n) {
     const ClipSpace k = thread_clip_space(s, rows, 0);
@@ -487,8 +488,8 @@ static inline void ops_clip_factors(Stream *s, float *factors, const double *nor
                          : 0.0f;
     }
 }
-// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B),
-// whatever it held.
+// Multiplies a(rows*T, A) by the factor of each sample. A sample whose factor is 0 is set to zero
+// in a and in b(rows*T, B), whatever it holds.
 static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64_t B,
                                  const float *factors, int64_t rows, int64_t T) {
     const int64_t n = T * A, m = T * B, blocks = ceil_div(max_i64(n, m), BLOCK);
@@ -514,7 +515,7 @@ static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight,
                                                       Real *in, const float *factors, int64_t rows,
                                                       int64_t T, int64_t C, int64_t OC,
                                                       bool accumulate) {
-    if (OC <= C) { // the narrow side is less to scale
+    if (OC <= C) { // the narrow operand is less to scale
         scale_samples(s, f32(dout), OC, f32(in), C, factors, rows, T);
     } else {
         scale_samples(s, f32(in), C, f32(dout), OC, factors, rows, T);

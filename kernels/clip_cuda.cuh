@@ -1,19 +1,21 @@
-// clip_cuda.cuh: per-sample norms, clipping and noise on a GPU (the contract is ops.h, section
-// "privacy"). attention_cuda.cuh brings it.
+// clip_cuda.cuh: per-sample norms, clipping and noise on a GPU. The contract is in ops.h, section
+// "privacy". attention_cuda.cuh includes this file.
 //
-// Norms      A block looks at a piece of a sample and sums squares in fp64; a second kernel adds
-//            the pieces in their order. Pieces follow from the shape of one sample, so a norm has
-//            the same bits whatever the other samples are, and how many.
+// Norms      A block sums the squares of a piece of a sample in fp64. A second kernel adds the
+//            pieces in order. The pieces follow from the shape of one sample, so a norm has the
+//            same bits whatever the number and contents of the other samples.
 // Ghost      |dout^T in|^2 of a sample = the sum over pairs of its rows of (in_t . in_s)(dout_t .
-//            dout_s). A block makes a tile of both products in registers, multiplies and adds:
-//            nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
-//            gradient itself has fewer products, tiles of it are made and squared in the same way.
-// Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of
-//            asynchronous copies feed. A warp has 64 x 32 of both products: 21 flop for each byte
-//            from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh). Ghost norms
-//            take 214 registers of sm_90, sums of weights 221, so one block an SM, tied and
-//            instantiated norms 162 and 125; none spill (-Xptxas -v of CUDA 13.0; of sm_80 216,
-//            218, 162, 125, none). Everything else: 64 x 64 by plain arithmetic.
+//            dout_s). A block computes a tile of both products in registers, multiplies them
+//            element by element, and sums. So nothing of size T x T is stored, and a pair of tiles
+//            is computed once. If the gradient itself needs fewer products, its tiles are computed
+//            and squared in the same way.
+// Tiles      bf16 with rows of a multiple of 8: 128 x 128 on tensor cores, fed by asynchronous
+//            copies in two stages. A warp has 64 x 32 of both products, or 21 flop per byte from
+//            shared memory; 20 keep mma.sync busy (see attention_cuda.cuh). Everything else: 64 x
+//            64 with plain arithmetic.
+// Registers  sm_90: ghost norms 214 and sums of weights 221, so one block per SM; tied norms 162
+//            and instantiated norms 125. sm_80: 216, 218, 162 and 125. None spill (-Xptxas -v of
+//            CUDA 13.0).
 // Workspace  [partial sums, fp64 | order of tokens]
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH
@@ -23,9 +25,9 @@
 enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
 
 // --- norms of pieces, one row of the grid for each sample ----------------------------------------
-__device__ double block_total(double x) { // of a block of THREADS threads
+__device__ double block_total(double x) { // for a block of THREADS threads
     __shared__ double part[WARPS];
-    __syncthreads(); // all have read what was there
+    __syncthreads(); // all threads have read the earlier contents
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
@@ -33,12 +35,12 @@ __device__ double block_total(double x) { // of a block of THREADS threads
     for (int w = 0; w < WARPS; w++) { x += part[w]; }
     return x;
 }
-__device__ void note_part(double *parts, double x) { // what the threads of this block have found
+__device__ void note_part(double *parts, double x) { // stores the sum of x over the block
     x = block_total(x);
     if (threadIdx.x == 0) { parts[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = x; }
 }
-// The same, to be added up by add_norms_kernel; or it is added to the norm, where there is no other
-// block.
+// Stores the sum of x over the block for add_norms_kernel. If the sample has only one block, adds
+// it to the norm instead.
 __device__ void add_to_norm(double *norms, double *parts, double x) {
     if (gridDim.x > 1) {
         note_part(parts, x);
@@ -47,14 +49,14 @@ __device__ void add_to_norm(double *norms, double *parts, double x) {
     x = block_total(x);
     if (threadIdx.x == 0) { norms[blockIdx.y] += x; }
 }
-// a block takes a sample
+// One block per sample.
 __global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) {
     double sum = 0.0;
     for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
     sum = block_total(sum);
     if (threadIdx.x == 0) { norms[blockIdx.x] += sum; }
 }
-// Starts a kernel of `blocks` blocks for each sample, which leaves their parts.
+// Starts a kernel with `blocks` blocks per sample, which store their parts in the scratch.
 template <class Kernel, class... Arguments>
 static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows,
                                double *norms, Arguments... arguments) {
@@ -104,9 +106,9 @@ static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbia
     ops_sample_norms(s, norms, dbiases, rows, C);
 }
 
-// A block takes the row of dout at place blockIdx.x of its sample's order: its square is that of a
-// row of dwpe. If its token is the first of its kind, the rows of that token are added up, and
-// squared too.
+// A block takes entry blockIdx.x of its sample's order. The square of that row of dout is the
+// square of a row of dwpe. If the entry is the first of its token, the block also sums all rows of
+// the token, and adds the square of the sum.
 template <class R>
 __global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout,
                                        const int32_t *tokens, const int32_t *order, int64_t T,
@@ -133,7 +135,7 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
                                               int64_t C) {
     cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
-    int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // behind the partial sums
+    int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // after the partial sums
     assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
     LAUNCH(order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), THREADS, 0, stream,
            order, tokens, T);
@@ -142,29 +144,29 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 }
 
 // --- tiles of products of rows -------------------------------------------------------------------
-// Of each sample a matrix whose rows are multiplied over `depth`: with each other, or with those of
-// another. In memory the elements of a row lie side by side, or, ACROSS, the rows do.
+// For each sample, a matrix whose rows are multiplied over `depth`, with each other or with another
+// matrix's rows. In memory the elements of a row are contiguous; if ACROSS, those of a column are.
 template <class R> struct Rows {
     const R *p;
     int rows, depth;
 };
-// of this block's sample
+// Returns the address of element k of a row, in this block's sample.
 template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) {
     return a.p + (int64_t)blockIdx.y * a.rows * a.depth +
            (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
 }
 
-template <class R> __device__ Rows<R> sample_of(Rows<R> a, int b) { // that many samples further on
+template <class R> __device__ Rows<R> sample_of(Rows<R> a, int b) { // b samples further on
     a.p += (int64_t)b * a.rows * a.depth;
     return a;
 }
 
-// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile,
-// those EACH elements that are this thread's. It is made for so many samples, one after another;
-// done(b) looks at each.
+// Plain and Mma are the two kinds of tile. multiply() computes product = rows from a0 on of a times
+// rows from b0 on of b. Each thread gets EACH elements of the tile. multiply() repeats this for
+// `samples` samples, and calls done(b) after each.
 template <class R, bool ACROSS> struct Plain {
     enum { EDGE = PLAIN_EDGE, EACH = 16, DEPTH = 16, SHARED = 0 };
-    // a product of rows, as a part of the product of their lengths
+    // Bound for the error of a product of two rows, relative to the product of their lengths.
     static constexpr double UNCERTAIN = 0x1p-20;
     __device__ int row(int e) { return (int)threadIdx.x / 16 + 16 * (e / 4); }
     __device__ int column(int e) { return (int)threadIdx.x % 16 + 16 * (e % 4); }
@@ -183,7 +185,7 @@ template <class R, bool ACROSS> struct Plain {
         for (int n = 0; n < samples; n++) {
             UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
             for (int k0 = 0; k0 < a.depth; k0 += DEPTH) {
-                __syncthreads(); // all have used what was there
+                __syncthreads(); // all threads are done with the earlier contents
                 load(left, sample_of(a, n), a0, k0);
                 load(right, sample_of(b, n), b0, k0);
                 __syncthreads();
@@ -217,7 +219,7 @@ template <bool ACROSS> struct Mma {
     __device__ int column(int e) {
         return (int)threadIdx.x / 64 * 32 + e / 4 % 4 * 8 + fragment_column(e % 2);
     }
-    // a panel, which lies as the matrix does
+    // Starts loading a panel, in the same memory order as the matrix.
     __device__ void start(Bf16 *to, const Rows<Bf16> &a, int row0, int k0) {
         UNROLL for (int i = 0; i < EDGE * DEPTH / 8; i += THREADS) {
             const int at = i + (int)threadIdx.x, line = at / (WIDTH / 8), x = at % (WIDTH / 8) * 8;
@@ -226,9 +228,10 @@ template <bool ACROSS> struct Mma {
             copy_async_16(to + line * PITCH + x, there ? element_of<ACROSS>(a, r, k) : a.p, there);
         }
     }
-    // 16 rows of an operand, over 16
+    // Loads 16 rows of an operand, with 16 elements each.
     template <bool LEFT> __device__ void load(unsigned m[4], const Bf16 *panel, int r, int k) {
-        // in the panel the second of its four parts of 8 x 8 lies below the first; else beside it
+        // stacked: in the panel, the second of the four 8 x 8 parts is below the first one, not
+        // right of it
         const bool stacked = LEFT != ACROSS;
         const int line = (ACROSS ? k : r) + (stacked ? lane() % 16 : lane() / 16 * 8 + lane() % 8);
         const int x = (ACROSS ? r : k) + (stacked ? lane() / 16 * 8 : lane() / 8 % 2 * 8);
@@ -257,12 +260,13 @@ template <bool ACROSS> struct Mma {
     __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b,
                              int b0, int samples, Done done) {
         DYNAMIC_SHARED(Bf16, panels);
-        const bool alike = a.p == b.p && a0 == b0; // one panel serves for both
+        const bool alike = a.p == b.p && a0 == b0; // one panel serves both
         const int steps = (a.depth + DEPTH - 1) / DEPTH, end = samples * steps;
         for (int n = -1, stage = 1; n < end; n++, stage = 1 - stage) {
             Bf16 *now = panels + 2 * stage * PANEL, *next = panels + 2 * (1 - stage) * PANEL;
             copy_async_wait();
-            __syncthreads(); // these panels are there for all, and all have used those before
+            // these panels are complete, and all threads are done with the earlier ones
+            __syncthreads();
             if (n + 1 < end) {
                 const int sample = (n + 1) / steps, k0 = (n + 1) % steps * DEPTH;
                 start(next, sample_of(a, sample), a0, k0);
@@ -286,7 +290,7 @@ template <bool ACROSS> struct Mma {
 template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     ghost_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
-    int i = 0, j = (int)blockIdx.x; // the pairs (0,0) (1,0) (1,1) (2,0) ...
+    int i = 0, j = (int)blockIdx.x; // the pairs are (0,0) (1,0) (1,1) (2,0) ...
     for (; j > i; i++) { j -= i + 1; }
     float p[Tile::EACH], q[Tile::EACH];
     Tile().multiply(p, in, i * Tile::EDGE, in, j * Tile::EDGE);
@@ -296,10 +300,7 @@ __global__ void __launch_bounds__(THREADS)
     (void)norms;
     note_part(parts, i == j ? sum : 2.0 * sum);
 }
-// Adds up the parts of a sample, and what rounding may hide where terms cancel more than by chance
-// (see cautious_norm() in clip_cpu.h): so much of the square of the sum of |dout_t| |in_t|, of
-// which each product of two rows may err by some part. Tensor cores truncate what they add.
-template <class R> __device__ double length_of(const R *row, int64_t n) { // of a warp
+template <class R> __device__ double length_of(const R *row, int64_t n) { // for a warp
     double squares = 0.0;
     for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
         const double x = (double)read(row + i);
@@ -308,6 +309,10 @@ template <class R> __device__ double length_of(const R *row, int64_t n) { // of 
     for (int d = 16; d > 0; d >>= 1) { squares += __shfl_xor_sync(ALL_LANES, squares, d); }
     return sqrt(squares);
 }
+// Adds up the parts of a sample. Where terms cancel, rounding errors may hide a part of the norm
+// (see cautious_norm() in clip_cpu.h). So if they cancel strongly, `uncertain` times the square of
+// the sum of |dout_t| |in_t| is added; `uncertain` bounds the relative error of a product of two
+// rows. It is larger on tensor cores, which truncate when they add.
 template <class R>
 __global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64_t n, Rows<R> dout,
                                        Rows<R> in, double uncertain) {
@@ -315,7 +320,7 @@ __global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64
     const int64_t T = left.rows;
     double sum = 0.0, most = 0.0;
     for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
-    for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) { // the lanes of a warp agree
+    for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) { // uniform within a warp
         const double product = length_of(left.p + t * left.depth, left.depth) *
                                length_of(right.p + t * right.depth, right.depth);
         most += threadIdx.x % 32 == 0 ? product : 0.0;
@@ -337,8 +342,7 @@ __global__ void __launch_bounds__(THREADS)
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)p[e]; }
     add_to_norm(norms, parts, sum);
 }
-// A tile of (x_s . dout_t), each times what the classifier sends to the row of wte that position t
-// took.
+// Computes a tile of (x_s . dout_t), and multiplies each element by dlogits[s, token of t].
 template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     tied_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> x, const R *dlogits,
@@ -361,7 +365,7 @@ static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, 
                                        int64_t rows, int T, int C, int OC) {
     const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2,
                   tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
-    if (pairs * (C + OC) <= tiles * T) { // follows from the shape alone
+    if (pairs * (C + OC) <= tiles * T) { // depends on the shape alone
         const Rows<R> left = {dout, T, OC}, right = {in, T, C};
         start_parts(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, left,
                     right);
@@ -410,8 +414,8 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     }
 }
 
-// A block makes TIED_EACH rows: each thread some channels of all of them, so that a row of x is
-// read once for these.
+// A block computes TIED_EACH rows. Each thread computes some channels of all of them, so that a row
+// of x is read once for all.
 enum { TIED_EACH = 8 };
 template <class R>
 __global__ void tied_rows_kernel(float *out, const int32_t *tokens, const R *dlogits, const R *x,
@@ -444,7 +448,7 @@ static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, c
     FOR_REAL(LAUNCH(tied_rows_kernel<R>, grid, THREADS, 0, stream, out, tokens, (const R *)dlogits,
                     (const R *)x, (int)T, C, Vp));
 }
-// a block takes a row
+// One block per row.
 __global__ void token_rows_kernel(float *out, const int32_t *tokens, const float *table, int64_t T,
                                   int64_t C, int64_t Vp) {
     const int64_t at = blockIdx.y * T + blockIdx.x;
@@ -460,7 +464,7 @@ static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, 
                tokens, table, T, C, Vp);
     }
 }
-// A block takes a sample, a warp a row of it.
+// One block per sample; its warps take the rows in turn.
 template <class R>
 __global__ void crossing_norms_kernel(double *norms, const double *others, int64_t count,
                                       int64_t stride, const R *dout, const float *tied, int64_t T,
@@ -491,9 +495,9 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
                     count, stride, (const R *)dout, tied, T, C));
 }
 
-// Partial sums: of pairs of tiles or of tiles of a gradient; of positions, beside their order; of
-// pieces of a sample's whole gradient, which is made for one sample at a time: of wte, or of a
-// block, which has less than 16 C^2.
+// Scratch for partial sums: of pairs of tiles, or of tiles of a gradient; of positions, together
+// with the order of tokens; of the pieces of a whole gradient, which is computed for one sample at
+// a time. The gradient is that of wte or of a block, which has fewer than 16 C^2 elements.
 static inline int64_t clip_scratch_bytes(OpsShape shape) {
     const int64_t lines = ceil_div(shape.T, PLAIN_EDGE), widest = max_i64(4 * shape.C, shape.Vp);
     const int64_t tiles =
@@ -522,9 +526,8 @@ static inline void ops_clip_factors(Stream *s, float *factors, const double *nor
     }
 }
 
-// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B),
-// whatever it held.
-// n and m elements of a sample
+// Multiplies a(rows*T, A) by the factor of each sample; n = T * A. A sample whose factor is 0 is
+// set to zero in a and in b(rows*T, B), whatever it holds; m = T * B.
 __global__ void scale_samples_kernel(float *a, int64_t n, float *b, int64_t m,
                                      const float *factors) {
     const float factor = factors[blockIdx.y];
@@ -534,7 +537,7 @@ __global__ void scale_samples_kernel(float *a, int64_t n, float *b, int64_t m,
     for (int64_t i = first; i < n; i += step) { a[i] = factor == 0.0f ? 0.0f : factor * a[i]; }
     for (int64_t i = first; i < m && factor == 0.0f; i += step) { b[i] = 0.0f; }
 }
-// A tile of the gradient: each sample's is made, and added times its factor.
+// Computes a tile of the gradient: the product of each sample, multiplied by its factor, is added.
 template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     weight_samples_kernel(float *dweight, Rows<R> dout, Rows<R> in, const float *factors,
@@ -545,7 +548,7 @@ __global__ void __launch_bounds__(THREADS)
     UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] = 0.0f; }
     Tile().multiply(product, dout, i, in, j, samples, [&](int b) {
         const float factor = factors[b];
-        if (factor == 0.0f) { return; } // whatever it holds
+        if (factor == 0.0f) { return; } // even if the product is not finite
         UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] += factor * product[e]; }
     });
     UNROLL for (int e = 0; e < Tile::EACH; e++) {
@@ -573,7 +576,7 @@ static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight,
     const bool exact = gpu_real == DTYPE_FP32 && FP32_PRODUCTS == CUBLAS_COMPUTE_32F;
     if (rows * T == 0 || exact) {
         cudaStream_t stream = enter(s);
-        const bool out_is_narrow = OC <= C; // it is less to scale
+        const bool out_is_narrow = OC <= C; // the narrow operand is less to scale
         float *narrow = (float *)(out_is_narrow ? dout : in),
               *wide = (float *)(out_is_narrow ? in : dout);
         const int64_t n = T * min_i64(C, OC), m = T * max_i64(C, OC);
@@ -617,7 +620,7 @@ static inline void ops_accumulate_samples(Stream *s, float *out, const float *in
     }
 }
 
-// --- noise: a thread takes the 16 elements of a block of ChaCha20 --------------------------------
+// --- noise: a thread computes the 16 elements of a block of ChaCha20 -----------------------------
 __global__ void scale_kernel(float *x, int64_t n, float scale) {
     const int64_t i = thread_index();
     if (i < n) { x[i] *= scale; }

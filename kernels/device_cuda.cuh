@@ -1,25 +1,25 @@
-// device_cuda.cuh: a GPU as the operations see it: its stream and what is recorded from it, its
-// memory, launches, and what all kernels use. The operations themselves are in ops_cuda.cuh and the
+// device_cuda.cuh: the GPU as the operations use it: its stream, recorded work, memory, kernel
+// launches, and the helpers that all kernels share. The operations are in ops_cuda.cuh and the
 // files that it names.
 //
-// Order      One CUDA stream; every call returns at once. What the host reads it reads after
-//            ops_wait(), or through ops_to_host() and its like, which wait. While this rank waits,
-//            and at each call, messages move (Stream's progress).
-// Workspace  [MATMUL_WORKSPACE bytes of cuBLASLt | scratch of the call that runs]
-// Compiled by nvcc, or by g++ with test/emu.h in place of CUDA: so launches go through LAUNCH, and
-// kernels keep to its list.
+// Order      There is one CUDA stream, and every call returns at once. The host may read results
+//            only after ops_wait(), or through ops_to_host() and similar functions, which wait.
+//            Messages move (Stream's progress) at each call and while this rank waits.
+// Workspace  [MATMUL_WORKSPACE bytes for cuBLASLt | scratch for the running call]
+// Compilers  nvcc, or g++ with test/emu.h in place of CUDA. So launches use LAUNCH, and kernels use
+//            only what test/emu.h supports.
 #ifndef DEVICE_CUDA_CUH
 #define DEVICE_CUDA_CUH
 
-#include "kernels/update_cpu.h" // optimizers of the host; ops.h, the contract
-#include <ctype.h>              // names of devices
+#include "kernels/update_cpu.h" // optimizers on the host; the contract (ops.h)
+#include <ctype.h>              // tolower, isalnum
 #include <sched.h>              // sched_yield
 
 #ifdef __CUDACC__
 #include <cublasLt.h>          // matrix products
 #include <cuda_bf16.h>         // __nv_bfloat16
 #include <cuda_profiler_api.h> // --profile-steps
-#include <nvtx3/nvToolsExt.h>  // names for profilers
+#include <nvtx3/nvToolsExt.h>  // names of ranges for profilers
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
     do {                                                                                           \
         (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                    \
@@ -28,15 +28,15 @@
 #define DYNAMIC_SHARED(type, name)                                                                 \
     extern __shared__ __align__(16) unsigned char dynamic_shared[];                                \
     type *name = (type *)(void *)dynamic_shared
-#define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known
+#define UNROLL _Pragma("unroll") // arrays stay in registers only if all indices are constants
 #else
 #include "test/emu.h"
 #define MATMUL_CALLS 1
 #endif
 
-#ifndef MATMUL_WORKSPACE // tests make these small
+#ifndef MATMUL_WORKSPACE // tests make these smaller
 #define MATMUL_WORKSPACE (32 << 20)
-// of a chunk, which holds rows x Vp logits and reads and writes dwte once
+// Rows of a chunk. Each chunk holds rows x Vp logits, and reads and writes dwte once.
 #define CLASSIFIER_ROWS 2048
 #endif
 #ifdef USE_TF32
@@ -46,37 +46,37 @@
 #endif
 
 enum {
-    THREADS = 256,          // of a block, where nothing else is said
-    WARPS = THREADS / 32,   // of such a block
-    RECORDINGS = 4096,      // repeated work that is remembered
-    RECORDING_KEY = 192,    // bytes, at most
-    COLUMN_PARTS = 64,      // of a sum over rows, at most
-    PACE = 128,             // operations
-    SCRATCH_LEAST = 1 << 16 // bytes, for what is moved in pieces
+    THREADS = 256,          // threads of a block, unless a kernel says otherwise
+    WARPS = THREADS / 32,   // warps of such a block
+    RECORDINGS = 4096,      // number of recordings that are kept
+    RECORDING_KEY = 192,    // largest key, in bytes
+    COLUMN_PARTS = 64,      // maximum number of partial sums of a sum over rows
+    PACE = 128,             // operations between two events of keep_pace()
+    SCRATCH_LEAST = 1 << 16 // smallest scratch, in bytes, for data moved in pieces
 };
 #define ALL_LANES 0xffffffffu
 
 // -------------------------------------------------------------------------------------------------
 // The device part of a Stream
 
-// Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it
-// becomes a graph.
+// Recorded work. It runs normally the first time, so that libraries get loaded. The second time it
+// is captured as a CUDA graph.
 typedef struct {
     unsigned char key[RECORDING_KEY];
-    size_t bytes; // of the key; 0: a free place
+    size_t bytes; // size of the key; 0 if this entry is free
     cudaGraphExec_t graph;
 } Recording;
 typedef struct {
     cudaStream_t stream;
     struct Matmuls *matmuls; // kernels/matmul_cuda.cuh
     Recording recordings[RECORDINGS];
-    Recording *recording; // that the stream is captured for; NULL: it is not
-    int64_t operations;   // begun
-    cudaEvent_t paces[2]; // recorded in turns, after PACE operations each
-    cudaEvent_t reached;  // what another stream waits for: ops_follow
+    Recording *recording; // the one being captured; NULL if none is
+    int64_t operations;   // number of operations started
+    cudaEvent_t paces[2]; // events recorded alternately, after PACE operations each
+    cudaEvent_t reached;  // event for which ops_follow() makes another stream wait
 } Gpu;
 
-static DType gpu_real = DTYPE_FP32; // what a Real is
+static DType gpu_real = DTYPE_FP32; // type of a Real
 
 #define CUDA_CHECK(call) cuda_check((call), #call)
 static inline void cuda_check(cudaError_t error, const char *call) {
@@ -84,8 +84,8 @@ static inline void cuda_check(cudaError_t error, const char *call) {
         die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error));
     }
 }
-// What a query says. "Not ready" is an answer, but CUDA keeps it as its last error, which the next
-// launch would be blamed for.
+// Returns whether a queried stream or event is done. "Not ready" is no error, but CUDA keeps it as
+// the last error, and the check after the next launch would report it.
 static inline bool cuda_done(cudaError_t answer) {
     if (answer == cudaErrorNotReady) {
         cudaGetLastError();
@@ -112,9 +112,9 @@ static inline void gpu_stream_close(Gpu *gpu) {
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     free(gpu);
 }
-// Kernels are loaded when the program starts, not at their first launch: loading waits for the
-// device, which may wait for a message that this rank has yet to send. Before MPI starts, since it
-// may be the first to use CUDA.
+// Loads kernels when the program starts, instead of at their first launch. Loading waits for the
+// device, and the device may be waiting for a message that this rank has not sent yet. This must
+// happen before MPI starts, since MPI may be the first to use CUDA.
 __attribute__((constructor)) static void load_kernels_eagerly(void) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
@@ -122,7 +122,7 @@ static inline void ops_open(Stream *s, int place, DType real) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || !devices) {
-        die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s",
+        die(EXIT_RESOURCES, "./train_gpt runs on the CPU", "no GPU is at hand: %s",
             cudaGetErrorString(error));
     }
     CUDA_CHECK(cudaSetDevice(place % devices));
@@ -157,10 +157,10 @@ static inline void ops_follow(Stream *s, Stream *after) {
     CUDA_CHECK(cudaStreamWaitEvent(((Gpu *)s->device)->stream, gpu->reached, 0));
 }
 
-// Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's
-// datasheets of each, where figures "with sparsity" are twice these; for GeForce and RTX from the
-// white papers of Blackwell, Ada and Ampere (sums in fp32): the number of cores times the boost
-// clock times 4, of cards for workstations times 8.
+// Dense bf16 peaks in TFLOP/s, by the first words of the device's name. They are from NVIDIA's
+// datasheets, where figures "with sparsity" are twice these. Those of GeForce and RTX cards are
+// from the white papers of Blackwell, Ada and Ampere, for sums in fp32: cores x boost clock x 4, or
+// x 8 for workstation cards.
 static const struct {
     const char *name;
     double tflops;
@@ -203,7 +203,7 @@ static inline const char *ops_device(double *bf16_flops) {
     return device.name;
 }
 
-// As the kernel's PCI subsystem knows the GPU.
+// Reads the cores from the PCI data of Linux.
 static inline void ops_near_cores(char *list, size_t bytes) {
     int number;
     char bus[64] = "", path[160];
@@ -213,18 +213,18 @@ static inline void ops_near_cores(char *list, size_t bytes) {
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/local_cpulist", bus);
     snprintf(list, bytes, "%s", "");
     FILE *f = fopen(path, "r");
-    if (!f) { return; } // a machine without /sys, or a virtual one that hides it
+    if (!f) { return; } // no /sys, or a virtual machine that hides it
     if (!fgets(list, (int)bytes, f)) { *list = 0; }
     fclose(f);
     list[strcspn(list, "\n")] = 0;
 }
 static inline const char *ops_products(void) { return "cuBLASLt"; }
 
-// The host runs ahead of the device by two paces at most. Beyond some thousand launches the driver
-// would make it wait, and nobody would look after lost ranks meanwhile.
+// Limits how far the host runs ahead of the device: at most two paces. After some thousand launches
+// the driver would block the host, and then nothing would watch for lost ranks.
 static inline void keep_pace(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
-    // work that is recorded is not under way
+    // captured work is not running
     if (gpu->recording || ++gpu->operations % PACE) { return; }
     cudaEvent_t pace = gpu->paces[gpu->operations / PACE % 2];
     while (!cuda_done(cudaEventQuery(pace))) {
@@ -232,7 +232,7 @@ static inline void keep_pace(Stream *s) {
     }
     CUDA_CHECK(cudaEventRecord(pace, gpu->stream));
 }
-// What every operation begins with: messages move a little, then its work goes into the stream.
+// Every operation starts with this: it lets messages move, and returns the stream for its work.
 static inline cudaStream_t enter(Stream *s) {
     if (s->progress) { s->progress(); }
     keep_pace(s);
@@ -245,7 +245,8 @@ static inline void ops_wait(Stream *s) {
     }
 }
 
-// The place of a key, new or not, among those near its checksum; NULL where these are taken.
+// Returns the entry of a key, known or new, among 16 entries chosen by its checksum; NULL if all of
+// them hold other keys.
 static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes) {
     assert(bytes <= RECORDING_KEY && !gpu->recording);
     Checksum sum = checksum_begin();
@@ -267,7 +268,7 @@ static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
     }
     if (r && r->bytes) { // the second time
         gpu->recording = r;
-        // relaxed: messages go on meanwhile
+        // relaxed mode, because messages move during the capture
         CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     } else if (r) {
         memcpy(r->key, key, bytes);
@@ -286,7 +287,7 @@ static inline void ops_repeat_end(Stream *s) {
     gpu->recording = NULL;
 }
 
-static inline OpsMark *ops_mark_make(void) { // an event
+static inline OpsMark *ops_mark_make(void) { // a mark is a CUDA event
     cudaEvent_t e;
     CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDefault));
     return (OpsMark *)e;
@@ -316,7 +317,7 @@ static inline int64_t scratch_bytes(const Stream *s) {
     return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE;
 }
 
-// Does what follows once, with R the type of a Real.
+// Runs the arguments once, with R defined as the type of a Real.
 #define FOR_REAL(...)                                                                              \
     do {                                                                                           \
         if (gpu_real == DTYPE_BF16) {                                                              \
@@ -337,7 +338,7 @@ __device__ float read(const float *p) { return *p; }
 __device__ float read(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
 __device__ void write(float *p, float x) { *p = x; }
 __device__ void write(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
-__device__ float warp_sum(float x) { // the same bits in all lanes
+__device__ float warp_sum(float x) { // gives the same bits in all lanes
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     return x;
 }
@@ -345,7 +346,7 @@ __device__ float warp_max(float x) {
     for (int d = 16; d > 0; d >>= 1) { x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d)); }
     return x;
 }
-// Of a block of THREADS threads
+// Reduces x over a block of THREADS threads. All of them must call it.
 __device__ float block_reduce(float x, bool maximum) {
     __shared__ float part[WARPS];
     x = maximum ? warp_max(x) : warp_sum(x);
@@ -353,7 +354,7 @@ __device__ float block_reduce(float x, bool maximum) {
     __syncthreads();
     x = part[0];
     for (int w = 1; w < WARPS; w++) { x = maximum ? fmaxf(x, part[w]) : x + part[w]; }
-    __syncthreads(); // part is used again by the next call
+    __syncthreads(); // the next call overwrites part
     return x;
 }
 
@@ -369,7 +370,7 @@ static inline const Real *real_at_const(const Real *p, int64_t elements) {
 static inline void *ops_alloc(size_t bytes) {
     void *p = NULL;
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // it is told here
+        cudaGetLastError(); // clears the error, which the caller reports
         return NULL;
     }
     CUDA_CHECK(cudaMemset(p, 0, bytes));
@@ -380,7 +381,7 @@ static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 static inline void *ops_alloc_host(size_t bytes) {
     void *p = NULL;
     if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // it is told here
+        cudaGetLastError(); // clears the error, which the caller reports
         return NULL;
     }
     return memset(p, 0, bytes);
@@ -388,8 +389,8 @@ static inline void *ops_alloc_host(size_t bytes) {
 static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }
 }
-// In one piece of exactly this size: whoever rounds pinned memory up to a power of two takes up to
-// twice as much.
+// One allocation of exactly this size. Allocators that round pinned memory up to a power of two may
+// take up to twice as much.
 static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
     void *p = ops_alloc_host(bytes);
     *pinned = p != NULL;
@@ -404,7 +405,7 @@ static inline void ops_free_far(void *p, bool pinned) {
     }
 }
 static inline bool ops_memory_apart(void) { return true; }
-// less what graphs, libraries and NCCL take in the first steps
+// An estimate: it subtracts what graphs, libraries and NCCL allocate in the first steps.
 static inline double ops_memory_available(void) {
     size_t there, total;
     CUDA_CHECK(cudaMemGetInfo(&there, &total));
@@ -429,7 +430,7 @@ static inline void ops_to_host_later(Stream *s, void *host, const void *device, 
 }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
     cudaStream_t stream = enter(s);
-    ops_wait(s); // with messages moving; the copy itself would wait without
+    ops_wait(s); // lets messages move, which the copy itself would not
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
     ops_wait(s);
 }

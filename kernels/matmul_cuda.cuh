@@ -1,27 +1,28 @@
-// matmul_cuda.cuh: matrix products on a GPU, by cuBLASLt, and the choice of the algorithm that
-// computes each of them. The operations that call matmul() are in ops_cuda.cuh.
+// matmul_cuda.cuh: matrix products on a GPU by cuBLASLt, and the choice of the algorithm for each
+// product. The operations that call matmul() are in ops_cuda.cuh.
 //
-// Plan       What cuBLASLt needs for one product (MatmulKey). It is made once and kept.
-// Choice     The library suggests several algorithms for a product, its best guess first, and may
-//            fuse what follows a product into it (an epilogue). ops_matmuls_time() times the first
-//            SUGGESTIONS of them, with the epilogue and without, and keeps the fastest. Algorithms
-//            add in different orders, so a choice decides the last bits of a result: rank 0 chooses
-//            for all ranks, and checkpoints hold the choices (engine/matmul_choices.h). A product
-//            without a choice is computed by the library's first suggestion, which depends on the
-//            product, the GPU and the library alone.
+// MatmulPlan  What cuBLASLt needs for one product (MatmulKey). It is made once and kept.
+// Choice      The library suggests several algorithms for a product, its best guess first. It may
+//             offer to fuse the following operation into the product (an epilogue).
+//             ops_matmuls_time() times the first SUGGESTIONS of them, with and without the
+//             epilogue, and keeps the fastest. Algorithms add in different orders, so a choice
+//             determines the last bits of a result. Therefore rank 0 chooses for all ranks, and
+//             checkpoints store the choices (engine/matmul_choices.h). A product without a choice
+//             uses the library's first suggestion, which depends only on the product, the GPU and
+//             the library.
 #ifndef MATMUL_CUDA_CUH
 #define MATMUL_CUDA_CUH
 
-#include "kernels/device_cuda.cuh" // the stream, the workspace
+#include "kernels/device_cuda.cuh" // stream, workspace
 
 enum {
-    // products that are remembered; with an epilogue or another alignment a product is another one
+    // Plans that are kept. Another epilogue or alignment makes another product.
     MATMUL_PLANS = 256,
-    SUGGESTIONS = 16, // of the library, that are timed
-    MATMUL_TURNS = 3  // timings of a suggestion, of which the fastest counts
+    SUGGESTIONS = 16, // number of the library's suggestions that are timed
+    MATMUL_TURNS = 3  // timings of each suggestion; the fastest counts
 };
 #ifndef MATMUL_CALLS
-#define MATMUL_CALLS 4 // of a product, in one timing
+#define MATMUL_CALLS 4 // calls of the product in one timing
 #endif
 
 #define LT_CHECK(call) lt_check((call), #call)
@@ -31,17 +32,17 @@ static inline void lt_check(cublasStatus_t status, const char *call) {
     }
 }
 
-// D(m,n) = op(A)(m,k) op(B)(k,n), column-major, as cuBLASLt has it.
+// A product D(m,n) = op(A)(m,k) op(B)(k,n), column-major as in cuBLASLt.
 typedef struct {
     int64_t m, n, k;
     int a_transposed, b_transposed, out_fp32, epilogue;
-    // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as
-    // bytes
+    // Alignments of A, B, D (which is also C), and the epilogue's pointers. The struct has no
+    // padding, because keys are compared as bytes.
     unsigned alignment[4];
 } MatmulKey;
 typedef struct {
     MatmulKey key;
-    // false: the library has no such product, or it was found slower than one without its epilogue
+    // false: the library has no such product, or it is slower than the product without its epilogue
     bool offered;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
@@ -52,9 +53,9 @@ struct Matmuls {
     MatmulPlan plans[MATMUL_PLANS];
     int64_t plans_made; // the newest MATMUL_PLANS of them are kept
     MatmulChoices choices;
-    bool timing, failed; // while suggestions are timed: one of them may fail
+    bool timing, failed; // timing: suggestions are being timed; failed: one of them failed
 };
-// What a MatmulChoice holds.
+// The contents of a MatmulChoice.
 typedef struct {
     MatmulKey key;
     uint64_t offered;
@@ -86,21 +87,21 @@ static void matmuls_close(struct Matmuls *m) {
     free(m);
 }
 
-// The largest power of two up to 256 that the address is a multiple of: what cuBLASLt may rely on.
-// That of NULL is 256.
+// Returns the largest power of two, up to 256, that divides the address. cuBLASLt may rely on it.
+// For NULL it is 256.
 static inline unsigned alignment_of(const void *p) {
     const uintptr_t lowest = (uintptr_t)p & -(uintptr_t)p;
     return lowest && lowest < 256 ? (unsigned)lowest : 256;
 }
-// What the library does with a product as it writes it
+// What the library does to a product while it writes it.
 typedef struct {
     int kind; // a cublasLtEpilogue_t
-    // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
+    // BIAS: (m) Reals, added. BGRADB: (n) written, the sums of op(B) over k, in D's type.
     const void *bias;
-    // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
+    // GELU_AUX: (m, n) Reals, written: the input of GELU. DGELU: the same, read.
     const void *pre_gelu;
 } Epilogue;
-enum { OF_GELU = 128 }; // the bit that all epilogues with a pre_gelu have
+enum { OF_GELU = 128 }; // the bit that is set in all epilogues with a pre_gelu
 
 #define SET(what, value)                                                                           \
     LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value),         \
@@ -126,7 +127,7 @@ static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     SET(TRANSB, b_op);
     SET(EPILOGUE, key.epilogue);
     if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
-    point_epilogue(p.desc, e); // the suggestions depend on the pointers' alignment
+    point_epilogue(p.desc, e); // suggestions depend on the pointers' alignment
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m,
                                         key.a_transposed ? m : k,
                                         key.a_transposed ? key.k : key.m));
@@ -142,8 +143,8 @@ static inline void prefer(cublasLtMatmulPreference_t preference, int attribute, 
     LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
         preference, (decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES))attribute, value, bytes));
 }
-// Up to `most` algorithms for a product, the library's best guess first; returns how many there
-// are.
+// Writes up to `most` algorithms for a product, the library's best guess first, and returns their
+// number.
 static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
                                     cublasLtMatmulAlgo_t *algos, int most) {
     cublasLtMatmulHeuristicResult_t found[SUGGESTIONS];
@@ -174,7 +175,7 @@ static inline ChosenMatmul chosen_matmul(const MatmulChoice *choice) {
     memcpy(&chosen, choice->bytes, sizeof chosen);
     return chosen;
 }
-// -1: there is none
+// Returns the index of the choice for a product; -1 if it has none.
 static inline int matmul_choice_of(const MatmulChoices *choices, const MatmulKey *key) {
     for (int i = 0; i < choices->count; i++) {
         const ChosenMatmul chosen = chosen_matmul(&choices->choice[i]);
@@ -192,9 +193,9 @@ static inline void add_matmul_choice(MatmulChoices *choices, const MatmulPlan *p
     memset(choices->choice[choices->count].bytes, 0, sizeof(MatmulChoice));
     memcpy(choices->choice[choices->count++].bytes, &chosen, sizeof chosen);
 }
-static int matmul_suggestion = 0; // that a product without a choice takes; tests try all of them
-// The choice for this product, if the library takes it; else its first suggestion. A choice may
-// come from a file.
+static int matmul_suggestion = 0; // suggestion for products without a choice; tests try all
+// Sets the plan's algorithm: its choice, if the library accepts it, otherwise the first suggestion.
+// A choice may be from a file, so it is checked.
 static inline void choose_algorithm(struct Matmuls *m, MatmulPlan *p) {
     const int choice = matmul_choice_of(&m->choices, &p->key);
     if (choice >= 0) {
@@ -218,15 +219,15 @@ static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *k
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) {
         if (!memcmp(&m->plans[i].key, key, sizeof *key)) { return &m->plans[i]; }
     }
-    MatmulPlan *p = &m->plans[m->plans_made % MATMUL_PLANS]; // the oldest is replaced
+    MatmulPlan *p = &m->plans[m->plans_made % MATMUL_PLANS]; // replaces the oldest
     if (m->plans_made++ >= MATMUL_PLANS) { free_matmul_plan(p); }
     *p = describe_matmul(*key, e);
     choose_algorithm(m, p);
     return p;
 }
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C)
-// matrix is a column-major (C, N) one. False, and nothing is done, where the epilogue is not
-// offered.
+// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), followed by the epilogue. A row-major
+// (N, C) matrix is a column-major (C, N) matrix. Returns false, and does nothing, if the product is
+// not offered with this epilogue.
 static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed,
                           const Real *b, bool b_transposed, Epilogue e, int64_t m, int64_t n,
                           int64_t k, bool accumulate) {
@@ -267,7 +268,7 @@ static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t O
 }
 
 // -------------------------------------------------------------------------------------------------
-// Choosing
+// Choosing algorithms
 static inline void ops_matmul_library(char *text, size_t bytes) {
     double peak;
     snprintf(text, bytes, "%s, cuBLASLt %zu", ops_device(&peak), cublasLtGetVersion());
@@ -290,14 +291,14 @@ static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
     }
 }
 
-// The operation that asked for a product, and places for its operands, aligned as they were.
+// A product to be timed, with buffers for its operands that are aligned as in its key.
 typedef struct {
     MatmulKey key;
     void *memory;
     Real *a, *b;
     void *d, *bias, *pre_gelu;
 } TimedMatmul;
-// numbers of both signs: zeros would take less power
+// Fills with numbers of both signs, since zeros would need less power and run faster.
 template <class R> __global__ void fill_kernel(R *p, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { write(p + i, (float)(int)(mix64((uint64_t)i) >> 40) * 0x1p-23f - 1.0f); }
@@ -307,7 +308,7 @@ static inline void *take_operand(char **at, int64_t bytes, unsigned alignment) {
     *at += round_up(bytes + 256, 256);
     return p;
 }
-// False: the device has no memory for the operands now.
+// Returns false if the device has no memory for the operands now.
 static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaStream_t stream) {
     const int64_t real = (int64_t)ops_real_bytes(), out = key->out_fp32 ? 4 : real,
                   a = key->m * key->k * real, b = key->k * key->n * real;
@@ -327,7 +328,8 @@ static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaS
     t->pre_gelu = take_operand(&at, aux, key->alignment[3]);
     return true;
 }
-// Asks for the product as ops_matmul_forward(), _backward_input() or _backward_weight() did.
+// Calls the operation that uses this product: ops_matmul_forward(), _backward_input() or
+// _backward_weight().
 static inline void run_timed_matmul(Stream *s, const TimedMatmul *t) {
     const MatmulKey *key = &t->key;
     const bool gelu = key->epilogue & OF_GELU;
@@ -346,7 +348,7 @@ static inline void run_timed_matmul(Stream *s, const TimedMatmul *t) {
                                   gelu ? (const Real *)t->pre_gelu : NULL, key->n, key->m, key->k);
     }
 }
-// Seconds of the operation as the plans are now; INFINITY where it fails.
+// Returns the seconds of the operation with the current plans; INFINITY if it fails.
 static inline double timed_matmul_seconds(Stream *s, const TimedMatmul *t) {
     struct Matmuls *m = ((Gpu *)s->device)->matmuls;
     double best = INFINITY;
@@ -366,7 +368,7 @@ static inline double timed_matmul_seconds(Stream *s, const TimedMatmul *t) {
     ops_mark_free(to);
     return m->failed ? INFINITY : best;
 }
-// Leaves the fastest suggestion in the plan; returns its time for the operation.
+// Sets the plan to the fastest suggestion, and returns the operation's seconds with it.
 static inline double choose_suggestion(Stream *s, const TimedMatmul *t, MatmulPlan *p) {
     cublasLtMatmulAlgo_t algos[SUGGESTIONS];
     const int count = suggested_matmuls(((Gpu *)s->device)->matmuls, p, algos, SUGGESTIONS);
@@ -384,8 +386,8 @@ static inline double choose_suggestion(Stream *s, const TimedMatmul *t, MatmulPl
     if (count) { p->algo = algos[fastest]; }
     return best;
 }
-// One product: its suggestions, and, where it has an epilogue that a kernel can do as well, those
-// of the product without.
+// Chooses for one product. If it has an epilogue that a kernel can replace, the suggestions for the
+// product without that epilogue compete too. seconds = {with the first suggestion, as chosen}.
 static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices *made,
                                  double seconds[2]) {
     struct Matmuls *m = ((Gpu *)s->device)->matmuls;
@@ -444,7 +446,7 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
         gain.chosen_s += seconds[1];
         gain.apart += matmul_choice_of(made, &w.key) >= 0 &&
                       !chosen_matmul(&made->choice[matmul_choice_of(made, &w.key)]).offered;
-        forget_matmul_plans(((Gpu *)s.device)->matmuls); // they point to what is freed
+        forget_matmul_plans(((Gpu *)s.device)->matmuls); // they point to memory that is freed now
         ops_free(t.memory);
     }
     if (s.workspace) { ops_free(s.workspace); }

@@ -1,55 +1,54 @@
-// noise.h: random numbers that nobody can guess, for privacy: ChaCha20 (RFC 8439), normal numbers
-// made of it, and the grid they are added on. One definition for both builds, and the same bits in
-// both: what is multiplied and added is an fmaf, so no compiler has a choice.
+// noise.h: secret random numbers for privacy: ChaCha20 (RFC 8439), normal numbers computed from it,
+// and the grid on which they are added. Both builds use this one definition and get the same bits:
+// every multiply-add is an fmaf, so compilers have no choice of contraction.
 //
-// Stream     A NoiseStream is a key and a nonce: {domain << 24 | part, lower and upper half of the
-//            step}. Its words are the key stream of RFC 8439 from block 0 on, in order, each block
-//            16 words. Domain, part and step are public; the key is not.
-//            gradient     element i of storage `part` takes word i, so the block counter is i / 16:
-//                         a storage has below 2^36 elements
-//            sampling     draw i of a step takes words 2i and 2i + 1; of part 1 the i-th of its
-//                         samples, which says to whom it is dealt
-//            fingerprint  words 0 and 1 tell two keys apart. They tell nothing else: no other use
-//                         has this domain
-// Normal     Box-Muller on each pair of words (a, b): u = (a + (b' + 1/2) / 2^32) / 2^32 where b'
-//            is b with its bytes reversed, angle = 2 pi (b >> 8) / 2^24, z = sqrt(-2 ln u) {cos,
-//            sin}(angle). b' brings first the byte of b that is not in the angle, then the angle's
-//            lowest. So 40 bits of the radius are independent of the angle, up to 7.5 sigma; beyond
-//            (one pair of 2^40), where 40 bits would leave steps and then an end, the radius goes
-//            on to 9.5 sigma and winds once in a 256th of a turn.
-// Error      of z, at most: 3e-7 of the radius, and for a radius r below 1 also 2^-23 / r, since u
-//            is a float: a whole 2^-12 where r is that small, which is one pair of 2^25.
-// Grid       x + deviation z is rounded to a multiple of a power of two, D = 2^-12 to 2^-13 of the
-//            deviation, which is public. The last bits of a plain floating-point sum tell which x
-//            are possible at all (arXiv 2107.10138, 2112.05307); of a grid every point near x can
-//            be reached from every x: some 2^50 of the 2^64 pairs lead to one in the middle, some
-//            2^9 to one at 7.5 sigma, and only beyond 8.3, where one number of 10^16 gets, not to
-//            each. From 2^11 deviations on, where fp32 is coarser than D, its own numbers are the
-//            grid.
-// Not claimed that z is exactly normal: it is a function of 64 bits with the error above, as with
-// other libraries of private training. The
-//            account takes it for normal. Nor that time tells nothing: no branch and no address
-//            depends on a secret here, but a step's time may depend on the samples. Keys are wiped
-//            where they lie in this program; not what a compiler or a swapped page keeps of them.
+// Stream  A NoiseStream is a key and a nonce, {domain << 24 | part, lower and upper half of the
+//         step}. Its words are the key stream of RFC 8439 from block 0 on; each block has 16 words.
+//         Domain, part and step are public. The key is not. The domains are:
+//         gradient     Element i of storage `part` uses word i. The block counter is i / 16, so a
+//                      storage must have fewer than 2^36 elements.
+//         sampling     Draw i uses words 2i and 2i + 1. Part 0 draws the samples of a step. Draw i
+//                      of part 1 assigns sample i to a micro-batch.
+//         fingerprint  Words 0 and 1 identify a key. They reveal nothing about other streams,
+//                      since no other use has this domain.
+// Normal  Box-Muller on each pair of words (a, b): u = (a + (b' + 1/2) / 2^32) / 2^32, where b' is
+//         b with its bytes reversed, angle = 2 pi (b >> 8) / 2^24, and z = sqrt(-2 ln u) {cos,
+//         sin}(angle). The first byte of b' is the byte of b that the angle does not use; then the
+//         angle's lowest bits follow. So 40 bits of the radius are independent of the angle, which
+//         covers 7.5 sigma. Beyond that (one pair in 2^40) the radius continues to 9.5 sigma, but
+//         depends on bits of the angle.
+// Error   of z: at most 3e-7 of the radius r. If r < 1, also up to 2^-23 / r, since u is a float.
+//         If r is about 2^-12, as for one pair in 2^25, the error is as large as r.
+// Grid    x + deviation z is rounded to a multiple of a public power of two, D = 2^-12 to 2^-13 of
+//         the deviation. The last bits of a plain floating-point sum reveal which x are possible
+//         (arXiv 2107.10138, 2112.05307). On a grid, every point near x can be reached from every
+//         x: about 2^50 of the 2^64 pairs lead to a point in the middle, and about 2^9 to a point
+//         at 7.5 sigma. Only beyond 8.3 sigma, which one number in 10^16 reaches, are there points
+//         that no pair leads to. From 2^11 deviations on, fp32 is coarser than D, and its own
+//         numbers are the grid.
+// Limits  z is not exactly normal, though the accountant assumes it; it is a function of 64 bits
+//         with the error above, as in other libraries for private training. In this file no branch
+//         and no address depends on a secret, but the time of a step may depend on its samples. The
+//         program wipes its keys, but not copies that a compiler makes or that are swapped to disk.
 #ifndef NOISE_H
 #define NOISE_H
 
-#include "support/base.h" // random numbers that anybody can guess
+#include "support/base.h" // errors, hex digits; its random numbers are not secret
 
-#include <sys/random.h> // keys
+#include <sys/random.h> // getrandom, for keys
 
-// What the noise of some elements depends on, besides their numbers.
+// What the noise of an element depends on, besides the element's number.
 typedef struct {
     uint32_t key[8];
-    // what the numbers are for (a NoiseDomain), and of which part of that, below 2^24: a storage
+    // domain: the purpose, a NoiseDomain; part: a part of it below 2^24, such as a storage
     uint32_t domain, part;
     uint64_t step;
 } NoiseStream;
 typedef enum { NOISE_GRADIENT = 1, NOISE_SAMPLING, NOISE_FINGERPRINT } NoiseDomain;
-enum { NOISE_BLOCK = 16 }; // words of a block
+enum { NOISE_BLOCK = 16 }; // words in a block
 
 // --- ChaCha20 ------------------------------------------------------------------------------------
-// One word of each, or a vector of words of as many blocks.
+// The operands are words of one block, or vectors of the same word of several blocks.
 #define CHACHA20_QUARTER(a, b, c, d)                                                               \
     (a += b, d ^= a, d = d << 16 | d >> 16, c += d, b ^= c, b = b << 12 | b >> 20, a += b, d ^= a, \
      d = d << 8 | d >> 24, c += d, b ^= c, b = b << 7 | b >> 25)
@@ -63,7 +62,7 @@ enum { NOISE_BLOCK = 16 }; // words of a block
     }
 IN_KERNELS_TOO static inline void chacha20_state(uint32_t state[16], const uint32_t key[8],
                                                  uint32_t counter, const uint32_t nonce[3]) {
-    // "expand 32-byte k"
+    // the constant "expand 32-byte k"
     state[0] = 0x61707865;
     state[1] = 0x3320646e;
     state[2] = 0x79622d32;
@@ -86,6 +85,7 @@ IN_KERNELS_TOO static inline void noise_nonce(uint32_t nonce[3], const NoiseStre
     nonce[1] = (uint32_t)s->step;
     nonce[2] = (uint32_t)(s->step >> 32);
 }
+// Writes the 16 words of a block of the stream.
 IN_KERNELS_TOO static inline void noise_words(uint32_t out[NOISE_BLOCK], const NoiseStream *s,
                                               uint32_t block) {
     uint32_t nonce[3];
@@ -94,12 +94,12 @@ IN_KERNELS_TOO static inline void noise_words(uint32_t out[NOISE_BLOCK], const N
 }
 
 // --- normal numbers ------------------------------------------------------------------------------
-// -2 ln u of a normal number u <= 1: u = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), and a
-// minimax polynomial for ln(1 + f) / f.
+// Returns -2 ln u of a normal number u <= 1. u = 2^e (1 + f) with 1 + f between sqrt(1/2) and
+// sqrt(2), and a minimax polynomial gives ln(1 + f) / f.
 IN_KERNELS_TOO static inline float noise_minus_2_ln(float u) {
     uint32_t bits;
     memcpy(&bits, &u, 4);
-    // the bits of sqrt(1/2): what is left above bit 23 is e
+    // 0x3f3504f3 is sqrt(1/2), so the bits from 23 up are e
     const uint32_t from_half = bits - 0x3f3504f3u;
     const int32_t e = (int32_t)from_half >> 23;
     bits -= (uint32_t)e << 23;
@@ -117,7 +117,8 @@ IN_KERNELS_TOO static inline float noise_minus_2_ln(float u) {
     p = fmaf(p, f, -2.0f);
     return fmaf((float)e, -1.3862943611f, p * f);
 }
-// cos and sin of turn / 2^24 turns: the nearest quarter, and from it t = -1/2 to 1/2 of a quarter.
+// cos and sin of turn / 2^24 turns: the nearest quarter turn, and t = -1/2 to 1/2 of a quarter from
+// it.
 IN_KERNELS_TOO static inline void noise_circle(uint32_t turn, float *cosine, float *sine) {
     const uint32_t quarter = (turn + (1u << 21)) >> 22;
     const float t = (float)(int32_t)(turn - (quarter << 22)) * 0x1p-22f, y = t * t;
@@ -134,7 +135,7 @@ IN_KERNELS_TOO static inline void noise_circle(uint32_t turn, float *cosine, flo
     *cosine = (quarter + 1) & 2 ? -along : along;
     *sine = quarter & 2 ? -across : across;
 }
-// Two independent normal numbers of two words.
+// Computes two independent normal numbers from two words.
 IN_KERNELS_TOO static inline void noise_normals(uint32_t a, uint32_t b, float *z0, float *z1) {
     const uint32_t reversed = b << 24 | (b & 0xff00u) << 8 | (b >> 8 & 0xff00u) | b >> 24;
     const float u = fmaf((float)reversed + 0.5f, 0x1p-64f, (float)a * 0x1p-32f);
@@ -152,13 +153,14 @@ typedef struct {
 static inline NoiseScale noise_scale(float deviation, float scale) { // deviation > 0
     uint32_t bits;
     memcpy(&bits, &deviation, 4);
-    bits &= 0x7f800000u; // a power of two, and now D; D and 1 / D are to be normal numbers
+    bits &= 0x7f800000u; // a power of two; D below; D and 1 / D must be normal numbers
     bits = (bits > 13u << 23 ? bits : 13u << 23) - (12u << 23);
     NoiseScale n = {deviation, scale, 0, 0};
     memcpy(&n.grid, &bits, 4);
     n.inverse = 1.0f / n.grid;
     return n;
 }
+// Returns scale * (x + deviation z), rounded to the grid.
 IN_KERNELS_TOO static inline float noise_add(float x, float z, NoiseScale n) {
     const float sum = fmaf(n.deviation, z, x), points = sum * n.inverse;
     return n.scale * (fabsf(points) < 0x1p23f ? rintf(points) * n.grid : sum);
@@ -187,8 +189,9 @@ static inline double noise_uniform(NoiseDraws *d) {
 }
 
 // --- keys ----------------------------------------------------------------------------------------
-// also where nobody reads it any more
+// Also clears memory that is not read again, which a compiler may skip with memset().
 static inline void noise_wipe(void *secret, size_t bytes) { explicit_bzero(secret, bytes); }
+// Makes a random key. Ends with EXIT_RESOURCES if the system cannot provide one.
 static inline void noise_key_make(uint32_t key[8]) {
     size_t have = 0;
     while (have < 32) {
@@ -200,14 +203,15 @@ static inline void noise_key_make(uint32_t key[8]) {
         have += got > 0 ? (size_t)got : 0;
     }
 }
-// The key as 64 hex digits: its bytes in the order of RFC 8439, the lowest of a word first.
+// Writes the key as 64 hex digits: its bytes in the order of RFC 8439, the lowest byte of a word
+// first.
 static inline void noise_key_to_hex(char hex[65], const uint32_t key[8]) {
     unsigned char bytes[32];
     for (int i = 0; i < 32; i++) { bytes[i] = (unsigned char)(key[i / 4] >> i % 4 * 8); }
     bytes_to_hex(hex, bytes, sizeof bytes);
     noise_wipe(bytes, sizeof bytes);
 }
-// false: hex is no key, and key is zeros
+// Returns false, and a key of zeros, if hex is not a key.
 static inline bool noise_key_from_hex(uint32_t key[8], const char *hex) {
     unsigned char bytes[32];
     const bool good = bytes_from_hex(bytes, hex, sizeof bytes) && !hex[64];
@@ -216,7 +220,7 @@ static inline bool noise_key_from_hex(uint32_t key[8], const char *hex) {
     noise_wipe(bytes, sizeof bytes);
     return good;
 }
-// Tells keys apart, and tells nothing about them.
+// Returns a number that identifies the key but reveals nothing about it.
 static inline uint64_t noise_fingerprint(const uint32_t key[8]) {
     NoiseStream s = {{0}, NOISE_FINGERPRINT, 0, 0};
     uint32_t words[NOISE_BLOCK];

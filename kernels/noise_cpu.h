@@ -1,28 +1,29 @@
-// noise_cpu.h: noise on the processor (the contract is ops.h, the numbers noise.h). ops_cpu.h
-// brings it.
+// noise_cpu.h: noise on the CPU. The contract is in ops.h, the definition of the numbers in
+// noise.h. ops_cpu.h includes this file.
 //
-// Plan       Words come in tiles that stay in the nearest cache: as many blocks of ChaCha20 at a
-//            time as a vector has lanes, each lane a block, then turned so that they lie in the
-//            stream's order. A loop over pairs of words makes the normal numbers and adds them.
-//            What is made beyond the last element is left out, so no element depends on where a
-//            slice begins or ends.
-// Cipher     Our own, not libsodium's: on AVX-512 its stream (which knows AVX2) would make the
-//            whole operation 1.65 times as long, and with AVX2 the two are alike. test_noise.c
-//            holds it against libsodium and the vectors of RFC 8439. Nothing in it branches on a
-//            secret.
+// Plan    Words are made in tiles that stay in the L1 cache. ChaCha20 computes as many blocks at a
+//         time as a vector has lanes, one block per lane. Then the words are transposed into the
+//         stream's order. A loop over pairs of words computes the normal numbers and adds them.
+//         Words beyond the last element are discarded, so no element depends on where a slice
+//         starts or ends.
+// Cipher  It is our own instead of libsodium's. On AVX-512, libsodium's stream (which uses AVX2)
+//         would make the whole operation take 1.65 times as long; with AVX2 the two are equally
+//         fast. test_noise.c compares it with libsodium and with the vectors of RFC 8439. No branch
+//         in it depends on a secret.
 #ifndef NOISE_CPU_H
 #define NOISE_CPU_H
 
-#include "ops_cpu.h" // the team, polling, how wide a vector is
+#include "ops_cpu.h" // the team, polling, the vectors' width
 
-enum { NOISE_TILE = 1024 }; // words; BLOCK holds whole tiles
+enum { NOISE_TILE = 1024 }; // words; BLOCK is a multiple of it
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
-// w[i] has word i of each block; afterwards the blocks lie one after another. A stage moves the
-// first half of all places to the even ones and the second to the odd ones, so the highest bit of a
-// place becomes the lowest. After four stages the bits of i are below those of the lane.
+// On entry, w[i] has word i of each block; on return, blocks are contiguous. A stage moves the
+// words in the first half of all positions to even positions, and those in the second half to odd
+// ones. So the highest bit of a position becomes the lowest. After four stages, the bits of i are
+// below those of the lane.
 static inline void noise_transpose(Words w[NOISE_BLOCK]) {
-    Words low = {0}, high = {0}; // of two vectors, their halves
+    Words low = {0}, high = {0}; // lower and upper halves of two vectors, interleaved
     for (int l = 0; l < LANES; l++) {
         low[l] = (uint32_t)(l / 2 + l % 2 * LANES);
         high[l] = low[l] + LANES / 2;

@@ -1,13 +1,13 @@
-// quantize_cpu.h: quantization on the processor (the contract is ops.h, the format quantize.h).
-// ops_cpu.h brings it.
+// quantize_cpu.h: quantization on the CPU. The contract is in ops.h, the format in quantize.h.
+// ops_cpu.h includes this file.
 //
-// Plan       Numbers come in tiles that stay in the nearest cache, from one of four sources: fp32
-//            as it lies, bf16, a sum of records, or gradients with the error of the last time. A
-//            block no longer than a tile is read once; of a longer one the tiles are made twice,
-//            for the extreme and for the codes, so nothing is ever held but a tile. Inside, a code
-//            is an int8; 4 bits are packed and unpacked around that.
-// Threads    Encoding is cut by blocks, decoding by tiles. An element is computed alike whoever
-//            takes it.
+// Plan     Numbers are processed in tiles that stay in the L1 cache. They have one of four sources:
+//          fp32 (read in place), bf16, a sum of records, or gradients with error feedback. A block
+//          that fits a tile is read once. The tiles of a longer block are made twice, for the
+//          extreme and for the codes, so no buffer larger than a tile is needed. Codes are int8
+//          internally; 4-bit codes are packed and unpacked.
+// Threads  Encoding is cut by blocks, decoding by tiles. An element is computed alike whichever
+//          thread takes it.
 #ifndef QUANTIZE_CPU_H
 #define QUANTIZE_CPU_H
 
@@ -35,7 +35,7 @@ static inline void unpack_nibbles(int8_t *codes, const uint8_t *in, int64_t n) {
     }
     if (n % 2) { codes[n - 1] = (int8_t)((in[n / 2] & 15) - 8); }
 }
-// (Without `omp simd`, whose reductions go through memory at their end.)
+// Without `omp simd`, whose reductions end with a pass through memory.
 static inline uint32_t highest_rank(uint32_t highest, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         highest = quant_rank(x[i]) > highest ? quant_rank(x[i]) : highest;
@@ -47,12 +47,12 @@ static inline void encode_part(int8_t *codes, const float *x, int64_t n, float i
     for (int64_t i = 0; i < n; i++) { codes[i] = (int8_t)quant_code(x[i], inverse, bits); }
 }
 
-// A tile holds whole blocks, or lies in one.
+// The records of a tile, which holds whole blocks or is a part of one block.
 typedef struct {
-    int64_t part;   // elements of each block in it
-    int64_t first;  // of the bytes of all records: where that of its first block begins
-    int64_t codes;  // where in a record the codes of a part begin
-    int64_t record; // bytes from record to record
+    int64_t part;   // elements of each block that are in the tile
+    int64_t first;  // byte at which the record of its first block starts
+    int64_t codes;  // byte within a record at which the part's codes start
+    int64_t record; // bytes from one record to the next
 } TileRecords;
 static inline TileRecords tile_records(int64_t tile, QuantFormat f) {
     const TileRecords r = {min_i64(f.block, QUANT_TILE), quant_bytes(f, tile / f.block * f.block),
@@ -60,7 +60,7 @@ static inline TileRecords tile_records(int64_t tile, QuantFormat f) {
     return r;
 }
 
-// --- records that are read -----------------------------------------------------------------------
+// --- reading records -----------------------------------------------------------------------------
 static inline float read_part(const int8_t **codes, int8_t *unpacked, const uint8_t *record,
                               const TileRecords *r, int64_t n, QuantFormat f) {
     float d;
@@ -123,14 +123,14 @@ static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, co
     }
 }
 
-// --- records that are written --------------------------------------------------------------------
-// Where the numbers come from
+// --- writing records -----------------------------------------------------------------------------
+// The source of the numbers.
 typedef struct {
     const void *in;
     DType dtype;
-    int64_t stride;  // between records that are summed
-    int count;       // of them; 0: plain numbers
-    uint16_t *error; // NULL: no feedback
+    int64_t stride;  // bytes between the records to be summed
+    int count;       // number of records to be summed; 0 for plain numbers
+    uint16_t *error; // NULL without error feedback
     float beta;
 } QuantSource;
 static inline const float *source_tile(const QuantSource *from, float *scratch, int64_t begin,
@@ -171,7 +171,7 @@ static inline void encode_tile(void *out, const QuantSource *from, const float *
         if (from->error) { update_error(from->error + at, from->beta, x, codes, *d, n); }
     }
 }
-// A unit begins with a block: several blocks, all in one tile, or one block.
+// Encodes a unit, which starts with a block: several blocks that fit a tile, or one block.
 static inline void encode_unit(Stream *s, void *out, const QuantSource *from, int64_t begin,
                                int64_t end, QuantFormat f) {
     float scratch[QUANT_TILE], d[QUANT_TILE / QUANT_LEAST_BLOCK];
@@ -187,7 +187,7 @@ static inline void encode_unit(Stream *s, void *out, const QuantSource *from, in
         if (next < end) { poll_after_element(s, next); }
     }
     for (int64_t b = 0; b * f.block < end - begin; b++) { d[b] = quant_scale(highest[b], f.bits); }
-    memset((uint8_t *)out + quant_bytes(f, end) - 4, 0, 4); // what no code fills
+    memset((uint8_t *)out + quant_bytes(f, end) - 4, 0, 4); // padding after the last code
     for (int64_t tile = begin, next; tile < end; tile = next) {
         next = min_i64(end, tile + QUANT_TILE);
         if (end - begin > QUANT_TILE) { x = source_tile(from, scratch, tile, next, f); }

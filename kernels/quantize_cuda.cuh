@@ -1,19 +1,19 @@
-// quantize_cuda.cuh: quantization on a GPU (the contract is ops.h, the format quantize.h).
-// ops_cuda.cuh brings it.
+// quantize_cuda.cuh: quantization on a GPU. The contract is in ops.h, the format in quantize.h.
+// ops_cuda.cuh includes this file.
 //
-// Plan       Everything goes by words of 32 bits, which hold 4 or 8 codes: a thread makes or takes
-//            whole words, so records are touched in whole words, neighbours by neighbours, and the
-//            numbers of a word are read and written four at a time where they lie so. Encoding: a
-//            warp takes a block, or all THREADS where it is a large one, and goes over its numbers
-//            twice, for the extreme and for the codes; the second time they come from the caches.
-//            Sums are made twice too, so they are never held. Decoding: a thread takes a word,
-//            wherever it is.
+// Words     Threads work on whole 32-bit words, which hold 4 or 8 codes. So neighbouring threads
+//           access neighbouring words of records. The numbers of a word are read and written four
+//           at a time where their alignment allows it.
+// Encoding  A warp takes a block; THREADS threads take a large one. They pass over its numbers
+//           twice, for the extreme and for the codes; the second time the numbers are in the
+//           caches. Sums are computed twice too, so they need no buffer.
+// Decoding  A thread takes one word.
 #ifndef QUANTIZE_CUDA_CUH
 #define QUANTIZE_CUDA_CUH
 
-#include "kernels/device_cuda.cuh" // kernels' helpers
+#include "kernels/device_cuda.cuh" // helpers of kernels
 
-enum { QUANT_WARP_BLOCK = 4096 }; // elements: the largest block that one warp takes
+enum { QUANT_WARP_BLOCK = 4096 }; // elements of the largest block that one warp takes
 
 // --- inside kernels ------------------------------------------------------------------------------
 template <class T> struct alignas(4 * sizeof(T)) Four { // moved by one instruction
@@ -24,7 +24,7 @@ template <class T> __device__ bool lies_in_fours(const T *p) {
 }
 __device__ float read(const uint16_t *p) { return bf16_to_float(*p); }
 
-// x(N) = the numbers from p on, n of them
+// x(N) = the n numbers from p on, padded with zeros if n < N
 template <int N, class T> __device__ void read_numbers(float *x, const T *p, int64_t n) {
     if (n >= N && lies_in_fours(p)) {
         UNROLL for (int j = 0; j < N; j += 4) {
@@ -56,10 +56,10 @@ template <int BITS> __device__ uint32_t word_of_code(int code, int j) {
     return BITS == 8 ? (uint32_t)(uint8_t)code << 8 * j : (uint32_t)(code + 8) << 4 * j;
 }
 
-// The format, as kernels want it: no divisions.
+// The format in the form that kernels need, without divisions.
 typedef struct {
     int log_block;
-    int64_t record; // words
+    int64_t record; // size in words
 } Records;
 __device__ const uint32_t *record_of(const void *records, Records r, int64_t element) {
     return (const uint32_t *)records + (element >> r.log_block) * r.record;
@@ -71,7 +71,7 @@ __device__ uint32_t codes_of(const uint32_t *record, Records r, int64_t element)
 __device__ float scale_of(const uint32_t *record) {
     const uint32_t pattern = *record;
     float d;
-    memcpy(&d, &pattern, 4); // between registers: memory is touched in words
+    memcpy(&d, &pattern, 4); // between registers: memory is accessed in words
     return d;
 }
 __device__ void set_scale(uint32_t *record, float d) {
@@ -136,7 +136,7 @@ struct Feedback {
     uint16_t *error;
     float beta;
 };
-// x = the numbers of a word, from element e on, n of them
+// x = the n numbers of a word, from element e on (a word's worth if there are more)
 template <int BITS, class T>
 __device__ void take(float *x, const Numbers<T> &from, int64_t e, int64_t n, Records) {
     read_numbers<32 / BITS>(x, from.in + e, n);
@@ -152,7 +152,7 @@ __device__ void take(float *x, const Feedback &from, int64_t e, int64_t n, Recor
     read_numbers<32 / BITS>(error, from.error + e, n);
     UNROLL for (int j = 0; j < 32 / BITS; j++) { x[j] += error[j]; }
 }
-// They became this word.
+// Called when x has been encoded as this word. Updates the error for feedback.
 template <int BITS, class From>
 __device__ void note(const From &, const float *, uint32_t, float, int64_t, int64_t) {}
 template <int BITS>
@@ -167,7 +167,7 @@ __device__ void note(const Feedback &from, const float *x, uint32_t word, float 
     write_numbers<32 / BITS>(from.error + e, now, n);
 }
 
-// The highest of a group of threads: a warp, or THREADS, the whole block
+// Returns the maximum over a group of threads: a warp, or a whole block of THREADS.
 __device__ uint32_t group_highest(uint32_t x, int group) {
     __shared__ uint32_t part[WARPS];
     for (int d = 16; d > 0; d >>= 1) {
@@ -209,7 +209,7 @@ __global__ void quantize_kernel(uint32_t *out, From from, int64_t n, Records r, 
 }
 
 // --- the operations ------------------------------------------------------------------------------
-// Does what follows once, with BITS the format's.
+// Runs the arguments once, with BITS defined as the format's.
 #define FOR_BITS(f, ...)                                                                           \
     do {                                                                                           \
         if ((f).bits == 8) {                                                                       \

@@ -1,19 +1,19 @@
-// update_cpu.h: optimizers, sums and norms in the host's memory: all of the processor's build, and
-// in the GPU's those of states that lie on the host (offload.h).
+// update_cpu.h: optimizers, sums and norms in host memory. The CPU build uses them for everything,
+// the GPU build for states that are on the host (offload.h).
 //
-// One pass over memory by a team of threads, vectorised: a block is read, updated and written, and
-// rounded while it is in the nearest cache. Messages move between blocks.
+// Each makes one pass over memory with a team of threads, vectorised. A block of elements is read,
+// updated and written, and rounded while it is in the L1 cache. Messages move between blocks.
 #ifndef UPDATE_CPU_H
 #define UPDATE_CPU_H
 
 #include "ops.h" // the contract
-#include <omp.h> // which thread lets messages move
+#include <omp.h> // omp_get_thread_num
 
 enum {
-    BLOCK = 16384,     // elements a thread takes at a time in element-wise operations
-    BLOCKS_A_POLL = 16 // of these between two calls of progress
+    BLOCK = 16384,     // elements that a thread takes at a time in element-wise operations
+    BLOCKS_A_POLL = 16 // blocks between two calls of progress
 };
-// The calling thread lets messages move.
+// Lets messages move if the calling thread is the team's first; only that one may use MPI.
 static inline void poll_messages(Stream *s) {
     if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
 }
@@ -32,7 +32,7 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
     for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
 }
 
-enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
+enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
 static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m,
                                   float *v, const float *grad, int64_t n, OptimizerStep o) {
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
@@ -90,8 +90,8 @@ static inline void ops_accumulate_host(Stream *s, float *out, const float *in, i
     }
 }
 
-// Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any
-// machine and thread count.
+// Element i of a chunk is added to sum i mod 32, and the sums are added in order. So the result has
+// the same bits on any machine and for any thread count.
 static inline void add_squares(double sum[32], const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {

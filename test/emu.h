@@ -1,37 +1,40 @@
-// emu.h: CUDA on the processor, for the tests of the GPU build. g++ compiles ops_cuda.cuh with this
-// header in place of CUDA's.
+// emu.h: an emulation of CUDA on the CPU, for the tests of the GPU build. g++ compiles ops_cuda.cuh
+// with this header in place of CUDA's.
 //
-// Kernels    A block runs on one OS thread, its CUDA threads as fibers that are switched at
-//            barriers and shuffles (a few instructions); blocks are spread by OpenMP. Supported:
-//            __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync, atomicAdd, static and dynamic
-//            shared memory, products of tensor cores and asynchronous copies through
-//            attention_cuda.cuh's wrappers, and launches through LAUNCH(). Warps of a block must be
-//            whole.
-// Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED): threads of a
-//            block run forwards or backwards; streams are queues that run as late as they may, in
-//            any order that events allow; dynamic shared memory begins as NaN; asynchronous copies
-//            are made when started, or not before they are waited for. So a missing barrier, event
-//            or synchronisation shows as a wrong result.
-// Memory     Device memory can be touched only while kernels and copies run: a host dereference is
-//            a fault, and so is an access beyond the end of an allocation. Managed and page-locked
-//            memory are open to both, but kernels and copies run late: who reads too early reads
-//            what was there before, and who writes too early changes what is copied.
-// Machine    EMU_GPUS devices (environment; 1), all alike, with EMU_SHARED bytes of shared memory
-//            for a block. A process uses one.
-// Graphs     A stream that is captured keeps its work; a graph is that work, to be started any
-//            number of times. What CUDA refuses in a capture, and what is not emulated there, ends
-//            the program.
-// Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both
-//            inside ranges (nvtx) only; the ranges; the most device memory, and work in a stream.
-// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their
-//            refusals; NCCL is in emu_nccl.h.
-// x86-64 only: the context switch is assembly.
+// Kernels    A block runs on one OS thread. Its CUDA threads are fibers, which are switched at
+//            barriers and shuffles (a few instructions each). OpenMP distributes the blocks.
+//            Supported are __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync, atomicAdd,
+//            static and dynamic shared memory, launches through LAUNCH(), and tensor core products
+//            and asynchronous copies through the wrappers of attention_cuda.cuh. The warps of a
+//            block must be whole.
+// Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED). Threads of a
+//            block run forwards or backwards. Streams are queues that run as late as they may, in
+//            any order that events allow. Dynamic shared memory starts as NaN. Asynchronous copies
+//            are made when they are started, or not before they are awaited. So a missing barrier,
+//            event or synchronisation gives a wrong result.
+// Memory     Device memory is accessible only while kernels and copies run. So an access by the
+//            host is a fault, as is an access beyond the end of an allocation. Managed and
+//            page-locked memory are accessible to both sides, but kernels and copies run late. So
+//            code that reads too early reads old data, and code that writes too early changes what
+//            is copied.
+// Machine    EMU_GPUS (environment; default 1) equal devices with EMU_SHARED bytes of shared memory
+//            per block. A process uses one.
+// Graphs     A stream that is being captured keeps its work. A graph is that work, and can be
+//            started any number of times. What CUDA refuses during a capture, or what is not
+//            emulated there, ends the program.
+// Counts     EMU_COUNTS=FILE writes JSON at the end: the number of the host's waits and of
+//            launches, both only inside (nvtx) ranges; the number of ranges; the maximum of device
+//            memory, and of work queued in a stream.
+// Libraries  The calls of cuBLASLt that the program uses, with their column-major meaning and their
+//            refusals. NCCL is in emu_nccl.h.
+//
+// It works on x86-64 only, because the context switch is assembly.
 #ifndef EMU_H
 #define EMU_H
 
 #include "support/base.h" // random numbers
 #include <algorithm>      // min
-#include "emu_checks.h"   // what more is looked at where this is asked for
+#include "emu_checks.h"   // optional checks of kernels' accesses
 #include "emu_symbols.h"  // names of kernels
 #include <deque>          // a stream is a queue
 #include <functional>     // of closures
@@ -45,7 +48,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h> // mprotect
-#include <time.h>     // of events
+#include <time.h>     // times of events
 #include <tuple>      // arguments of a launch
 #include <unistd.h>
 #include <vector>
@@ -58,7 +61,7 @@
 #define __device__ static inline
 #define __launch_bounds__(...)
 #define UNROLL
-// one block per OS thread at a time; fibers never leave their thread
+// An OS thread runs one block at a time, and fibers never change their thread.
 #define __shared__ static thread_local EMU_PARTED
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(const char *what, ...) {
@@ -68,7 +71,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(cons
     vfprintf(stderr, what, arguments);
     fprintf(stderr, "\n");
     fflush(stderr);
-    signal(SIGABRT, SIG_DFL); // a test's framework would go on
+    signal(SIGABRT, SIG_DFL); // a test's framework would catch the signal
     abort();
 }
 
@@ -77,8 +80,8 @@ static inline uint64_t emu_seed_from_environment() {
     return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1;
 }
 static uint64_t emu_state = emu_seed_from_environment();
-static struct EmuStream *emu_laggard;        // lags behind the other streams; NULL: none does
-static inline void emu_seed(uint64_t seed) { // what is drawn follows from it alone
+static struct EmuStream *emu_laggard;        // the stream that lags behind the others, or NULL
+static inline void emu_seed(uint64_t seed) { // determines everything that is drawn
     emu_state = seed;
     emu_laggard = NULL;
 }
@@ -88,17 +91,17 @@ static inline uint64_t emu_next(uint64_t *state) { // Steele et al.'s splitmix64
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-// 0 .. n - 1; the host thread calls it
+// Draws from 0 .. n - 1. Only the host thread calls it.
 static inline uint64_t emu_draw(uint64_t n) { return emu_next(&emu_state) % n; }
 
-// --- what happened -------------------------------------------------------------------------------
+// --- counts --------------------------------------------------------------------------------------
 static struct EmuCounts {
-    // in ranges: of the host for the device; of kernels, copies, products and graphs
+    // inside ranges: the host's waits for the device; launches of kernels, copies, products, graphs
     int64_t waits, launches;
-    int64_t ranges, depth, profiled; // begun; that the host is in; begun while the profiler was on
+    int64_t ranges, depth, profiled; // started; now open; started while profiling
     bool profiling;
-    size_t device_bytes, peak_bytes; // of device memory: now, and at most
-    size_t queued;                   // work in a stream, at most
+    size_t device_bytes, peak_bytes; // device memory now, and its maximum
+    size_t queued;                   // maximum length of a stream's queue
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
@@ -138,7 +141,8 @@ static inline float __bfloat162float(__nv_bfloat16 h) {
     memcpy(&x, &bits, 4);
     return x;
 }
-static inline __nv_bfloat16 __float2bfloat16(float x) { // to nearest even; a NaN is CUDA's one NaN
+// to nearest even; every NaN becomes CUDA's NaN
+static inline __nv_bfloat16 __float2bfloat16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     __nv_bfloat16 h = {(uint16_t)(x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
@@ -150,8 +154,8 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
 }
 
 // --- fibers --------------------------------------------------------------------------------------
-// Saves the six registers that a callee must preserve on this stack, and goes on where the other
-// stack was left.
+// Pushes the six registers that a callee must preserve, saves this stack pointer, and continues on
+// the other stack.
 extern "C" void emu_switch(void **save_sp, void *load_sp);
 asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push "
     "%r14\n push %r15\n"
@@ -160,15 +164,15 @@ asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n 
 
 enum EmuState { EMU_READY, EMU_PAUSED, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
 enum { EMU_STACK = 64 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32, EMU_SHOWN = 32 };
-struct EmuCopy { // into shared memory: from nowhere is zeros
+struct EmuCopy { // into shared memory; from NULL: zeros
     void *to;
     const void *from;
     size_t bytes;
 };
-struct EmuSite { // where a kernel calls: as a default argument it is the caller's line
+struct EmuSite { // place of a call; as a default argument, the caller's line
     const char *file;
     int line;
-    const void *caller = NULL; // where that is not enough
+    const void *caller = NULL; // set if the line is not enough
     EmuSite(const char *f = __builtin_FILE(), int l = __builtin_LINE()) : file(f), line(l) {}
     bool operator==(const EmuSite &other) const {
         return line == other.line && caller == other.caller &&
@@ -180,26 +184,27 @@ struct EmuFiber {
     EmuState state;
     dim3 thread;
     unsigned lane, warp, shuffles;
-    const char *call; // that it waits in, with this mask, there
+    const char *call; // the call in which it waits, with its mask and site below
     unsigned mask;
     EmuSite site;
-    uint64_t path;               // of functions that led there (emu_checks.h)
-    std::vector<EmuCopy> copies; // started, not yet made
+    uint64_t path;               // hash of the calling functions (emu_checks.h)
+    std::vector<EmuCopy> copies; // started but not made
 };
 typedef char EmuSlot[EMU_SHOWN];
-struct EmuOrder { // drawn for a launch
+struct EmuOrder { // drawn for each launch
     bool backwards, late_copies;
-    uint64_t seed; // of the order of blocks, and of warps between two barriers
+    uint64_t seed; // for the order of blocks, and of warps between two barriers
 };
-struct EmuBlock { // one per OS thread, used again for each block it runs
+struct EmuBlock { // one per OS thread, reused for all blocks that it runs
     std::vector<EmuFiber> fibers;
     void *scheduler_sp;
     EmuFiber *current;
     const std::function<void()> *body;
-    // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    // Values that lanes exchange. There are two slots per lane, so a shuffle needs only one warp
+    // barrier.
     EmuSlot slot[EMU_WARPS][2][32];
     EmuOrder order;
-    uint64_t draws; // of this block
+    uint64_t draws; // state of this block's random numbers
     char *dynamic;
     const void *kernel;
 };
@@ -220,14 +225,14 @@ EMU_APART static inline void emu_wait(EmuState state, const char *call, unsigned
 EMU_APART static void emu_entry() {
     for (;;) {
         (*emu.body)();
-        emu_wait(EMU_DONE, "", 0, EmuSite()); // the next block uses this fiber again
+        emu_wait(EMU_DONE, "", 0, EmuSite()); // the next block reuses this fiber
     }
 }
 static inline EmuFiber emu_fiber(size_t index) {
     EmuFiber f = {};
-    // the checks know it by its address
+    // aligned, because the checks recognise the stack by its address
     char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK);
-    // staggered: else all stacks meet in one cache set
+    // The start is staggered. Otherwise all stacks would use the same cache set.
     void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1;
     *--sp = (void *)emu_entry;
     for (int r = 0; r < 6; r++) { *--sp = NULL; }
@@ -237,7 +242,7 @@ static inline EmuFiber emu_fiber(size_t index) {
 
 // --- what kernels call ---------------------------------------------------------------------------
 EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) {
-    // of two calls of a function that has this line
+    // Distinguishes two calls of a function that contains this line.
     if (EMU_CHECKS) { site.caller = __builtin_return_address(0); }
     emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site);
 }
@@ -254,7 +259,7 @@ EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSit
 EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) {
     emu_at_warp(emu_syncwarp, mask, site);
 }
-// Shows a value to the lanes of the mask; returns what all of them show.
+// Shows a value to the lanes of the mask, and returns the values of all of them.
 template <class T>
 EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask,
                                                 EmuSite site) {
@@ -262,7 +267,7 @@ EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, un
     EmuFiber *me = emu.current;
     memcpy(emu.slot[me->warp][me->shuffles & 1][me->lane], &v, sizeof v);
     emu_at_warp(call, mask, site);
-    return emu.slot[me->warp][me->shuffles++ & 1]; // the group may have changed the number
+    return emu.slot[me->warp][me->shuffles++ & 1]; // emu_release() may have changed `shuffles`
 }
 template <class T> EMU_APART static inline T emu_shown(const EmuSlot *slots, unsigned by) {
     T result;
@@ -330,7 +335,7 @@ EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned 
     const unsigned lane = emu.current->lane, row = lane / 4, column = lane % 4 * 2;
     const EmuSlot *shown =
         emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}}, "mma.sync", ~0u, site);
-    // two of the 16 terms: in half i / 4, of lane i % 4 of each four
+    // Two of the 16 terms: those in half i / 4, from lane i % 4 of each group of four lanes.
     for (unsigned i = 0; i < 8; i++) {
         const EmuWords of_row = emu_shown<EmuWords>(shown, row * 4 + i % 4);
         for (unsigned e = 0; e < 4; e++) {
@@ -341,7 +346,7 @@ EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned 
         }
     }
 }
-struct EmuRow { // of 8 bf16
+struct EmuRow { // 8 bf16 elements
     uint16_t at[8];
 };
 EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void *caller,
@@ -351,7 +356,7 @@ EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void 
         emu_check_leave();
         emu_fail("ldmatrix: a row that is not aligned to 16 bytes, %s:%d", site.file, site.line);
     }
-    // read now: what other lanes wrote without a barrier may not be there
+    // The row is read now. Without a barrier, writes of other lanes may be missing.
     return emu_show(*(const EmuRow *)(const void *)row, "ldmatrix", ~0u, site);
 }
 EMU_APART static inline void load_matrices(unsigned m[4], const Bf16 *row,
@@ -389,7 +394,7 @@ EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t b
     const EmuCopy copy = {to, there ? from : NULL, bytes};
     if (there) { emu_check_access(from, bytes, EMU_READ, caller); }
     emu_check_access(to, bytes, EMU_COPY_STARTS, caller);
-    emu_check_leave(); // what follows is the emulation's
+    emu_check_leave(); // what follows is not the kernel's access
     if (emu.order.late_copies || EMU_CHECKS) {
         emu.current->copies.push_back(copy);
     } else {
@@ -420,7 +425,7 @@ static inline float power_of_2(float x) { return exp2f(x); }
 #define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
 
 // --- blocks --------------------------------------------------------------------------------------
-static inline std::string emu_about(const EmuFiber *f) { // where a thread is
+static inline std::string emu_about(const EmuFiber *f) { // describes where a thread is
     char text[300];
     if (f->state == EMU_DONE) {
         snprintf(text, sizeof text, "thread (%u,%u,%u) has left", f->thread.x, f->thread.y,
@@ -441,15 +446,15 @@ static inline bool emu_same_call(const EmuFiber *a, const EmuFiber *b) {
     return a->state == b->state && a->call == b->call && a->mask == b->mask && a->site == b->site &&
            a->path == b->path;
 }
-// The first lane of f's mask that is not with f; NULL: all are.
+// Returns the first lane of f's mask that is not at the same call as f; NULL if all are.
 static inline const EmuFiber *emu_missing(const EmuFiber *warp, const EmuFiber *f) {
     for (unsigned i = 0; i < 32; i++) {
         if ((f->mask >> i & 1) && !emu_same_call(f, &warp[i])) { return &warp[i]; }
     }
     return NULL;
 }
-// Lets go on who have all come that their mask names. Their slots get one number: lanes that were
-// apart have shown different numbers of values.
+// Releases the lanes of a mask, which have all arrived. They continue with the same number of
+// shuffles: lanes that were in different groups may have done different numbers.
 static inline void emu_release(EmuFiber *warp, const EmuFiber *first) {
     const unsigned mask = first->mask, number = first->shuffles;
     if (mask == ~0u && first->call == emu_syncwarp) { emu_check_warp_barrier(first->warp); }
@@ -488,10 +493,10 @@ EMU_APART static inline void emu_run_fiber(EmuFiber *f) {
     emu_switch(&emu.scheduler_sp, f->sp);
     emu_check_leave();
 }
-// Runs a warp up to where all its lanes wait for the block, or are done. Returns how many ended.
+// Runs a warp until all its lanes wait at a block barrier or are done. Returns how many are done.
 static inline unsigned emu_run_warp(EmuFiber *warp, bool backwards) {
     unsigned ended = 0;
-    for (bool again = true; again;) { // one turn: one interval between warp barriers
+    for (bool again = true; again;) { // one turn is an interval between warp barriers
         again = false;
         for (unsigned i = 0; i < 32; i++) {
             EmuFiber *f = warp + (backwards ? 31 - i : i);
@@ -526,7 +531,7 @@ static inline void emu_run_block(unsigned threads) {
     unsigned order[EMU_WARPS];
     for (unsigned w = 0; w < warps; w++) { order[w] = w; }
     for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
-    for (unsigned live = threads; live;) { // one turn: one interval between block barriers
+    for (unsigned live = threads; live;) { // one turn is an interval between block barriers
         for (unsigned w = 0; w < warps; w++) {
             std::swap(order[w], order[w + emu_next(&emu.draws) % (warps - w)]);
             live -= emu_run_warp(&emu.fibers[order[w] * 32], emu.order.backwards);
@@ -557,8 +562,8 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index,
         f->copies.clear();
     }
 }
-// The order of blocks: index i stands for block (i step + first) modulo their number, which has no
-// divisor in common with the step.
+// The order of blocks: index i means block (i step + first) modulo the number of blocks. That
+// number and the step have no common divisor.
 struct EmuBlockOrder {
     long blocks, first, step;
 };
@@ -595,16 +600,16 @@ enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static const size_t EMU_PAGE = 4096;
 enum EmuPlace { EMU_DEVICE, EMU_MANAGED, EMU_PINNED };
 struct EmuMemory {
-    size_t pages; // bytes that can be opened; a page that never opens follows
+    size_t pages; // accessible bytes; an inaccessible page follows
     char *mapped;
     EmuPlace place;
 };
 static size_t emu_device_total =
     getenv("EMU_DEVICE_MEMORY") ? strtoull(getenv("EMU_DEVICE_MEMORY"), NULL, 10) : (size_t)1 << 40;
-static std::map<char *, EmuMemory> emu_memory; // by the pointer handed out
-static bool emu_open;                          // device memory can be touched now
+static std::map<char *, EmuMemory> emu_memory; // by the pointer that the caller got
+static bool emu_open;                          // device memory is accessible now
 
-// the allocation that p lies in or just behind
+// Returns the allocation that contains p, or that ends just before p; NULL if none does.
 static inline const EmuMemory *emu_find(const void *p) {
     for (const auto &m : emu_memory) {
         if ((char *)p >= m.second.mapped &&
@@ -623,7 +628,7 @@ static void emu_fault(int signal_number, siginfo_t *info, void *) {
         fprintf(stderr, "emu: a kernel or copy goes beyond the end of its memory\n");
     }
     fflush(stderr);
-    signal(signal_number, SIG_DFL); // the access is made again, and ends the program
+    signal(signal_number, SIG_DFL); // the access is repeated, and ends the program
 }
 static inline void emu_protect(bool open) {
     emu_open = open;
@@ -639,9 +644,9 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     memset(&action, 0, sizeof action);
     action.sa_sigaction = emu_fault;
     action.sa_flags = SA_SIGINFO;
-    // each time: others catch it too
+    // Set at each allocation, because other code sets this handler too.
     sigaction(SIGSEGV, &action, NULL);
-    // aligned as CUDA's, at the end of the pages
+    // Aligned as CUDA does, and placed at the end of the pages.
     size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE;
     if (place != EMU_PINNED && pages > emu_device_total - emu_counts.device_bytes) {
         return cudaErrorMemoryAllocation;
@@ -668,7 +673,7 @@ static inline cudaError_t cudaMalloc(void **p, size_t bytes) {
 static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) {
     return emu_malloc(p, bytes, EMU_MANAGED);
 }
-// bytes of one allocation
+// limit for the bytes of one allocation
 static size_t emu_pinned_most =
     getenv("EMU_PINNED_MOST") ? strtoull(getenv("EMU_PINNED_MOST"), NULL, 10) : SIZE_MAX;
 static inline cudaError_t cudaMallocHost(void **p, size_t bytes) {
@@ -683,15 +688,15 @@ static inline cudaError_t cudaMemGetInfo(size_t *there, size_t *total) {
 // --- streams and events --------------------------------------------------------------------------
 struct EmuEvent {
     int64_t recorded, happened;
-    double ms; // when
+    double ms; // time at which it happened
 };
 typedef EmuEvent *cudaEvent_t;
 struct EmuWork {
     std::function<void()> run;
-    // NULL, or this work does nothing but wait until the event's record number `record` happened
+    // If not NULL, this work only waits until record number `record` of the event has happened.
     const EmuEvent *awaited;
     int64_t record;
-    // instead of run, where other processes take part: false: not done, to be called again
+    // Used instead of run if other processes take part. false: not done yet, so it is called again.
     std::function<bool()> attempt;
 };
 struct EmuStream {
@@ -701,14 +706,14 @@ struct EmuStream {
 typedef EmuStream *cudaStream_t;
 enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 static std::vector<EmuStream *> emu_streams;
-static cudaError_t emu_last_error; // which "not ready" is, too
+static cudaError_t emu_last_error; // "not ready" counts as an error, too
 static inline cudaError_t cudaGetLastError() {
     cudaError_t error = emu_last_error;
     emu_last_error = cudaSuccess;
     return error;
 }
 
-// what products take beyond the time that they take here (emu_matmul_ms)
+// the time of products beyond the time that they take here (emu_matmul_ms)
 static double emu_extra_ms = 0;
 static inline double emu_clock_ms() {
     struct timespec t;
@@ -720,7 +725,7 @@ static inline void emu_queue(cudaStream_t stream, std::function<void()> run) {
     (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
     if (stream->queue.size() > emu_counts.queued) { emu_counts.queued = stream->queue.size(); }
 }
-// what counts as a launch; events do not
+// Queues work that counts as a launch. Events do not.
 static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     emu_queue(stream, run);
     emu_counts.launches += !stream->capturing && emu_counts.depth;
@@ -734,9 +739,9 @@ static inline bool emu_can_run(const EmuStream *s) {
     return !s->queue.empty() && (!s->queue.front().awaited ||
                                  s->queue.front().awaited->happened >= s->queue.front().record);
 }
-// Runs the next work of some stream, whichever the seed draws; one stream, now and then another,
-// lags behind: it moves where no other can. False: all that is left needs other processes, which
-// are not ready.
+// Runs the next work of a stream drawn from the seed. One stream lags behind and runs only when no
+// other can; which one it is changes now and then. Returns false if all remaining work waits for
+// other processes.
 static inline bool emu_step() {
     std::vector<EmuStream *> able;
     if (emu_draw(64) == 0) { emu_laggard = emu_streams[emu_draw(emu_streams.size())]; }
@@ -756,7 +761,8 @@ static inline bool emu_step() {
     }
     return false;
 }
-// or, impatient, until other processes are needed
+// Runs work until done() is true. If not patient, also stops when all work waits for other
+// processes.
 static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) {
     if (done()) { return; }
     emu_protect(true);
@@ -788,7 +794,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emu_wait_until([=] { return s->queue.empty(); });
     return cudaSuccess;
 }
-// Some of the work happens between two looks. Who looks until there is none has waited once.
+// A query runs some of the work. Repeated queries until the stream is empty count as one wait.
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     emu_not_captured(s);
     if (s->queue.empty()) {
@@ -843,7 +849,7 @@ static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cuda
     *ms = (float)(to->ms - from->ms);
     return cudaSuccess;
 }
-// Work goes on between looks, but little of it.
+// A query runs work too, but little.
 static inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     uint64_t steps = emu_draw(8) == 0;
     emu_run_until([&] { return e->happened >= e->recorded || steps-- == 0; }, false);
@@ -854,7 +860,7 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     emu_wait_until([=] { return e->happened >= record; });
     return cudaSuccess;
 }
-// --- graphs: what a stream was asked for while it was captured -----------------------------------
+// --- graphs: the work that a stream was given while it was captured ------------------------------
 typedef std::deque<EmuWork> *cudaGraph_t, *cudaGraphExec_t;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
 static inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
@@ -889,7 +895,7 @@ static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's does
+static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA does
     auto m = emu_memory.find((char *)p);
     if (!p) { return cudaSuccess; }
     if (m == emu_memory.end()) { emu_fail("cudaFree of what was not allocated"); }
@@ -904,11 +910,11 @@ static inline cudaError_t cudaFreeHost(void *p) {
     if (!p) { emu_fail("cudaFreeHost of NULL, of which CUDA says nothing"); }
     return cudaFree(p);
 }
-static inline bool emu_fits(const EmuMemory *m, bool host) { // managed memory is either
+static inline bool emu_fits(const EmuMemory *m, bool host) { // managed memory fits both
     return m && m->place == EMU_MANAGED ? true : host == (!m || m->place == EMU_PINNED);
 }
-// From pageable host memory the source is read before the call returns; to it, the call returns
-// when done.
+// A copy from pageable host memory reads its source before the call returns. A copy to it is done
+// when the call returns.
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
                                           cudaMemcpyKind kind, cudaStream_t s) {
     const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from);
@@ -939,7 +945,7 @@ static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cud
     });
     return cudaSuccess;
 }
-// on the default stream, and not awaited
+// This uses the default stream, and does not wait.
 static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     static EmuStream *unnamed = NULL;
     if (!unnamed) { emu_streams.push_back(unnamed = new EmuStream()); }
@@ -985,7 +991,7 @@ static inline const char *cudaGetErrorString(cudaError_t e) {
 }
 
 // --- launches ------------------------------------------------------------------------------------
-static std::map<void *, size_t> emu_shared_allowed; // by kernel; what is not here may have 48 KiB
+static std::map<void *, size_t> emu_shared_allowed; // by kernel; kernels not listed may have 48 KiB
 template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
     static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
@@ -1076,8 +1082,8 @@ typedef EmuLayout *cublasLtMatrixLayout_t;
 typedef EmuPreference *cublasLtMatmulPreference_t;
 typedef struct {
     uint64_t workspace;
-    uint32_t alignment[6]; // what the chosen algorithm was promised of A, B, C, D, bias, aux
-    uint32_t number;       // of the suggestion
+    uint32_t alignment[6]; // alignments assumed for A, B, C, D, bias, aux
+    uint32_t number;       // index of the suggestion
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -1086,9 +1092,9 @@ typedef struct {
 typedef void *cublasLtHandle_t;
 static inline size_t cublasLtGetVersion() { return 1; }
 
-// EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product, which add in
-// different orders and which take a time that follows from the seed, the product and the algorithm
-// alone; EMU_MATMULS=SEED+rank: and from the rank. Without it there is one.
+// EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product. They add in
+// different orders, and their times depend only on the seed, the product and the algorithm; with
+// EMU_MATMULS=SEED+rank also on the rank. Without EMU_MATMULS there is one suggestion.
 enum { EMU_SUGGESTIONS = 3 };
 static inline const char *emu_matmuls() { return getenv("EMU_MATMULS"); }
 static inline double emu_matmul_ms(const EmuMatmulDesc &d, const EmuLayout &D, uint64_t k,
@@ -1195,7 +1201,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasL
     if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    // it may: so the way without is run
+    // The library may refuse this, so the code for that case is tested here.
     if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -1203,7 +1209,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasL
     for (int i = 0; i < *count; i++) {
         results[i].algo.workspace = results[i].workspaceSize = p->workspace;
         memcpy(results[i].algo.alignment, p->alignment, sizeof p->alignment);
-        // their values promise it
+        // The pointers' values determine these.
         results[i].algo.alignment[4] = emu_alignment(d->bias);
         results[i].algo.alignment[5] = emu_alignment(d->aux);
         results[i].algo.number = (uint32_t)i;
@@ -1232,7 +1238,7 @@ static inline void emu_store(void *p, cudaDataType_t type, int64_t i, float x) {
         ((float *)p)[i] = x;
     }
 }
-// op(X), its columns one after another
+// Returns op(X), column by column.
 static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l,
                                              cublasOperation_t op) {
     const int64_t rows = (int64_t)emu_op_rows(&l, op), cols = (int64_t)emu_op_cols(&l, op);
@@ -1261,7 +1267,7 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
 #pragma omp parallel for schedule(static) if (m * n * k > 1000000)
     for (int64_t j = 0; j < n; j++) {
         std::vector<float> sum((size_t)m, 0.0f);
-        for (int64_t turn = 0; turn < k; turn++) { // each algorithm begins elsewhere in the sum
+        for (int64_t turn = 0; turn < k; turn++) { // algorithms start at different terms
             const int64_t l = (turn + number * k / EMU_SUGGESTIONS) % k;
             const float x = b[(size_t)(j * k + l)], *column = a.data() + l * m;
 #pragma omp simd
@@ -1287,7 +1293,7 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
         }
     }
 }
-// All that a product touches has to lie in the tensors it is given.
+// Everything that a product accesses must be inside the tensors that it is given.
 static inline size_t emu_extent(const EmuLayout &l) {
     return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4);
 }
@@ -1344,7 +1350,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, cons
         if (EMU_CHECKS) {
             emu_check_matmul(desc, A, la, B, lb, C, lc, D, ld, b != 0.0f);
             emu_check_library("cublasLtMatmul: the workspace", workspace, workspace_bytes, true);
-            // it may hold anything afterwards
+            // The product may leave anything in the workspace.
             if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); }
         }
         emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number);

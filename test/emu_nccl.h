@@ -1,26 +1,26 @@
-// emu_nccl.h: NCCL between processes that emulate their GPUs (emu.h), over MPI's messages on
-// MPI_COMM_WORLD, which the program itself does not use for messages.
+// emu_nccl.h: an emulation of NCCL between processes that emulate their GPUs (emu.h). It sends MPI
+// messages on MPI_COMM_WORLD, which the program itself does not use for messages.
 //
-// Order      A collective is work of its stream. When it gets to the front, its input is read and
-//            sent; it is done when all that it needs has come from the other members, and only then
-//            is its output written. Members may get there in any order; a collective whose turn has
-//            not come on some member lets the others wait, as on a GPU. Rendezvous: what is sent
-//            has left when the other end has come to its call, and must not have changed meanwhile.
-//            Sends and receives match between two members in their order, whatever others there
-//            are.
-// Sums       as a ring takes them: from the member behind the owner around to the owner, rounded to
-//            the type at each addition.
-// Adversary  Calls answer "in progress" and put their work into the stream only when asked again,
-//            some time later: who records an event before, records too early. What the members say
-//            about a collective (kind, count, type, place in the order) is compared.
-//            EMU_NCCL_ERROR=N (environment) makes the N-th look for asynchronous errors find one.
+// Order      A collective is work in its stream. When it reaches the front, its input is read and
+//            sent. When everything it needs from the other members has arrived, its output is
+//            written and it is done. Members may reach it in any order, and wait for those that are
+//            late, as on a GPU. Sends are synchronous: a send is done when the other end has
+//            reached its call, and its data must not change before. Sends and receives between two
+//            members match in their order, whatever other calls there are.
+// Sums       are added as in a ring: from the member after the owner around to the owner, rounded
+//            to the type at each addition.
+// Adversary  A call returns "in progress", and puts its work into the stream only when the caller
+//            queries it some time later. So an event that is recorded before is recorded too early.
+//            The members' descriptions of a collective (kind, count, type, position in the order)
+//            are compared. EMU_NCCL_ERROR=N (environment) makes the N-th query for asynchronous
+//            errors find one.
 #ifndef EMU_NCCL_H
 #define EMU_NCCL_H
 
 #include "emu.h"
 
 #define OMPI_SKIP_MPICXX 1
-#include <memory> // work is copied, what it has under way is not
+#include <memory> // work is copied, but its state must be shared
 #include <mpi.h>
 
 typedef enum {
@@ -57,37 +57,37 @@ struct EmuNcclOp {
     void *out;
     size_t count;
     ncclDataType_t type;
-    int peer;            // or root
-    uint64_t registered; // pieces of memory, when it was called: as many on all members
+    int peer;            // the root, for a collective that has one
+    uint64_t registered; // registered pieces of memory at the call; equal on all members
 };
 struct EmuNcclComm {
     int me, n, tag;
-    std::vector<int> ranks; // of the world
-    // of the next group of calls that all members take part in
+    std::vector<int> ranks; // the members' ranks in MPI_COMM_WORLD
+    // number of the next group of calls in which all members take part
     uint64_t order;
-    std::vector<uint64_t> sends, receives; // [n] so far, to and from each
+    std::vector<uint64_t> sends, receives; // [n]: calls so far to and from each member
     bool in_progress;
-    std::vector<EmuNcclOp> called; // and not yet in the stream
+    std::vector<EmuNcclOp> called; // calls that are not in the stream yet
     cudaStream_t stream;
     int registered;
 };
 typedef EmuNcclComm *ncclComm_t;
 
-// What precedes the data of every message.
+// Header of every message.
 struct EmuNcclHeader {
     uint64_t order, kind, count, type, registered;
 };
 struct EmuNcclMessage {
-    std::vector<char> data; // with its header
+    std::vector<char> data; // with the header
     MPI_Request request;
-    int op, from; // of what is received: index of the call in its group, member
+    int op, from; // index of the call in its group; the other member
 };
-// A group of calls under way.
+// A group of calls that is running.
 struct EmuNcclRun {
     EmuNcclComm *comm;
     std::vector<EmuNcclOp> ops;
-    std::vector<uint64_t> orders; // of each call
-    // input of each call, as it was when the group got to the front
+    std::vector<uint64_t> orders; // number of each call
+    // input of each call when the group reached the front of its stream
     std::vector<std::vector<char>> own;
     std::deque<EmuNcclMessage> sent, received;
     bool begun;
@@ -108,7 +108,7 @@ static inline bool emu_nccl_sends(const EmuNcclOp &op, int me) {
            : op.kind == EMU_REDUCE  ? me != op.peer
                                     : op.kind != EMU_RECV;
 }
-// does this call exchange with that member?
+// Returns whether this call exchanges data with that member.
 static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool sending) {
     const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV ||
                      (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
@@ -118,7 +118,7 @@ static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool se
 static inline bool emu_nccl_pairwise(const EmuNcclOp &op) {
     return op.kind == EMU_SEND || op.kind == EMU_RECV;
 }
-// Numbers the calls of a group, as the other members do.
+// Numbers the calls of a group. The other members get the same numbers.
 static inline void emu_nccl_number(EmuNcclRun &run) {
     EmuNcclComm *c = run.comm;
     bool all = false;
@@ -179,8 +179,8 @@ static inline bool emu_nccl_all_come(std::deque<EmuNcclMessage> &messages) {
 }
 
 // --- results -------------------------------------------------------------------------------------
-// out(count) = the sum of what all members gave, inputs[member]; element e of an all-reduce belongs
-// to member e * n / count.
+// out(count) = the sum of all members' contributions, inputs[member]. If owner is negative
+// (all-reduce), element e belongs to member e * n / count.
 static inline void emu_nccl_sum(const EmuNcclOp &op, const std::vector<const char *> &inputs,
                                 int owner) {
     const int n = (int)inputs.size();
@@ -246,7 +246,7 @@ static inline bool emu_nccl_attempt(EmuNcclRun &run) {
 }
 
 // --- the calls -----------------------------------------------------------------------------------
-static int emu_nccl_depth; // of ncclGroupStart
+static int emu_nccl_depth; // of nested ncclGroupStart
 static std::vector<ncclComm_t> emu_nccl_touched;
 
 static inline const char *ncclGetErrorString(ncclResult_t r) {
@@ -262,7 +262,7 @@ static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memcpy(id->internal, numbers, sizeof numbers);
     return ncclSuccess;
 }
-// The members meet at the rank that made the id; it tells them who they are.
+// The members send their numbers to the rank that made the id, which sends all ranks back.
 static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int me,
                                                   ncclConfig_t *config) {
     int numbers[2], world, mine[2];
@@ -293,7 +293,8 @@ static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclU
             MPI_Send(c->ranks.data(), n, MPI_INT, c->ranks[(size_t)i], c->tag, MPI_COMM_WORLD);
         }
     }
-    return config->blocking ? ncclInvalidArgument : ncclInProgress; // only what is used is emulated
+    // only what the program uses is emulated
+    return config->blocking ? ncclInvalidArgument : ncclInProgress;
 }
 static inline void emu_nccl_enter(ncclComm_t c) {
     if (c->in_progress) { emu_fail("NCCL: a call while another is in progress"); }
@@ -370,7 +371,7 @@ static inline ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t bytes,
     if (!m || m->place != EMU_DEVICE || (char *)p + bytes > m->mapped + m->pages) {
         return ncclInvalidArgument;
     }
-    // the rank of the job on which memory cannot be registered
+    // EMU_NCCL_REFUSES is the rank of the job on which memory cannot be registered.
     const char *refused = getenv("EMU_NCCL_REFUSES");
     if (refused && atoi(refused) == c->ranks[(size_t)c->me]) { return ncclSystemError; }
     c->registered++;
