@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """same_bits.py: do two builds of train_gpt compute the same, bit for bit?
 
-    python3 test/same_bits.py OLD NEW            OLD, NEW: programs, such as train_gpt of two commits
-    python3 test/same_bits.py OLD NEW --only delink --only zero      cases with these words in the name
+    python3 test/same_bits.py OLD NEW        OLD, NEW: programs, as train_gpt of two commits
+    python3 test/same_bits.py OLD NEW --only delink --only zero      names with both words
     python3 test/same_bits.py OLD NEW --sample 20                    20 cases by chance
     python3 test/same_bits.py --list                                 the command lines
 
@@ -18,7 +18,8 @@ Not compared: measured times and rates, what is predicted from them, the host me
 itself. A run that resumes begins with OLD's checkpoints in both programs.
 
 OLD's results are kept in build/same_bits/, by the sha256 of the program and of these two scripts.
-A flag of --help that no command line uses is an error. Standard library only; needs no data/.
+A flag of --help that no command line uses is an error, and after a run of the whole list a pair of
+--compat that none is refused for. Standard library only; needs no data/.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def shard(tokens, *labels):
 
 
 def make_text(draw, documents):
-    """Tokens of documents, each after end of text (0), in which a letter depends on the last one."""
+    """Documents, each after end of text (0), in which a letter depends on the one before."""
     tokens = []
     for _ in range(documents):
         tokens.append(0)
@@ -330,6 +331,7 @@ class Comparison:
         self.kept = {e: Kept(path) for e, path in self.programs.items() if path.exists()}
         self.verbose = verbose
         self.counts = collections.Counter()
+        self.messages = set()  # of OLD
 
     def has_programs(self, case):
         return case.emulated in self.kept and self.others[case.emulated].exists()
@@ -347,6 +349,7 @@ class Comparison:
         for what, was, is_now in shown:
             print(f"{case.name}: {what}: {cut(was)} -> {cut(is_now)}{more}", flush=True)
         self.counts["different" if found else "equal"] += 1
+        self.messages.add(old.get("message", ""))
         if not case.from_help and case.refused != (old["exit code"] != "0"):
             self.counts["unexpected"] += 1
             said = old.get("message", "")
@@ -401,6 +404,16 @@ def flags_of(program):
     return same_bits_cases.flags_of_help(done.stdout)
 
 
+def find_pairs_without_case(program, messages):
+    """Rows of --compat that no message has quoted."""
+    done = subprocess.run(
+        [program, "--compat"], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    for one, other, why in re.findall(r"(?m)^  (--\S+) +with (--\S+) +(.*)$", done.stdout):
+        if not any(said.startswith(f"{one} with {other}: {why}") for said in messages):
+            yield f"no command line is refused for {one} with {other}: {why}"
+
+
 def choose(cases, arguments):
     chosen = [c for c in cases if all(text in c.name for text in arguments.only)]
     if arguments.sample is not None:
@@ -424,11 +437,10 @@ def main():
     flags = flags_of(arguments.programs[-1])
     cases = same_bits_cases.all_cases(flags)
     missing = same_bits_cases.uncovered(cases, flags)
-    for line in missing:
-        print(f"error: {line}")
     chosen = choose(cases, arguments)
     if arguments.list:
         print_list(chosen)
+        print("".join(f"error: {line}\n" for line in missing), end="")
         return bool(missing)
     if not (KEPT / "data").exists():
         with tempfile.TemporaryDirectory() as name:
@@ -440,6 +452,10 @@ def main():
         print(f"{len(chosen) - len(runnable)} command lines left out: no emulated programs")
     comparison.run(cases, runnable, arguments.jobs)
     forget_old_programs()
+    if len(runnable) == len(cases):
+        missing += find_pairs_without_case(arguments.programs[0], comparison.messages)
+    for line in missing:
+        print(f"error: {line}")
     counts = comparison.counts
     print(f"{time.time() - start:.0f} s; {counts['unexpected']} ended otherwise than expected")
     print(f"{counts['equal']} equal, {counts['different']} different")

@@ -2,14 +2,16 @@
 
 A case is a command line of train_gpt: the flags of BASE, then its own (of a flag that is given
 twice the last value counts). Most cases come from three tables: LAYOUTS x FEATURES, OFFLOADS, and
-RUNS (single flags). CHAINS are runs that save and runs that resume from what was saved. PRINTS only
-print. REFUSED end with exit code 2 or 3. What --help lists makes one more refused case for each flag.
+RUNS (single flags). CHAINS are runs that save, and runs that resume from what was saved. PRINTS
+only print. REFUSED_FLAGS end with exit code 2 or 3. Each flag of --help makes one more case: the
+flag with a nonsensical value.
 
 The paths are relative to the folder that a run starts in; same_bits.py links its data there.
 """
 
 import re
 from dataclasses import dataclass
+from itertools import product
 
 BASE = (
     "--train data/text_train_*.bin --val data/text_val_*.bin --seq-len 16 --micro-batch 2 "
@@ -17,13 +19,16 @@ BASE = (
     "--seed 3 --threads 1 --val-every 2 --val-batches 2 --log log --export export "
 )
 # The emulated GPU is slower, so its runs are shorter.
-BASE_EMULATED = BASE + "--batch-tokens 64 --val-batches 1 --steps 3 "
+BASE_EMULATED = BASE + "--batch-tokens 64 --val-batches 1 --steps 2 "
 KEY = "--dp-key " + "5" * 64
 CLUSTER = "--cluster 1x4,intra=5,tflops=1,half=100,memory=10,link=10,host=10,disk=1"
 NODES = "--cluster 2x2,intra=5,inter=1,gather=0.5,latency=20,tflops=1,memory=10,overlap=0.5"
 PROFILE = "--profile golden/dapple_profiles.json:bert-24 --batch-tokens 64 --seq-len 1"
 GOLDEN = "--train golden/gpt_tiny_tokens.bin --val golden/gpt_tiny_tokens.bin --seq-len 20 "
 GOLDEN += "--batch-tokens 60 --micro-batch 1 --val-batches -1"
+ODD = "--model layers=3,heads=3,channels=33,vocab=257"
+QUANTIZED = "--zero-quantized-weights 1 --zero-quantized-gradients 1"
+DATA_V2 = "--cyclic v2 --cyclic-mode data"
 
 # What cannot be compared. The key is a flag, or FLAG=CHOICE; a case must use all others.
 EXEMPT = {
@@ -73,7 +78,7 @@ FEATURES = {
     "reduce bf16": "--reduce-dtype bf16 --micro-batch 1",
     "quantized gradients": "--zero-quantized-gradients 1 --zero-error-feedback 1",
     "share": "--share 2x3",
-    "delink": "--share 3 --delink-at 2 --delink-moments reset --delink-warmup 2",
+    "delink": "--share 3 --delink-at 2 --delink-moments reset --delink-warmup 2 --steps 4",
     "private unit": f"--dp-noise 1 {KEY} --dp-show-private 1",
     "private flat": f"--dp-noise 0.7 {KEY} --dp-show-private 1 --dp-clip-style flat --dtype bf16",
     "offload optimizer": "--offload optimizer --offload-update host",
@@ -92,7 +97,11 @@ NOT_TOGETHER = {
     "cyclic v2": NO_CYCLIC + ("share", "private unit"),
     "cyclic model": NO_CYCLIC + ("share", "private unit"),
 }
-EMULATED_LAYOUTS = ("1 rank", "zero 3", "pipeline 2")
+EMULATED_LAYOUTS = {  # with all features; the others alone
+    "1 rank": (1, ""),
+    "zero 3": (2, "--zero 3"),
+    "pipeline 2": (2, "--pipeline 2"),
+}
 
 RUNS = {  # name: ranks, flags
     "no clipping": (1, "--grad-clip 0"),
@@ -100,14 +109,14 @@ RUNS = {  # name: ranks, flags
     "2 threads": (1, "--threads 2"),
     "other seed": (2, "--seed 4"),
     "in order": (1, "--shuffle 0"),
-    "short letters": (1, "-l 1e-3 -t 8 -b 4 -d 64 -x 3 -v 1 -m 1 -c 0.1 -u 1 -q 0.5 -k linear -z 0"),
+    "short letters": (1, "-l 1e-3 -t 8 -b 4 -d 64 -x 3 -v 1 -m 1 -c 0.1 -u 1 -k linear -z 0"),
     "no steps": (1, "--steps 0 --val-every 1"),
     "golden model": (1, f"--model golden/gpt_tiny_model.bin {GOLDEN}"),
     "golden model zero 3": (3, f"--model golden/gpt_tiny_model.bin {GOLDEN} --zero 3 --dtype bf16"),
     "golden model exported": (1, f"--model golden/gpt_tiny_model.bin {GOLDEN} --steps 0"),
     "model d1": (1, "--model layers=1,heads=1,channels=8,vocab=300"),
-    "odd shape": (3, "--model layers=3,heads=3,channels=33,vocab=257 --seq-len 13 --batch-tokens 91"),
-    "odd shape zero 3": (4, "--model layers=3,heads=3,channels=33,vocab=257 --zero 3 --dtype bf16"),
+    "odd shape": (3, f"{ODD} --seq-len 13 --batch-tokens 91"),
+    "odd shape zero 3": (4, f"{ODD} --zero 3 --dtype bf16"),
     "continuous": (1, "--windows continuous --seq-len 7 --batch-tokens 21 --micro-batch 3"),
     "documents": (2, "--windows document"),
     "documents zero 2": (3, "--windows document --zero 2 --micro-batch 1"),
@@ -122,7 +131,7 @@ RUNS = {  # name: ranks, flags
     "cosine": (1, "--lr-schedule cosine --warmup 2 --final-lr-fraction 0.1 --steps 7"),
     "linear": (1, "--lr-schedule linear --warmup 2 --final-lr-fraction 0.1 --steps 7"),
     "constant": (1, "--lr-schedule constant --warmup 3"),
-    "wsd": (2, "--lr-schedule wsd --warmup 2 --final-lr-fraction 0.1 --steps 12 --weight-decay 0.1"),
+    "wsd": (2, "--lr-schedule wsd --warmup 2 --final-lr-fraction 0.1 --steps 12"),
     "adamw": (1, "--optimizer adamw --beta1 0.8 --beta2 0.99 --eps 1e-6 --weight-decay 0.2"),
     "momentum": (1, "--optimizer sgd --momentum 0.5 --weight-decay 0.1"),
     "profiled": (2, "--profile-steps 2:3 --trace trace"),
@@ -143,14 +152,14 @@ RUNS = {  # name: ranks, flags
     "cyclic single v1": (1, "--cyclic v1 --cyclic-mode single --cyclic-stages 4"),
     "cyclic single v2": (1, "--cyclic v2 --cyclic-mode single --cyclic-stages 2 --grad-clip 0"),
     "cyclic auto": (2, "--cyclic v2 --cyclic-mode auto --cyclic-clip none"),
-    "cyclic slack": (2, "--cyclic v2 --cyclic-mode data --cyclic-slack 1 --grad-clip 0"),
-    "cyclic cut": (3, "--cyclic v2 --cyclic-mode data --cyclic-cut 1,2,5 --batch-tokens 96 --grad-clip 0"),
+    "cyclic slack": (2, f"{DATA_V2} --cyclic-slack 1 --grad-clip 0"),
+    "cyclic cut": (3, f"{DATA_V2} --cyclic-cut 1,2,5 --batch-tokens 96 --grad-clip 0"),
     "cyclic zero": (4, "--cyclic v1 --cyclic-mode zero"),
     "cyclic model v2": (3, "--cyclic v2 --cyclic-mode model --batch-tokens 96 --grad-clip 0"),
     "cyclic shared": (2, "--cyclic v1 --cyclic-mode data --share all"),
-    "cyclic shared 3": (2, "--cyclic v2 --cyclic-mode data --share 3 --cyclic-clip storage --dtype bf16"),
+    "cyclic shared 3": (2, f"{DATA_V2} --share 3 --cyclic-clip storage --dtype bf16"),
     "cyclic off": (2, "--cyclic off"),
-    "cyclic private": (2, f"--cyclic v2 --cyclic-mode data --dp-noise 1 {KEY} --grad-clip 0"),
+    "cyclic private": (2, f"{DATA_V2} --dp-noise 1 {KEY} --grad-clip 0"),
     "share all": (1, "--share all"),
     "share 2": (1, "--share 2"),
     "share 4": (1, "--share 4"),
@@ -158,7 +167,7 @@ RUNS = {  # name: ranks, flags
     "share 6x1": (1, "--share 6x1"),
     "share none": (1, "--share none"),
     "share lr": (2, "--share all --zero 2 --dtype bf16 --share-lr 1e-3"),
-    "share quantized": (2, "--share 3x2 --zero 3 --zero-quantized-weights 1 --zero-quantized-gradients 1"),
+    "share quantized": (2, f"--share 3x2 --zero 3 {QUANTIZED}"),
     "share sgd": (1, "--share 2 --optimizer sgd --recompute block"),
     "share wide pipeline": (4, "--share 2x3 --pipeline 3:2,5:2 --zero 2 --micro-batch 4"),
     "delink never": (1, "--share all --delink-at 9 --steps 6"),
@@ -211,7 +220,7 @@ OFFLOAD_LAYOUTS = {
     "sgd": (1, "--optimizer sgd --dtype bf16"),
     "zero 2 bf16": (3, "--zero 2 --dtype bf16"),
     "zero 3": (3, "--zero 3"),
-    "delink": (2, "--share all --delink-at 2 --zero 2 --dtype bf16"),
+    "delink": (2, "--share all --delink-at 2 --zero 2 --dtype bf16 --steps 4"),
 }
 BUDGETS_REFUSED = {  # the message says what the smallest budget is
     "least": (1, "--device-memory 1"),
@@ -321,7 +330,7 @@ PREDICTED = {  # printed by --dry-run on CLUSTER, and as actions by --show-sched
     "gpipe": (4, "--pipeline 1:1,7:3 --pipeline-schedule gpipe"),
     "recompute": (2, "--recompute block --dtype bf16"),
     "private": (2, f"--dp-noise 1 {KEY} --dp-clip-style flat"),
-    "quantized": (2, "--zero 3 --zero-quantized-weights 1 --zero-quantized-gradients 1"),
+    "quantized": (2, f"--zero 3 {QUANTIZED}"),
 }
 SCHEDULES = {
     "zero 1": (3, "--zero 1"),
@@ -454,29 +463,42 @@ REFUSED_FLAGS = """
 
 
 def cross():
-    """Each layout with each feature, of both programs."""
+    """Each layout with each feature."""
     for layout, (ranks, flags) in LAYOUTS.items():
         for feature, more in FEATURES.items():
             if feature not in NOT_TOGETHER.get(layout, ()):
-                name = f"{layout}, {feature}".rstrip(", ")
-                yield Case(name, f"{flags} {more}", ranks)
-                if layout in EMULATED_LAYOUTS and feature != "skips":
-                    yield Case(f"emulated {name}", f"{flags} {more}", ranks, emulated=True)
+                yield Case(f"{layout}, {feature}".rstrip(", "), f"{flags} {more}", ranks)
 
 
 def offloads():
     for layout, (ranks, flags) in OFFLOAD_LAYOUTS.items():
-        for what in ("optimizer", "params", "all"):
-            for who in ("host", "device"):
-                more = f"{flags} --offload {what} --offload-update {who}"
-                yield Case(f"offload {what} by {who}: {layout}", more, ranks)
-                if layout in ("zero 2 bf16", "delink"):
-                    yield Case(f"emulated offload {what} by {who}: {layout}", more, 2, True)
+        for what, who in product(("optimizer", "params", "all"), ("host", "device")):
+            more = f"{flags} --offload {what} --offload-update {who}"
+            yield Case(f"offload {what} by {who}: {layout}", more, ranks)
     for budget, (ranks, flags) in BUDGETS.items():
         for who in ("host", "device"):
             yield Case(f"budget {budget} by {who}", f"{flags} --offload-update {who}", ranks)
     for budget, (ranks, flags) in BUDGETS_REFUSED.items():
         yield Case(f"refused budget {budget}", flags, ranks, refused=True)
+
+
+def emulated():
+    for layout, (ranks, flags) in LAYOUTS.items():
+        if layout not in EMULATED_LAYOUTS:
+            yield Case(f"emulated {layout}", flags, ranks, emulated=True)
+    for layout, (ranks, flags) in EMULATED_LAYOUTS.items():
+        for feature, more in FEATURES.items():
+            if feature != "skips":
+                name = f"emulated {layout}, {feature}".rstrip(", ")
+                yield Case(name, f"{flags} {more}", ranks, emulated=True)
+    for what, who in product(("optimizer", "params", "all"), ("host", "device")):
+        flags = f"{OFFLOAD_LAYOUTS['delink'][1]} --offload {what} --offload-update {who}"
+        yield Case(f"emulated delink, offload {what} by {who}", flags, 2, emulated=True)
+    yield Case("emulated samples", "--sample-every 2 --sample-tokens 8", emulated=True)
+    yield Case("emulated hellaswag", "--hellaswag data/choices.bin --steps 0", emulated=True)
+    yield Case("emulated least budget", "--device-memory 1", emulated=True, refused=True)
+    yield Case("emulated print schedule", "--show-schedule 1 --zero 3", 2, emulated=True)
+    yield Case("emulated print help", "--help", emulated=True)
 
 
 def chains():
@@ -501,8 +523,6 @@ def prints():
         yield Case(f"print dry run {name}", f"{flags} --dry-run 1 --json 1 {CLUSTER}")
     for name, (ranks, flags) in {**PREDICTED, **SCHEDULES}.items():
         yield Case(f"print schedule {name}", f"{flags} --show-schedule 1", ranks)
-    yield Case("emulated print schedule", "--show-schedule 1 --zero 3", 2, emulated=True)
-    yield Case("emulated print help", "--help", emulated=True)
 
 
 def flags_of_help(text):
@@ -527,7 +547,7 @@ def all_cases(flags):
     cases = [*cross()]
     for name, (ranks, words) in RUNS.items():
         cases.append(Case(name, words, ranks))
-    cases += [*offloads(), *chains(), *prints(), *refusals(flags)]
+    cases += [*offloads(), *chains(), *prints(), *refusals(flags), *emulated()]
     names = [case.name for case in cases]
     assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
     return cases

@@ -24,7 +24,7 @@ BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
 
 def same_bits_py(*words, cwd=None):
     command = [sys.executable, ROOT / "test/same_bits.py", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 class WithScripts(unittest.TestCase):
