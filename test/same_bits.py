@@ -321,7 +321,14 @@ def differences(old, new):
 
 
 def cut(value):
+    value = value.replace("\n", " ")
     return value if len(value) <= SHOWN else value[:SHOWN] + "..."
+
+
+def report(line):
+    """At once, so that lines of runs at the same time stay apart."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 class Comparison:
@@ -347,15 +354,15 @@ class Comparison:
         shown = found if self.verbose else found[:1]
         more = f" (and {len(found) - 1} more)" if len(found) > len(shown) else ""
         for what, was, is_now in shown:
-            print(f"{case.name}: {what}: {cut(was)} -> {cut(is_now)}{more}", flush=True)
+            report(f"{case.name}: {what}: {cut(was)} -> {cut(is_now)}{more}")
         self.counts["different" if found else "equal"] += 1
         self.messages.add(old.get("message", ""))
         if not case.from_help and case.refused != (old["exit code"] != "0"):
             self.counts["unexpected"] += 1
             said = old.get("message", "")
-            print(f"{case.name}: OLD ends with exit code {old['exit code']}: {said}", flush=True)
+            report(f"{case.name}: OLD ends with exit code {old['exit code']}: {said}")
         if self.verbose:
-            print(f"{case.name}: {time.time() - start:.1f} s", flush=True)
+            report(f"{case.name}: {time.time() - start:.1f} s")
 
     def run(self, cases, chosen, jobs):
         """Cases that begin with the checkpoints of another one come after all others."""
