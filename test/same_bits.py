@@ -18,6 +18,7 @@ Not compared: measured times and rates, what is predicted from them, the host me
 itself. A run that resumes begins with OLD's checkpoints in both programs.
 
 OLD's results are kept in build/same_bits/, by the sha256 of the program and of these two scripts.
+The list takes about ten minutes for each program on two cores.
 A flag of --help that no command line uses is an error, and after a run of the whole list a pair of
 --compat that none is refused for. Standard library only; needs no data/.
 """
