@@ -157,6 +157,7 @@ RUNS = {  # name: ranks, flags
     "cyclic zero": (4, "--cyclic v1 --cyclic-mode zero"),
     "cyclic model v2": (3, "--cyclic v2 --cyclic-mode model --batch-tokens 96 --grad-clip 0"),
     "cyclic shared": (2, "--cyclic v1 --cyclic-mode data --share all"),
+    "cyclic shared 2x3": (2, "--cyclic v1 --share 2x3 --micro-batch 4"),
     "cyclic shared 3": (2, f"{DATA_V2} --share 3 --cyclic-clip storage --dtype bf16"),
     "cyclic off": (2, "--cyclic off"),
     "cyclic private": (2, f"{DATA_V2} --dp-noise 1 {KEY} --grad-clip 0"),
