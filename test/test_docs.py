@@ -285,7 +285,7 @@ class Parsed(unittest.TestCase):
                 list((ROOT / "test").glob(path.name + ".c*")), f"{words[0]} has no source"
             )
         self.assertTrue(path.exists(), f"there is no {words[0]}")
-        if words[0].startswith("test/"):
+        if words[0].startswith("test/test_"):
             for name in [word for word in words[1:] if not word.isupper()]:
                 self.assertRegex(path.read_text(), rf"(?m)^class {name.split('.')[0]}\b")
         elif words[0] == "scripts/slurm.sbatch":
