@@ -829,6 +829,38 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     free(reports);
     return !error;
 }
+// Reads the counters of a manifest and how many state files there are. Returns false where a field
+// is missing or out of range.
+static inline bool manifest_progress(const char *text, Progress *p, int64_t *files) {
+    return manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) &&
+           manifest_int(text, "updates", &p->updates) &&
+           manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) &&
+           manifest_int(text, "files", files) && *files <= MANIFEST_FILES &&
+           manifest_count_or_none(text, "delinked", &p->delinked) &&
+           manifest_count_or_none(text, "restarted", &p->restarted) &&
+           manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+}
+// Checks that the files held all elements of each state that this model has. filled: [kinds][storages]
+// elements that were read.
+static inline bool states_are_whole(const char *folder, const Store *s, const GptModel *from,
+                                    const int64_t *filled, char *why, size_t why_bytes) {
+    bool good = true;
+    for (int i = 0; good && i < STATE_KINDS * from->storages; i++) {
+        int storage = i % from->storages;
+        const int64_t elements = gpt_storage_elements(from, storage);
+        const StateKind kind = (StateKind)(i / from->storages);
+        // 0 elements: that run did not have this state
+        int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
+                           : store_has_state(s, kind) ? elements
+                                                      : 0;
+        good = filled[i] == expected;
+        if (!good) {
+            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind],
+                     storage, filled[i] ? "whole" : "there");
+        }
+    }
+    return good;
+}
 
 // Fills store and progress from one checkpoint, of model `from`. A run that resumes passes the
 // store's own model. Otherwise a new run begins with the checkpoint, in which as many blocks share
@@ -851,14 +883,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder,
                  line ? (int)strcspn(line, "\n") : 1, line ? line : "?");
     }
-    bool good = same && manifest_int(text, "step", &p->step) &&
-                manifest_int(text, "position", &p->position) &&
-                manifest_int(text, "updates", &p->updates) &&
-                manifest_window(text, "losses", &p->loss) &&
-                manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
-                files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) &&
-                manifest_count_or_none(text, "restarted", &p->restarted) &&
-                manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+    bool good = same && manifest_progress(text, p, &files);
     for (int i = 0; good && s->version && i < s->model->storages; i++) {
         s->version[i] = resumes ? p->step : 0;
     }
@@ -876,20 +901,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes,
                                        checksum, filled, why, why_bytes);
     }
-    for (int i = 0; good && i < STATE_KINDS * from->storages; i++) {
-        int storage = i % from->storages;
-        const int64_t elements = gpt_storage_elements(from, storage);
-        const StateKind kind = (StateKind)(i / from->storages);
-        // 0 elements: that run did not have this state
-        int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
-                           : store_has_state(s, kind) ? elements
-                                                      : 0;
-        good = filled[i] == expected;
-        if (!good) {
-            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind],
-                     storage, filled[i] ? "whole" : "there");
-        }
-    }
+    good = good && states_are_whole(folder, s, from, filled, why, why_bytes);
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
     s->pending =

@@ -840,6 +840,42 @@ static inline void print_offload(const RunFacts *run) {
                (double)(p->disk - p->stored) / 1048576, o->folder);
     }
 }
+static inline void print_zero(const ZeroPolicy *z) {
+    printf("ZeRO       stage %d", z->stage);
+    if (z->quantized_weights) { printf(", weights in INT8 blocks of %" PRId64, z->weights.block); }
+    if (z->partition > 1) { printf(", copies inside partitions of %d ranks", z->partition); }
+    if (z->quantized_gradients) {
+        printf(", gradients in INT%d blocks of %" PRId64 "%s", z->gradients.bits,
+               z->gradients.block, z->feedback ? ", errors fed back" : "");
+    }
+    printf("\n");
+}
+// Prints what a user may not expect of these flags.
+static inline void print_notes(const RunFacts *run) {
+    const Options *o = run->options;
+    if (options_ends_shared(o)) {
+        printf("note: blocks share to the end: --delink-at %" PRId64
+               " is not before --steps %" PRId64 "\n",
+               o->delink_at, o->steps);
+    }
+    if (run->steps > 0 && o->warmup > run->steps) {
+        printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
+               " steps the learning rate is %.10g, not yet --lr %.10g\n",
+               o->warmup, run->steps, options_learning_rate(o, run->steps - 1, run->steps), o->lr);
+    }
+    if (!*o->val) {
+        printf("data       no validation%s: --train is given without --val\n",
+               *o->hellaswag ? " but --hellaswag" : "");
+    }
+    if (o->steps && run->given->at[OPTION_INDEX_val] && !run->given->at[OPTION_INDEX_train]) {
+        printf("data       training on the default, %s: --val is given without --train\n",
+               o->train);
+    }
+    if (!o->dry_run && o->steps) {
+        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n",
+               run->train->tokens, run->train->shard_count, run->steps);
+    }
+}
 static inline void print_start(const RunFacts *run) {
     const Options *o = run->options;
     const GptConfig *c = &run->model->config;
@@ -863,15 +899,7 @@ static inline void print_start(const RunFacts *run) {
         printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device,
                run->rates->peak_flops_per_s / 1e12);
     }
-    const ZeroPolicy *z = &run->store->policy;
-    printf("ZeRO       stage %d", z->stage);
-    if (z->quantized_weights) { printf(", weights in INT8 blocks of %" PRId64, z->weights.block); }
-    if (z->partition > 1) { printf(", copies inside partitions of %d ranks", z->partition); }
-    if (z->quantized_gradients) {
-        printf(", gradients in INT%d blocks of %" PRId64 "%s", z->gradients.bits,
-               z->gradients.block, z->feedback ? ", errors fed back" : "");
-    }
-    printf("\n");
+    print_zero(&run->store->policy);
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64
            " samples a rank; schedule of %d actions\n",
            run->samples, o->seq_len, run->program->micro_batches, run->shape.rows,
@@ -884,28 +912,7 @@ static inline void print_start(const RunFacts *run) {
         print_traffic(p->traffic);
     }
     print_later(run->later);
-    if (options_ends_shared(o)) {
-        printf("note: blocks share to the end: --delink-at %" PRId64
-               " is not before --steps %" PRId64 "\n",
-               o->delink_at, o->steps);
-    }
-    if (run->steps > 0 && o->warmup > run->steps) {
-        printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
-               " steps the learning rate is %.10g, not yet --lr %.10g\n",
-               o->warmup, run->steps, options_learning_rate(o, run->steps - 1, run->steps), o->lr);
-    }
-    if (!*o->val) {
-        printf("data       no validation%s: --train is given without --val\n",
-               *o->hellaswag ? " but --hellaswag" : "");
-    }
-    if (o->steps && run->given->at[OPTION_INDEX_val] && !run->given->at[OPTION_INDEX_train]) {
-        printf("data       training on the default, %s: --val is given without --train\n",
-               o->train);
-    }
-    if (!o->dry_run && o->steps) {
-        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n",
-               run->train->tokens, run->train->shard_count, run->steps);
-    }
+    print_notes(run);
     fflush(stdout);
 }
 
@@ -999,6 +1006,28 @@ static inline int64_t moved_per_step(const RunFacts *run, int way, int64_t steps
     const bool hides = privacy_hides(run->privacy) && run->store->host[STATE_PARAMETERS].held;
     return hides ? (int64_t)privacy_rounded((double)bytes) : bytes;
 }
+// Memory, offload and traffic of the log's last event, predicted and measured. per_step: measured
+// bytes of a step; total: of all kinds, predicted and measured; host: this process's peak, bytes.
+static inline void json_add_end(TextBuffer *line, const RunFacts *run,
+                                int64_t per_step[COMM_KINDS][LINK_KINDS],
+                                int64_t total[2][LINK_KINDS], int64_t steps, size_t host) {
+    Prediction *p = run->predicted;
+    const int64_t *stored = run->store->stored, each = max_i64(steps, 1),
+                  disk = run->files[0].taken + run->files[1].taken;
+    text_add(line, "{\"event\":\"end\",\"memory\":{\"predicted\":");
+    json_add_memory(line, p->memory, p->host);
+    text_add(line, ",\"measured\":");
+    json_add_memory(line, memory_taken, host);
+    text_add(line, "},\"offload\":{\"predicted\":");
+    json_add_offload(line, p->offloaded, p->moved[0], p->moved[1], p->disk, p->stored, p->stored);
+    text_add(line, ",\"measured\":");
+    json_add_offload(line, memory_on_host, moved_per_step(run, 0, steps),
+                     moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
+    text_add(line, "},\"traffic\":{\"predicted\":");
+    json_add_traffic(line, p->traffic, total[0]);
+    text_add(line, ",\"measured\":");
+    json_add_traffic(line, per_step, total[1]);
+}
 // Reports predicted against measured values, on the terminal and in the log, after `steps` steps of
 // which the last was `step`.
 static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent,
@@ -1034,23 +1063,9 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
         printf("traffic a step, measured:\n");
         print_traffic(per_step);
     }
-    const int64_t *stored = run->store->stored, each = max_i64(steps, 1),
-                  disk = run->files[0].taken + run->files[1].taken;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":");
-    json_add_memory(&line, p->memory, p->host);
-    text_add(&line, ",\"measured\":");
-    json_add_memory(&line, memory_taken, host);
-    text_add(&line, "},\"offload\":{\"predicted\":");
-    json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->disk, p->stored, p->stored);
-    text_add(&line, ",\"measured\":");
-    json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps),
-                     moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
-    text_add(&line, "},\"traffic\":{\"predicted\":");
-    json_add_traffic(&line, p->traffic, total[0]);
-    text_add(&line, ",\"measured\":");
-    json_add_traffic(&line, per_step, total[1]);
+    json_add_end(&line, run, per_step, total, steps, host);
     text_add(&line, "},\"step_ms\":{\"predicted\":");
     json_add_number(&line, p->step_s * 1000);
     json_add_field(&line, "measured", step_ms);

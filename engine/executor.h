@@ -264,6 +264,74 @@ static inline void run_stats(Executor *e, const Action *a, const Schedule *sched
     e->norm = sqrt(exact_value(e->stats_out.squares));
 }
 
+// Runs an action that releases, reduces, updates or moves a storage's states. Returns false if the
+// action is of another kind.
+static inline bool executor_run_states(Executor *e, const Action *a, const OptimizerStep *optimizer,
+                                       int64_t of) {
+    switch (a->kind) {
+    case ACT_RELEASE: store_release(e->store, a->storage); break;
+    case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
+    case ACT_UPDATE:
+        if (store_delays(e->store)) {
+            store_update_delayed(e->store, a->storage, of, *optimizer);
+        } else {
+            store_update(e->store, a->storage, of, *optimizer, a->use);
+        }
+        break;
+    case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
+    case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
+    case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
+    case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
+    case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
+    case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
+    default: return false;
+    }
+    return true;
+}
+// Posts the message of an action that sends or receives step statistics.
+static inline void executor_post_stats(Executor *e, const Action *a) {
+    if (a->kind == ACT_SEND_STATS) {
+        comm_wait_message(e->comm, e->stats_out_request);
+        e->stats_out_request =
+            comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
+        return;
+    }
+    e->stats_in_request =
+        comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in);
+}
+// Runs one action of step `of`, which is not deferred.
+static inline void executor_run_action(Executor *e, const Schedule *schedule, const Action *a,
+                                       const Pass *pass, const OptimizerStep *optimizer, int64_t of,
+                                       double *norm) {
+    if (executor_run_states(e, a, optimizer, of)) { return; }
+    switch (a->kind) {
+    case ACT_PREFETCH:
+        executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
+        break;
+    case ACT_ACQUIRE:
+        executor_expect_version(e, a->storage, e->version + a->version);
+        e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
+                                               executor_slot_of(e, a, pass, of));
+        break;
+    case ACT_FETCH_STASH:
+    case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
+    case ACT_NORM:
+        executor_wait_messages(e);
+        *norm = store_norm(e->store, of);
+        executor_take_losses(e, schedule, pass);
+        break;
+    case ACT_STATS: run_stats(e, a, schedule, pass, of); break;
+    case ACT_SEND_PART:
+    case ACT_RECV_PART:
+        store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
+                        of);
+        break;
+    case ACT_SEND_STATS:
+    case ACT_RECV_STATS: executor_post_stats(e, a); break;
+    default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
+    }
+}
+
 // Runs this rank's actions from *at up to and including NORM (the norm goes to *norm), or to the
 // end, and moves *at. After NORM the caller checks loss and norm, and runs the rest, the updates,
 // with the optimizer settings of the step, or not at all. Losses are complete after NORM, or at the
@@ -287,55 +355,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         executor_begin(e, a, (*at)++, step);
         if (p2p && deferred_lanes(a->kind)) { executor_defer(e, a, of); }
         executor_run_deferred(e);
-        switch (p2p && deferred_lanes(a->kind) ? ACTION_KINDS : a->kind) {
-        case ACT_PREFETCH:
-            executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
-            break;
-        case ACT_ACQUIRE:
-            executor_expect_version(e, a->storage, e->version + a->version);
-            e->held[a->storage] =
-                executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
-                                 executor_slot_of(e, a, pass, of));
-            break;
-        case ACT_RELEASE: store_release(e->store, a->storage); break;
-        case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
-        case ACT_UPDATE:
-            if (store_delays(e->store)) {
-                store_update_delayed(e->store, a->storage, of, *optimizer);
-            } else {
-                store_update(e->store, a->storage, of, *optimizer, a->use);
-            }
-            break;
-        case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
-        case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
-        case ACT_FETCH_STASH:
-        case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
-        case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
-        case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
-        case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
-        case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
-        case ACT_NORM:
-            executor_wait_messages(e);
-            *norm = store_norm(e->store, step);
-            executor_take_losses(e, schedule, pass);
-            break;
-        case ACT_STATS: run_stats(e, a, schedule, pass, of); break;
-        case ACT_SEND_PART:
-        case ACT_RECV_PART:
-            store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a),
-                            a->peer, of);
-            break;
-        case ACT_SEND_STATS:
-            comm_wait_message(e->comm, e->stats_out_request);
-            e->stats_out_request =
-                comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
-            break;
-        case ACT_RECV_STATS:
-            e->stats_in_request =
-                comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in);
-            break;
-        case ACTION_KINDS: break; // deferred
-        default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
+        if (!p2p || !deferred_lanes(a->kind)) {
+            executor_run_action(e, schedule, a, pass, optimizer, of, norm);
         }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();

@@ -851,10 +851,9 @@ static inline void validator_reach(Validator *v, int rank, const Action *a) {
     v->first[rank] = (int)max_i64(0, min_i64(v->first[rank], a->unit - 1));
     v->end[rank] = (int)min_i64(v->program->map.units, max_i64(v->end[rank], (int64_t)a->unit + 2));
 }
-static inline void validator_start(Validator *v, const Program *p) {
+// Allocates what the validator keeps of each unit and micro-batch, of gradients and parameters.
+static inline void validator_allocate_units(Validator *v, const Program *p) {
     size_t per_storage = (size_t)p->ranks * (size_t)p->map.storages;
-    memset(v, 0, sizeof *v);
-    v->program = p;
     v->done = (unsigned char *)checked_calloc((size_t)p->ranks * (size_t)p->map.units,
                                               (size_t)max_i64(p->micro_batches, 1), "validator");
     v->spans = 1;
@@ -880,6 +879,10 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->factors = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units,
                                             sizeof(Received) * (size_t)max_i64(p->micro_batches, 1),
                                             "validator");
+}
+// Allocates what it keeps of ranks, of stashed activations and of states on the host and the disk.
+static inline void validator_allocate_ranks(Validator *v, const Program *p) {
+    const size_t per_storage = (size_t)p->ranks * (size_t)p->map.storages;
     v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
     for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
     v->stashed = (bool *)checked_calloc((size_t)p->ranks * (size_t)p->map.units,
@@ -906,6 +909,12 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->open = v->forwards + (size_t)p->ranks * (size_t)p->micro_batches;
     v->first = (int *)checked_calloc(2 * (size_t)p->ranks, sizeof(int), "validator");
     v->end = v->first + p->ranks;
+}
+static inline void validator_start(Validator *v, const Program *p) {
+    memset(v, 0, sizeof *v);
+    v->program = p;
+    validator_allocate_units(v, p);
+    validator_allocate_ranks(v, p);
     for (int r = 0; r < p->ranks; r++) {
         v->first[r] = p->map.units;
         for (int i = 0; i < p->rank[r].count; i++) {

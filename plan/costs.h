@@ -677,11 +677,14 @@ static inline ActionCost sum_cost(const Costs *c, const Store *store, const Acti
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
-static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
-    const Costs *c = (const Costs *)context;
-    const Store *store = c->stores[rank];
+// Seconds of a compute action: as this machine's units were timed, else from the rates of products
+// and of memory.
+static inline double compute_seconds(const Costs *c, const Action *a) {
+    if (c->rates.units.known && !c->clip.on) {
+        const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
+        return (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
+    }
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
-    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     // without rows: any rate
     double products_per_s =
@@ -702,36 +705,47 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
                     ? clip_norm_flops(&c->clip, c->model, 0, (double)a->rows, c->T) / products_per_s
                     : 0;
     }
-    ActionCost cost = {0, 0};
-    if (c->rates.units.known && !c->clip.on && action_computes(a->kind)) {
-        cost.compute_s = (double)a->rows *
-                         c->rates.units.row_s[gpt_unit_class(c->model, a->unit)]
-                                             [a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind];
-        return cost;
+    double seconds = 0;
+    switch (a->kind) {
+    case ACT_FORWARD:
+    case ACT_RECOMPUTE: seconds = product + (block ? 20 : 2) * pass; break;
+    case ACT_BACKWARD_INPUT:
+        seconds = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat || head ? norms : 0) +
+                  (block ? 20 : 6) * pass;
+        break;
+    case ACT_BACKWARD_WEIGHT:
+        seconds = product + (a->unit || crosses ? 0 : tied) + (c->clip.flat || head ? 0 : norms) +
+                  4 * pass;
+        break;
+    case ACT_CLIP: seconds = block ? 0 : norms; break;
+    case ACT_TIED: seconds = tied; break;
+    default: break;
     }
-    if (action_is_message(a->kind)) {
-        const CommLink link = group_link(store->ranks, rank, a->peer);
-        const double bytes = (double)executor_message_bytes(c->shape, c->model, a),
-                     seconds =
-                         bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
-        // half at each end: in an all-reduce a rank is both ends
-        cost.compute_s = c->rates.lost[link] / 2 * seconds;
-        cost.message_s = action_sends(a->kind) ? seconds : 0;
+    return seconds;
+}
+// The cost of a message between two ranks.
+static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, const Action *a) {
+    ActionCost cost = {0, 0};
+    const CommLink link = group_link(store->ranks, rank, a->peer);
+    const double bytes = (double)executor_message_bytes(c->shape, c->model, a),
+                 seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
+    // half at each end: in an all-reduce a rank is both ends
+    cost.compute_s = c->rates.lost[link] / 2 * seconds;
+    cost.message_s = action_sends(a->kind) ? seconds : 0;
+    return cost;
+}
+static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
+    const Costs *c = (const Costs *)context;
+    const Store *store = c->stores[rank];
+    const double elements =
+        a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
+    ActionCost cost = {0, 0};
+    if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
+    if (action_computes(a->kind)) {
+        cost.compute_s = compute_seconds(c, a);
         return cost;
     }
     switch (a->kind) {
-    case ACT_FORWARD:
-    case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
-    case ACT_BACKWARD_INPUT:
-        cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier +
-                         (c->clip.flat || head ? norms : 0) + (block ? 20 : 6) * pass;
-        break;
-    case ACT_BACKWARD_WEIGHT:
-        cost.compute_s = product + (a->unit || crosses ? 0 : tied) +
-                         (c->clip.flat || head ? 0 : norms) + 4 * pass;
-        break;
-    case ACT_CLIP: cost.compute_s = block ? 0 : norms; break;
-    case ACT_TIED: cost.compute_s = tied; break;
     case ACT_PREFETCH:
     case ACT_REDUCE:
         if (store->policy.p2p) { // a local sum, no collective
