@@ -39,7 +39,7 @@
 #define COMM_NCCL_CUH
 
 #include "comm.h"       // groups, the watch, MPI
-#include "ops_cuda.cuh" // the compute stream
+#include "kernels/device_cuda.cuh" // the compute stream
 #ifdef __CUDACC__
 #include <nccl.h> // collectives between GPUs
 #else

@@ -1,6 +1,5 @@
 // ops_cuda.cuh: the tensor operations on a GPU, with our own kernels. The contract is ops.h.
-// Related files: kernels/device_cuda.cuh (the GPU itself), kernels/matmul_cuda.cuh (matrix
-// products), kernels/quantize_cuda.cuh, and kernels/attention_cuda.cuh, which includes this file.
+// kernels/device_cuda.cuh has the GPU itself.
 //
 // Precision  Real is fp32 or bf16, as passed to ops_open() (--dtype). Kernels are templates over it
 //            and compute in fp32. Products of fp32 matrices are exact fp32. With -DUSE_TF32 (make
@@ -10,8 +9,9 @@
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "kernels/matmul_cuda.cuh"   // matrix products by cuBLASLt
-#include "kernels/quantize_cuda.cuh" // quantization
+#include "kernels/attention_cuda.cuh" // attention
+#include "kernels/matmul_cuda.cuh"    // matrix products by cuBLASLt
+#include "kernels/quantize_cuda.cuh"  // quantization
 
 // --- embedding -----------------------------------------------------------------------------------
 template <class R>

@@ -28,7 +28,7 @@
 #ifndef ATTENTION_CUDA_CUH
 #define ATTENTION_CUDA_CUH
 
-#include "ops_cuda.cuh" // helpers of kernels, the device's stream
+#include "kernels/device_cuda.cuh" // helpers of kernels, the device's stream
 #ifdef USE_CUDNN
 #include "kernels/attention_cudnn.cuh" // preferred where it is compiled in
 #endif
@@ -775,7 +775,5 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
                                            (const Bf16 *)qkv, lse, delta);
     }
 }
-
-#include "kernels/clip_cuda.cuh" // the operations for privacy
 
 #endif

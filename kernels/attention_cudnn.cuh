@@ -16,7 +16,7 @@
 #error "USE_CUDNN=1 needs cudnn-frontend: scripts/setup.sh cudnn"
 #endif
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
-#include "ops_cuda.cuh"              // scratch, enter
+#include "kernels/device_cuda.cuh"   // scratch, enter
 #include <cstring>                   // strlen, which the next header uses
 #include <cudnn_frontend.h>          // graphs of operations
 #include <memory>                    // graphs are shared pointers

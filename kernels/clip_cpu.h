@@ -1,5 +1,5 @@
 // clip_cpu.h: what each sample adds to a gradient, on the CPU. The contract is in ops.h, section
-// "privacy". ops_cpu.h includes this file.
+// "privacy".
 //
 // Plan     The squared norm of a sample's weight gradient dout^T in is the sum over pairs of its
 //          rows of (dout_t . dout_s) (in_t . in_s), the ghost norm of arXiv 2210.00038. It needs
@@ -14,7 +14,8 @@
 #ifndef CLIP_CPU_H
 #define CLIP_CPU_H
 
-#include "ops_cpu.h" // the team, polling, register-blocked products
+#include "kernels/attention_cpu.h" // register-blocked products
+#include "kernels/matmul_cpu.h"    // tiles
 
 #ifndef CLIP_PARTS     // tests make it smaller
 #define CLIP_PARTS 256 // parts of the sum of a sample, at most

@@ -1,5 +1,5 @@
 // clip_cuda.cuh: per-sample norms, clipping and noise on a GPU. The contract is in ops.h, section
-// "privacy". attention_cuda.cuh includes this file.
+// "privacy".
 //
 // Norms      A block sums the squares of a piece of a sample in fp64. A second kernel adds the
 //            pieces in order. The pieces follow from the shape of one sample, so a norm has the
@@ -20,7 +20,7 @@
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH
 
-#include "kernels/attention_cuda.cuh" // tensor cores
+#include "ops_cuda.cuh" // tensor cores, sums of columns, the order of tokens
 
 enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
 

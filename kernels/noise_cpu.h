@@ -1,5 +1,5 @@
 // noise_cpu.h: noise on the CPU. The contract is in ops.h, the definition of the numbers in
-// noise.h. ops_cpu.h includes this file.
+// noise.h.
 //
 // Plan    Words are made in tiles that stay in the L1 cache. ChaCha20 computes as many blocks at a
 //         time as a vector has lanes, one block per lane. Then the words are transposed into the
@@ -13,7 +13,7 @@
 #ifndef NOISE_CPU_H
 #define NOISE_CPU_H
 
-#include "ops_cpu.h" // the team, polling, the vectors' width
+#include "kernels/device_cpu.h" // the team, polling, the vectors' width
 
 enum { NOISE_TILE = 1024 }; // words; BLOCK is a multiple of it
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));

@@ -1,5 +1,4 @@
 // quantize_cpu.h: quantization on the CPU. The contract is in ops.h, the format in quantize.h.
-// ops_cpu.h includes this file.
 //
 // Plan     Numbers are processed in tiles that stay in the L1 cache. They have one of four sources:
 //          fp32 (read in place), bf16, a sum of records, or gradients with error feedback. A block
@@ -11,7 +10,7 @@
 #ifndef QUANTIZE_CPU_H
 #define QUANTIZE_CPU_H
 
-#include "ops_cpu.h" // the team, polling
+#include "kernels/device_cpu.h" // the team, polling
 
 enum { QUANT_TILE = 2048 };
 

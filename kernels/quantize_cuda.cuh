@@ -1,5 +1,4 @@
 // quantize_cuda.cuh: quantization on a GPU. The contract is in ops.h, the format in quantize.h.
-// ops_cuda.cuh includes this file.
 //
 // Words     Threads work on whole 32-bit words, which hold 4 or 8 codes. So neighbouring threads
 //           access neighbouring words of records. The numbers of a word are read and written four

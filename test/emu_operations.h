@@ -4,7 +4,7 @@
 #ifndef EMU_OPERATIONS_H
 #define EMU_OPERATIONS_H
 
-#include "kernels/attention_cuda.cuh"
+#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
 static inline void emu_operation(Stream *s) {
     char *begin = (char *)scratch(s);
