@@ -840,8 +840,8 @@ static inline bool manifest_progress(const char *text, Progress *p, int64_t *fil
            manifest_count_or_none(text, "restarted", &p->restarted) &&
            manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
 }
-// Checks that the files held all elements of each state that this model has. filled: [kinds][storages]
-// elements that were read.
+// Checks that the files held all elements of each state that this model has.
+// filled: [kinds][storages] elements that were read.
 static inline bool states_are_whole(const char *folder, const Store *s, const GptModel *from,
                                     const int64_t *filled, char *why, size_t why_bytes) {
     bool good = true;
