@@ -5,7 +5,11 @@
 // the order of all sums depend on no library, setting or timing.
 //
 // Data       A collective over a group of n members divides an array into n slices by n + 1
-//            ascending element bounds. Slice i belongs to member i and may be empty.
+//            ascending element bounds. Slice i belongs to member i and may be empty. NCCL needs
+//            slices as store_bounds() cuts them: all of the same length, except that the last ones
+//            end where the array ends. It also needs an array, and a slice that is stored
+//            elsewhere, to have free space behind them for what the last slices lack
+//            (bounds_padded), which an all-gather or a reduce-scatter may read and write.
 // Levels     A group that has equally many members (more than one) on each of several nodes works
 //            on two levels: inside each node, and between the members of the same local index on
 //            different nodes. A slice then crosses to each other node exactly once. All other
@@ -626,7 +630,7 @@ static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
 // Returns the bytes of staging that reductions of up to `elements` elements need to go in one
 // piece, but at most `most`. Longer reductions go in several pieces.
 static inline size_t comm_staging_bytes(const Group *g, DType wire, int64_t elements, size_t most) {
-    int64_t segment = round_up(ceil_div(elements, g->n) + 4096, 16); // slices are only nearly equal
+    int64_t segment = round_up(ceil_div(elements, g->n) + 4096, 16); // slices are whole chunks
     int64_t bytes = segment * 4 * COMM_SLOTS * comm_segments(g, wire);
     return g->n == 1 ? 0 : (size_t)min_i64(bytes, (int64_t)most);
 }

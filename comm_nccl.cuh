@@ -15,8 +15,9 @@
 //              which they are posted: one that waits for its other end holds up the messages behind
 //              it, which the schedule allows for (schedule.h: rendezvous), but no collective. Those
 //              who will talk connect at start.
-//   Slices     Equal ones go in one call. What the last has more (zero.h cuts so), or unequal ones,
-//              go member by member in the same group of calls. All in place: nothing is padded.
+//   Slices     All are as long as the first, so each collective is one call, in place. Where the
+//              last ones end before, their arrays have room (comm.h: Data), whose zeros travel,
+//              too.
 //   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and
 //              network, in fp32, or with wire bf16 in bf16: contributions are packed on the device,
 //              and every partial sum is rounded. So they differ in the last bits from those of
@@ -38,7 +39,7 @@
 #ifndef COMM_NCCL_CUH
 #define COMM_NCCL_CUH
 
-#include "comm.h"       // groups, the watch, MPI
+#include "comm.h"                  // groups, the watch, MPI
 #include "kernels/device_cuda.cuh" // the compute stream
 #ifdef __CUDACC__
 #include <nccl.h> // collectives between GPUs
@@ -273,56 +274,30 @@ static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t byte
     }
 }
 
-// Elements that all slices begin with, if these follow one another at this distance: what one call
-// can carry. 0: they do not.
-static inline int64_t nccl_equal_part(const CommOp *op) {
-    const int64_t *b = op->bounds, part = b[1] - b[0];
-    bool equal = b[0] == 0;
-    for (int i = 0; i < op->group->n; i++) {
-        equal = equal && b[i] == i * part && b[i + 1] - b[i] >= part;
-    }
-    return equal ? part : 0;
+// Elements of each slice, with what the last ones lack.
+static inline int64_t nccl_slice(const CommOp *op) {
+    const int64_t *b = op->bounds, slice = b[1];
+    for (int i = 0; i <= op->group->n; i++) { assert(b[i] == min_i64(i * slice, b[op->group->n])); }
+    return slice;
 }
 // data: elements of `size` bytes; slice i comes from member i.
 static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t size) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
-    int64_t part = nccl_equal_part(op);
-    if (part) {
-        nccl_call(c, op,
-                  ncclAllGather(data + op->group->me * part * size, data, (size_t)(part * size),
-                                ncclUint8, communicator, carrier));
-    }
-    for (int i = 0; i < op->group->n; i++) {
-        char *rest = data + (op->bounds[i] + part) * size;
-        int64_t bytes = (op->bounds[i + 1] - op->bounds[i] - part) * size;
-        if (bytes) {
-            nccl_call(
-                c, op,
-                ncclBroadcast(rest, rest, (size_t)bytes, ncclUint8, i, communicator, carrier));
-        }
-    }
+    const int64_t bytes = nccl_slice(op) * size;
+    const char *mine = data + op->group->me * bytes;
+    nccl_call(c, op, ncclAllGather(mine, data, (size_t)bytes, ncclUint8, communicator, carrier));
 }
-// out, at my slice's place, = the sum of in.
+// out, at my slice's place, = the sum of in. In place that is where NCCL has it: an empty slice's
+// is in the room behind the array.
 static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out,
                                ncclDataType_t type) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
-    int64_t part = nccl_equal_part(op), size = type == ncclBfloat16 ? 2 : 4;
-    if (part) {
-        nccl_call(c, op,
-                  ncclReduceScatter(in, out + op->group->me * part * size, (size_t)part, type,
-                                    ncclSum, communicator, carrier));
-    }
-    for (int i = 0; i < op->group->n; i++) {
-        int64_t rest = (op->bounds[i] + part) * size,
-                count = op->bounds[i + 1] - op->bounds[i] - part;
-        if (count) {
-            nccl_call(c, op,
-                      ncclReduce(in + rest, out + rest, (size_t)count, type, ncclSum, i,
-                                 communicator, carrier));
-        }
-    }
+    const int64_t slice = nccl_slice(op), size = type == ncclBfloat16 ? 2 : 4;
+    char *mine = out + (in == out ? op->group->me * slice : op->bounds[op->group->me]) * size;
+    const size_t count = (size_t)slice;
+    nccl_call(c, op, ncclReduceScatter(in, mine, count, type, ncclSum, communicator, carrier));
 }
 static inline void nccl_exchange(Comm *c, const CommOp *op) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
@@ -357,14 +332,15 @@ static inline void nccl_carry(Comm *c, const CommOp *op) {
     const char *in = packed ? c->staging : op->in;
     char *out = packed ? c->staging : op->out;
     if (packed) {
-        if ((size_t)all * 2 > c->staging_bytes) {
-            die(EXIT_RESOURCES, NULL, "no room to pack %" PRId64 " elements", all);
+        const int64_t sent = op->kind == COMM_ALL_REDUCE ? all : bounds_padded(b, op->group->n);
+        if ((size_t)sent * 2 > c->staging_bytes) {
+            die(EXIT_RESOURCES, NULL, "no memory to pack %" PRId64 " elements", sent);
         }
-        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0,
+        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(sent, THREADS), THREADS, 0,
                carrier, (__nv_bfloat16 *)(void *)c->staging, (const float *)(const void *)op->in,
-               all);
+               sent);
     }
-    nccl_call(c, op, ncclGroupStart());
+    nccl_call(c, op, ncclGroupStart()); // an exchange is several calls
     switch (op->kind) {
     case COMM_ALL_GATHER: nccl_gather(c, op, op->out, (int64_t)op->element_bytes); break;
     case COMM_REDUCE_SCATTER: nccl_reduce(c, op, in, out, type); break;
@@ -590,7 +566,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     int64_t first = op->bounds[gathers ? g->me : 0], end = op->bounds[gathers ? g->me + 1 : g->n];
     if (g->n == 1) { return copy_to_myself(s->stream, op); }
     if ((size_t)(all * size) > s->mirror_bytes) {
-        die(EXIT_RESOURCES, NULL, "no room to stage %" PRId64 " elements", all);
+        die(EXIT_RESOURCES, NULL, "no memory to stage %" PRId64 " elements", all);
     }
     if (s->started - s->done == STAGED_MOST) { staged_wait(c, -(s->done + 1)); }
     StagedOp *o = &s->ops[s->started % STAGED_MOST];
@@ -619,7 +595,7 @@ static inline CommRequest staged_post(Comm *c, bool send, int peer, void *data, 
     Staged *s = (Staged *)c->transport.state;
     StagedMessage *m = &s->messages[s->posted % s->most];
     if (bytes > s->message_bytes) {
-        die(EXIT_RESOURCES, NULL, "no room to stage a message of %zu bytes", bytes);
+        die(EXIT_RESOURCES, NULL, "no memory to stage a message of %zu bytes", bytes);
     }
     if (m->ticket) { staged_wait_message(c, s->most - s->posted - 1); }
     m->device = send ? NULL : data;
@@ -716,8 +692,8 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and
-// received, and these messages carry over this rank's GPU. All ranks.
+// Makes counted collectives of up to `elements` fp32 elements, room included, or so many bytes of
+// records, sent and received, and these messages carry over this rank's GPU. All ranks.
 static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
                                   const CommTraffic *traffic) {
     int sharing;

@@ -231,7 +231,9 @@ static void setup_privacy(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) {
-        most = max_i64(most, gpt_storage_elements(&t->model, s));
+        const int n = holders_of(&t->store.layout.owners, s);
+        const int64_t elements = gpt_storage_elements(&t->model, s);
+        most = max_i64(most, store_padded(elements, n, zero_grain(&t->store.policy)));
     }
     CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank,
                                            &t->program, &t->evaluation, cyclic_turns(&t->cyclic));

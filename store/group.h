@@ -156,6 +156,10 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
     }
 }
 
+// The elements of n slices that are all as long as the first. Where slices are equally long but for
+// the last ones, which end where the array does, a collective over so many elements covers it.
+static inline int64_t bounds_padded(const int64_t *bounds, int n) { return n * bounds[1]; }
+
 // -------------------------------------------------------------------------------------------------
 // Placement: which ranks compute which units.
 typedef struct {

@@ -14,8 +14,12 @@
 //            shelf that holds slices and lends whole arrays has ROOMS for these: blocks share a
 //            few, in turns; the few other storages have their own, in which the slice has its place
 //            where nothing else must be kept beside it.
-// Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block): no
-//            padding, and any number of ranks.
+// Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block), for any
+//            number of ranks. All are equally long but the last ones, which end where the storage
+//            does, and may be empty.
+// Room       Arrays that collectives are over have room behind the storage for what the last slices
+//            lack (layout_padded): so NCCL gathers or reduces one in one call, in place. It holds
+//            zeros; nothing else reads or writes it. In the ledger it counts as buffers.
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
@@ -394,16 +398,18 @@ static inline int64_t zero_grain(const ZeroPolicy *z) {
     return max_i64(NORM_CHUNK, max_i64(z->quantized_weights ? z->weights.block : 1,
                                        z->quantized_gradients ? z->gradients.block : 1));
 }
+// The longest slice of a storage over n ranks, which is the first.
+static inline int64_t store_slice(int64_t elements, int n, int64_t grain) {
+    return min_i64(elements, ceil_div(elements, n * grain) * grain);
+}
 // The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements.
-// Equal, and the rest to the last, where that makes it at most a 32nd longer: equal slices are one
-// call of NCCL, in place. Else nearly equal.
 static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
-    int64_t grains = ceil_div(elements, grain), each = elements / grain / n;
-    bool equal = elements - n * each * grain <= each * grain / 32;
-    for (int r = 0; r < n; r++) {
-        bounds[r] = (equal ? r * each : part_begin(grains, n, r)) * grain;
-    }
-    bounds[n] = elements;
+    const int64_t slice = store_slice(elements, n, grain);
+    for (int r = 0; r <= n; r++) { bounds[r] = min_i64(r * slice, elements); }
+}
+// Elements of an array of it that collectives are over.
+static inline int64_t store_padded(int64_t elements, int n, int64_t grain) {
+    return n * store_slice(elements, n, grain);
 }
 
 // Elements of a state that go between host and device at once: an eighth of the largest storage, or
@@ -419,12 +425,8 @@ static inline int64_t offload_piece(const GptModel *m) {
 static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Owners *h,
                                  int storage) {
     if (!offload_has_states(z->offload, storage)) { return 0; }
-    const int n = holders_of(h, storage);
-    int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"),
-            longest = 0;
-    store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);
-    for (int i = 0; i < n; i++) { longest = max_i64(longest, bounds[i + 1] - bounds[i]); }
-    free(bounds);
+    const int64_t longest =
+        store_slice(gpt_storage_elements(m, storage), holders_of(h, storage), zero_grain(z));
     return (int)ceil_div(longest, offload_piece(m));
 }
 
@@ -526,6 +528,14 @@ static inline const int64_t *layout_slices(const Layout *l, SliceKind kind, int 
         ->slices[kind]
         .of_class[gpt_storage_class(l->model, storage)];
 }
+// What an array of a storage takes that collectives are over: elements, or bytes of records. Into
+// one place parameters come from all who hold them, and from those of a partition.
+static inline int64_t layout_padded(const Layout *l, SliceKind kind, int storage) {
+    const ProcessGroup *p = layout_process_group(l, storage);
+    const int64_t all = bounds_padded(layout_slices(l, kind, storage), p->all.n);
+    const int64_t near = bounds_padded(layout_slices(l, SLICES_NEAR, storage), p->near.n);
+    return kind == SLICES_WHOLE ? max_i64(all, near) : all;
+}
 // my place among those slices
 static inline int layout_me(const Layout *l, SliceKind kind, int storage) {
     const ProcessGroup *p = layout_process_group(l, storage);
@@ -578,7 +588,26 @@ typedef struct {
     const bool *there; // [storages] what this shelf has; NULL: all
     // [storages] the slice is on the host, and nothing but a room here; NULL: never
     const bool *far;
+    bool travels; // collectives are over its arrays and slices, which have room behind them
 } BufferPlan;
+// Bytes of a storage's whole array, and of this rank's slice of it.
+static inline int64_t buffer_full_bytes(const Layout *l, const BufferPlan *plan, int storage) {
+    const int n = layout_process_group(l, storage)->slices[plan->slices].n;
+    return layout_slices(l, plan->slices, storage)[n] * (int64_t)plan->size;
+}
+static inline int64_t shelf_slice_bytes(const Layout *l, const BufferPlan *plan, int storage) {
+    const int64_t *bounds = layout_slices(l, plan->slices, storage);
+    return slice_length(bounds, layout_me(l, plan->slices, storage)) * (int64_t)plan->size;
+}
+// The same with the room behind them.
+static inline int64_t shelf_whole_room(const Layout *l, const BufferPlan *plan, int storage) {
+    if (!plan->travels) { return buffer_full_bytes(l, plan, storage); }
+    return layout_padded(l, plan->slices, storage) * (int64_t)plan->size;
+}
+static inline int64_t shelf_slice_room(const Layout *l, const BufferPlan *plan, int storage) {
+    if (!plan->travels) { return shelf_slice_bytes(l, plan, storage); }
+    return layout_slices(l, plan->slices, storage)[1] * (int64_t)plan->size;
+}
 static inline int buffer_plan_slot(const Layout *l, const BufferPlan *plan, int storage) {
     return shared_slot(&l->owners, storage, plan->apart && plan->apart[storage],
                        plan->far && plan->far[storage]);
@@ -600,8 +629,7 @@ static inline void buffer_plan_slots(StateBuffer *buffer, const Layout *l, const
             if (slot < SHARED_SLOTS && shared != slot) { continue; }
             if (slot == SHARED_SLOTS || place < 0) {
                 place = round_up(at, 64);
-                at = place + layout_slices(l, plan->slices, i)[layout_process_group(l, i)->all.n] *
-                                 (int64_t)plan->size;
+                at = place + shelf_whole_room(l, plan, i);
             }
             buffer->whole[i] = place;
         }
@@ -619,15 +647,15 @@ static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
         // copies are for each use
         if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->owners.tied[i])) { continue; }
         if ((plan.there && !plan.there[i]) || (plan.far && plan.far[i])) { continue; }
-        const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i),
-                      size = (int64_t)plan.size;
-        const int64_t all = bounds[layout_process_group(l, i)->slices[plan.slices].n] * size,
-                      own = slice_length(bounds, (int)me) * size;
+        const int64_t begin =
+            layout_slices(l, plan.slices, i)[layout_me(l, plan.slices, i)] * (int64_t)plan.size;
         const bool here = buffer_stays_full(l, &plan, i);
-        buffer.slice[i] = here ? at + bounds[me] * size : at;
+        buffer.slice[i] = here ? at + begin : at;
         buffer.whole[i] = here ? at : -1;
-        at += here ? all : own;
-        buffer.held += (size_t)(plan.layout == BUFFER_FULL ? all : own);
+        at += here ? shelf_whole_room(l, &plan, i) : shelf_slice_room(l, &plan, i);
+        const bool whole = plan.layout == BUFFER_FULL;
+        buffer.held +=
+            (size_t)(whole ? buffer_full_bytes(l, &plan, i) : shelf_slice_bytes(l, &plan, i));
     }
     if (plan.layout == BUFFER_SLOTS || plan.far) {
         buffer_plan_slots(&buffer, l, &plan, at);
@@ -642,35 +670,31 @@ typedef struct {
     int64_t slices;          // and whole arrays that stay
     int64_t slot_bytes;      // of their own, each with what rounds it up
     int users[SHARED_SLOTS]; // storages that come into each of those that blocks share
+    int64_t shared;          // bytes of each of these
     Largest last_slot;       // one more than the last storage that has its own room
 } BufferSum;
-static inline int64_t buffer_full_bytes(const Layout *l, const BufferPlan *plan, int storage) {
-    return layout_slices(l, plan->slices,
-                         storage)[layout_process_group(l, storage)->slices[plan->slices].n] *
-           (int64_t)plan->size;
-}
 // A storage's part comes (times 1) or goes (-1), as the plan is just now.
 static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const BufferPlan *plan,
                                   int storage, int times) {
     if (!layout_holds(l, storage)) { return; }
-    const int64_t whole = buffer_full_bytes(l, plan, storage), size = (int64_t)plan->size;
+    const int64_t whole = shelf_whole_room(l, plan, storage);
     const bool stays = buffer_stays_full(l, plan, storage);
     const int slot = buffer_plan_slot(l, plan, storage);
     if (stays) { sum->slices += times * whole; }
     if (!stays && !plan->far[storage]) {
-        sum->slices += times *
-                       slice_length(layout_slices(l, plan->slices, storage),
-                                    layout_me(l, plan->slices, storage)) *
-                       size;
+        sum->slices += times * shelf_slice_room(l, plan, storage);
     }
-    if (!stays && slot >= 0) { sum->users[slot] += times; }
+    if (!stays && slot >= 0) {
+        sum->users[slot] += times;
+        sum->shared = whole;
+    }
     if (!stays && slot < 0) {
         sum->slot_bytes += times * round_up(whole, 64);
         largest_set(&sum->last_slot, storage, times > 0 ? storage + 1 : 0);
     }
 }
 static inline BufferSum buffer_sum(const Layout *l, const BufferPlan *plan) {
-    BufferSum sum = {0, 0, {0}, largest_make(l->model->storages)};
+    BufferSum sum = {0, 0, {0}, 0, largest_make(l->model->storages)};
     for (int i = 0; i < l->model->storages; i++) { buffer_sum_add(&sum, l, plan, i, 1); }
     return sum;
 }
@@ -681,12 +705,10 @@ static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
     const int last = (int)largest_of(&sum->last_slot) - 1;
     int64_t at = sum->slices;
     for (int slot = 0; slot < SHARED_SLOTS; slot++) {
-        if (sum->users[slot]) {
-            at = round_up(at, 64) + l->model->class_elements[STORAGE_BLOCK] * (int64_t)plan->size;
-        }
+        if (sum->users[slot]) { at = round_up(at, 64) + sum->shared; }
     }
     if (last < 0) { return at; }
-    const int64_t whole = buffer_full_bytes(l, plan, last);
+    const int64_t whole = shelf_whole_room(l, plan, last);
     return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
 }
 // Whole arrays of so many copies each (0: none), one after another.

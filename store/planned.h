@@ -424,12 +424,16 @@ static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, State
     ZeroPolicy policy = s->policy;
     policy.offload = o;
     const bool slots = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
-    const BufferPlan plan = {slots ? BUFFER_SLOTS : BUFFER_FULL,
-                             SLICES_WHOLE,
-                             gradients ? sizeof(float) : dtype_size(s->dtype),
-                             apart,
-                             NULL,
-                             far};
+    const size_t size = gradients ? sizeof(float) : dtype_size(s->dtype);
+    const BufferPlan plan = {
+        .layout = slots ? BUFFER_SLOTS : BUFFER_FULL,
+        .slices = SLICES_WHOLE,
+        .size = size,
+        .apart = apart,
+        .there = NULL,
+        .far = far,
+        .travels = true,
+    };
     for (int i = 0; i < s->model->storages; i++) {
         apart[i] = store_lent_apart(&policy, &s->layout.owners, &plan, kind, i);
         far[i] = offload_has(o, i, kind);
@@ -498,7 +502,7 @@ static inline void store_plan_offload(Store *s) {
         const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s)
                                                : kind == STATE_V && !s->adam;
         BufferPlan plan = {
-            none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
+            none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL, false};
         for (size_t i = 0; i < storages; i++) {
             there[i] = !offload_has(o, (int)i, (StateKind)kind);
         }
@@ -513,7 +517,7 @@ static inline void store_plan_offload(Store *s) {
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
         const BufferPlan plan = {
-            o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+            o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL, false};
         for (size_t i = 0; i < storages; i++) {
             there[i] = offload_has(o, (int)i, (StateKind)kind);
         }
@@ -563,11 +567,22 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
                                   dtype_size(dtype),
                                   NULL,
                                   NULL,
-                                  NULL};
-    const BufferPlan codes = {
-        policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
-    const BufferPlan errors = {
-        feedback ? BUFFER_FULL : BUFFER_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
+                                  NULL,
+                                  false};
+    const BufferPlan codes = {policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE,
+                              SLICES_WEIGHTS,
+                              1,
+                              NULL,
+                              NULL,
+                              NULL,
+                              true};
+    const BufferPlan errors = {feedback ? BUFFER_FULL : BUFFER_NONE,
+                               SLICES_WHOLE,
+                               sizeof(uint16_t),
+                               NULL,
+                               NULL,
+                               NULL,
+                               false};
     s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS);
     s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
     s.secondary = buffer_plan(&s.layout, secondary);

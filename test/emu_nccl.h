@@ -42,22 +42,14 @@ typedef struct {
 #define NCCL_CONFIG_INITIALIZER                                                                    \
     { 1 }
 
-enum EmuNcclKind {
-    EMU_ALL_GATHER,
-    EMU_BROADCAST,
-    EMU_REDUCE_SCATTER,
-    EMU_REDUCE,
-    EMU_ALL_REDUCE,
-    EMU_SEND,
-    EMU_RECV
-};
+enum EmuNcclKind { EMU_ALL_GATHER, EMU_REDUCE_SCATTER, EMU_ALL_REDUCE, EMU_SEND, EMU_RECV };
 struct EmuNcclOp {
     EmuNcclKind kind;
     const void *in;
     void *out;
     size_t count;
     ncclDataType_t type;
-    int peer;            // the root, for a collective that has one
+    int peer;            // other end of a message
     uint64_t registered; // registered pieces of memory at the call; equal on all members
 };
 struct EmuNcclComm {
@@ -98,25 +90,13 @@ static inline size_t emu_nccl_size(ncclDataType_t type) {
 }
 
 // --- messages ------------------------------------------------------------------------------------
-static inline bool emu_nccl_receives(const EmuNcclOp &op, int me) {
-    return op.kind == EMU_BROADCAST ? me != op.peer
-           : op.kind == EMU_REDUCE  ? me == op.peer
-                                    : op.kind != EMU_SEND;
-}
-static inline bool emu_nccl_sends(const EmuNcclOp &op, int me) {
-    return op.kind == EMU_BROADCAST ? me == op.peer
-           : op.kind == EMU_REDUCE  ? me != op.peer
-                                    : op.kind != EMU_RECV;
+static inline bool emu_nccl_pairwise(const EmuNcclOp &op) {
+    return op.kind == EMU_SEND || op.kind == EMU_RECV;
 }
 // Returns whether this call exchanges data with that member.
 static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool sending) {
-    const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV ||
-                     (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
-    return other != me && (!one || other == op.peer) &&
-           (sending ? emu_nccl_sends(op, me) : emu_nccl_receives(op, me));
-}
-static inline bool emu_nccl_pairwise(const EmuNcclOp &op) {
-    return op.kind == EMU_SEND || op.kind == EMU_RECV;
+    const bool one_way = op.kind == (sending ? EMU_RECV : EMU_SEND);
+    return other != me && (!emu_nccl_pairwise(op) || other == op.peer) && !one_way;
 }
 // Numbers the calls of a group. The other members get the same numbers.
 static inline void emu_nccl_number(EmuNcclRun &run) {
@@ -143,7 +123,7 @@ static inline void emu_nccl_begin(EmuNcclRun &run) {
         const size_t bytes = op.count * emu_nccl_size(op.type),
                      whole = bytes * (op.kind == EMU_REDUCE_SCATTER ? (size_t)c->n : 1);
         run.own.push_back({});
-        if (op.kind != EMU_RECV && (op.kind != EMU_BROADCAST || c->me == op.peer)) {
+        if (op.kind != EMU_RECV) {
             run.own.back().assign((const char *)op.in, (const char *)op.in + whole);
         }
         const EmuNcclHeader header = emu_nccl_header(run, i);
@@ -210,8 +190,7 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
     for (size_t i = 0; i < run.ops.size(); i++) {
         const EmuNcclOp &op = run.ops[i];
         const size_t bytes = op.count * emu_nccl_size(op.type);
-        const bool sums =
-            op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_REDUCE || op.kind == EMU_ALL_REDUCE;
+        const bool sums = op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_ALL_REDUCE;
         const EmuNcclHeader header = emu_nccl_header(run, i);
         std::vector<const char *> inputs((size_t)c->n, run.own[i].data());
         if (op.kind == EMU_REDUCE_SCATTER) { inputs[(size_t)c->me] += (size_t)c->me * bytes; }
@@ -222,9 +201,7 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
             }
             inputs[(size_t)m.from] = m.data.data() + sizeof header;
         }
-        if (sums && (op.kind != EMU_REDUCE || c->me == op.peer)) {
-            emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me);
-        }
+        if (sums) { emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me); }
         if (op.kind == EMU_SEND && memcmp(op.in, run.own[i].data(), bytes)) {
             emu_fail("NCCL: what is being sent has changed");
         }
@@ -233,9 +210,7 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
                 memcpy((char *)op.out + m * bytes, inputs[m], bytes);
             }
         }
-        if (op.kind == EMU_BROADCAST || op.kind == EMU_RECV) {
-            memcpy(op.out, inputs[(size_t)op.peer], bytes);
-        }
+        if (op.kind == EMU_RECV) { memcpy(op.out, inputs[(size_t)op.peer], bytes); }
     }
 }
 static inline bool emu_nccl_attempt(EmuNcclRun &run) {
@@ -246,7 +221,8 @@ static inline bool emu_nccl_attempt(EmuNcclRun &run) {
 }
 
 // --- the calls -----------------------------------------------------------------------------------
-static int emu_nccl_depth; // of nested ncclGroupStart
+static int emu_nccl_depth;       // of nested ncclGroupStart
+static int emu_nccl_collectives; // collectives called so far
 static std::vector<ncclComm_t> emu_nccl_touched;
 
 static inline const char *ncclGetErrorString(ncclResult_t r) {
@@ -330,6 +306,7 @@ static inline ncclResult_t emu_nccl_call(ncclComm_t c, cudaStream_t stream, EmuN
     emu_nccl_enter(c);
     ncclGroupStart();
     op.registered = (uint64_t)c->registered;
+    emu_nccl_collectives += !emu_nccl_pairwise(op);
     c->called.push_back(op);
     c->stream = stream;
     emu_nccl_touched.push_back(c);
@@ -339,19 +316,10 @@ static inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count
                                          ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_ALL_GATHER, in, out, count, type, 0, 0});
 }
-static inline ncclResult_t ncclBroadcast(const void *in, void *out, size_t count,
-                                         ncclDataType_t type, int root, ncclComm_t c,
-                                         cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_BROADCAST, in, out, count, type, root, 0});
-}
 static inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count,
                                              ncclDataType_t type, ncclRedOp_t, ncclComm_t c,
                                              cudaStream_t s) {
     return emu_nccl_call(c, s, {EMU_REDUCE_SCATTER, in, out, count, type, 0, 0});
-}
-static inline ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type,
-                                      ncclRedOp_t, int root, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_REDUCE, in, out, count, type, root, 0});
 }
 static inline ncclResult_t ncclAllReduce(const void *in, void *out, size_t count,
                                          ncclDataType_t type, ncclRedOp_t, ncclComm_t c,

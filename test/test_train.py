@@ -849,11 +849,9 @@ COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 
 def slices(elements, ranks, grain=NORM_CHUNK):
-    """Sizes of a storage's slices: whole grains, equally many with at most a 32nd more in the last, or else nearly equally many."""
-    grains, each = -(-elements // grain), elements // grain // ranks * grain
-    if elements - ranks * each <= each / 32:
-        return [each] * (ranks - 1) + [elements - (ranks - 1) * each]
-    bounds = [min(grains * r // ranks * grain, elements) for r in range(ranks + 1)]
+    """Sizes of a storage's slices: equally many whole grains, but for the last ones, which end where the storage does."""
+    slice_ = -(-elements // (ranks * grain)) * grain
+    bounds = [min(r * slice_, elements) for r in range(ranks + 1)]
     return [b - a for a, b in zip(bounds, bounds[1:])]
 
 
