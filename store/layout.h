@@ -600,11 +600,11 @@ static inline int64_t shelf_slice_bytes(const Layout *l, const BufferPlan *plan,
     return slice_length(bounds, layout_me(l, plan->slices, storage)) * (int64_t)plan->size;
 }
 // The same with the room behind them.
-static inline int64_t shelf_whole_room(const Layout *l, const BufferPlan *plan, int storage) {
+static inline int64_t buffer_full_padded(const Layout *l, const BufferPlan *plan, int storage) {
     if (!plan->travels) { return buffer_full_bytes(l, plan, storage); }
     return layout_padded(l, plan->slices, storage) * (int64_t)plan->size;
 }
-static inline int64_t shelf_slice_room(const Layout *l, const BufferPlan *plan, int storage) {
+static inline int64_t buffer_slice_padded(const Layout *l, const BufferPlan *plan, int storage) {
     if (!plan->travels) { return shelf_slice_bytes(l, plan, storage); }
     return layout_slices(l, plan->slices, storage)[1] * (int64_t)plan->size;
 }
@@ -629,7 +629,7 @@ static inline void buffer_plan_slots(StateBuffer *buffer, const Layout *l, const
             if (slot < SHARED_SLOTS && shared != slot) { continue; }
             if (slot == SHARED_SLOTS || place < 0) {
                 place = round_up(at, 64);
-                at = place + shelf_whole_room(l, plan, i);
+                at = place + buffer_full_padded(l, plan, i);
             }
             buffer->whole[i] = place;
         }
@@ -652,7 +652,7 @@ static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
         const bool here = buffer_stays_full(l, &plan, i);
         buffer.slice[i] = here ? at + begin : at;
         buffer.whole[i] = here ? at : -1;
-        at += here ? shelf_whole_room(l, &plan, i) : shelf_slice_room(l, &plan, i);
+        at += here ? buffer_full_padded(l, &plan, i) : buffer_slice_padded(l, &plan, i);
         const bool whole = plan.layout == BUFFER_FULL;
         buffer.held +=
             (size_t)(whole ? buffer_full_bytes(l, &plan, i) : shelf_slice_bytes(l, &plan, i));
@@ -677,12 +677,12 @@ typedef struct {
 static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const BufferPlan *plan,
                                   int storage, int times) {
     if (!layout_holds(l, storage)) { return; }
-    const int64_t whole = shelf_whole_room(l, plan, storage);
+    const int64_t whole = buffer_full_padded(l, plan, storage);
     const bool stays = buffer_stays_full(l, plan, storage);
     const int slot = buffer_plan_slot(l, plan, storage);
     if (stays) { sum->slices += times * whole; }
     if (!stays && !plan->far[storage]) {
-        sum->slices += times * shelf_slice_room(l, plan, storage);
+        sum->slices += times * buffer_slice_padded(l, plan, storage);
     }
     if (!stays && slot >= 0) {
         sum->users[slot] += times;
@@ -708,7 +708,7 @@ static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
         if (sum->users[slot]) { at = round_up(at, 64) + sum->shared; }
     }
     if (last < 0) { return at; }
-    const int64_t whole = shelf_whole_room(l, plan, last);
+    const int64_t whole = buffer_full_padded(l, plan, last);
     return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
 }
 // Whole arrays of so many copies each (0: none), one after another.
