@@ -31,7 +31,7 @@ RUN = dict(model=MODEL, seed=3, steps=6, shuffle=1, micro_batch=8, threads=1)  #
 V1, V1_FREE, V2 = dict(cyclic="v1"), dict(cyclic="v1", grad_clip=0), dict(cyclic="v2", grad_clip=None)
 V2_SLACK, V2_CLIP = dict(V2, cyclic_slack=1), dict(V2, grad_clip=0.05, cyclic_clip="storage")
 RULES = [V1, V1_FREE, V2, V2_SLACK, V2_CLIP]
-TALLY = 8 * (1 + 69 + 2)  # bytes of what a step tells the next rank: loss, an exact sum of squares, two numbers of steps
+STATS_BYTES = 8 * (1 + 69 + 2)  # bytes of step statistics, sent to the next rank: loss, an exact sum of squares, two numbers of steps
 
 
 def single(N, **changes):
@@ -205,17 +205,17 @@ class Numbers(Check):
                 sent.append(0)
             elif words[1:2] in (["SEND_SUM"], ["SEND_PARAMETERS"]):
                 sent[-1] += elements(int(words[words.index("storage") + 1])) * (4 if words[1] == "SEND_SUM" else word)
-            elif words[1:2] == ["SEND_TALLY"]:
-                sent[-1] += TALLY
+            elif words[1:2] == ["SEND_STATS"]:
+                sent[-1] += STATS_BYTES
         return sent
 
     def test_sent(self):
-        """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
+        """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and the statistics of each."""
         def check(case):
             N, word, case = case
             precision = dict(dtype="bf16") if word == 2 else {}
             sent = self.sent(word, **data(N, **case, **precision))
-            self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
+            self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * STATS_BYTES, (N, case))
             measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
             self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
@@ -232,7 +232,7 @@ class Numbers(Check):
             travels = sum(elements(s) * (1 if s in once else 2) for s in range(UNITS + 1))
             tallies = N + (N - 2 if rule is V1 else 0)
             sent = self.sent(word, **case)
-            self.assertEqual(sum(sent), (N - 1) * (travels * word + PARAMETERS * 4) + tallies * TALLY, case)
+            self.assertEqual(sum(sent), (N - 1) * (travels * word + PARAMETERS * 4) + tallies * STATS_BYTES, case)
             end = train(**case).end()
             self.assertEqual(end["traffic"]["measured"]["intra"]["send"], sent[0], case)
             own = sum(map(elements, last))
@@ -362,7 +362,7 @@ class Refusals(Check):
 
 # ---------------------------------------------------------------------------------------------------------------------
 class Lost(Check):
-    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_TALLY", "RECV_TALLY", "TALLY", "REDUCE", "UPDATE")
+    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_STATS", "RECV_STATS", "STATS", "REDUCE", "UPDATE")
 
     def test_in_each_action(self):
         """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. In mode data only the last rank updates, and receives sums of all before."""
@@ -382,7 +382,7 @@ class Lost(Check):
     def test_in_a_triangle(self):
         """The same of two stages on three ranks; 1 adds up and updates what 0 and 1 make."""
         kinds = [("FORWARD", 0), ("BACKWARD_WEIGHT", 1), ("SEND_FORWARD", 1), ("RECV_FORWARD", 2), ("SEND_BACKWARD", 2), ("RECV_BACKWARD", 0), ("SEND_SUM", 0), ("RECV_SUM", 1), ("ADD", 1),
-                 ("SEND_PARAMETERS", 1), ("RECV_PARAMETERS", 0), ("RECV_PARAMETERS", 2), ("SEND_PART", 2), ("RECV_PART", 1), ("TALLY", 0), ("UPDATE", 2)]
+                 ("SEND_PARAMETERS", 1), ("RECV_PARAMETERS", 0), ("RECV_PARAMETERS", 2), ("SEND_PART", 2), ("RECV_PART", 1), ("STATS", 0), ("UPDATE", 2)]
 
         def lose(case):
             how, (kind, rank) = case

@@ -18,6 +18,7 @@ import random
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -253,7 +254,7 @@ class Memory(TestCase):
     MODEL = "layers=2,heads=2,channels=64,vocab=300"
 
     def predicted(self, **changes):
-        flags = dict(model=self.MODEL, dtype="fp32", **changes)
+        flags = dict(dict(model=self.MODEL, dtype="fp32"), **changes)
         done = subprocess.run([os.path.join(ROOT, "train_gpt_emu"), "--dry-run", "--json"] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)],
                               env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True)
         return json.loads(done.stdout)["predicted"]["memory"]
@@ -273,7 +274,7 @@ class Memory(TestCase):
             self.assertEqual(short[kind], long[kind])
 
     def check_refused(self, bytes_, *words, **changes):
-        flags = dict(model=self.MODEL, train=TOKENS, steps=1, seq_len=512, micro_batch=8, val_every=0, dtype="fp32", **changes)
+        flags = dict(dict(model=self.MODEL, train=TOKENS, steps=1, seq_len=128, micro_batch=8, val_every=0, dtype="fp32"), **changes)
         command = [os.path.join(ROOT, "train_gpt_emu")] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)]
         done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_DEVICE_MEMORY=str(bytes_)), capture_output=True, text=True, timeout=600)
         self.assertEqual(done.returncode, 3, done.stderr)
@@ -289,12 +290,14 @@ class Memory(TestCase):
             self.assertEqual("heads of this size need" in said, code == 2, said)
 
     def test_refused(self):
-        whole, half, recomputed = (self.predicted(seq_len=512, micro_batch=b, recompute=r)["device"] for b, r in ((8, "none"), (4, "none"), (8, "block")))
+        whole, half, recomputed = (self.predicted(seq_len=128, micro_batch=b, recompute=r)["device"] for b, r in ((8, "none"), (4, "none"), (8, "block")))
         self.assertLess(half, recomputed)
         self.check_refused(whole * 0.99 // 1, "it fits with --micro-batch 4, or --recompute block\n")
         self.check_refused((half + recomputed) // 2, "it fits with --micro-batch 4, or --recompute block --micro-batch 4\n")
         self.check_refused(recomputed * 0.99 // 1, "it fits with --micro-batch 4\n", recompute="block")
-        self.check_refused(36 << 20, "no --micro-batch fits")
+        large = self.MODEL.replace("300", "5000")  # more than what is needed to measure the device
+        least = self.predicted(model=large, seq_len=128, micro_batch=1, recompute="block")["device"]
+        self.check_refused(least * 0.99 // 1, "no --micro-batch fits", model=large)
 
 
 class Ranks(TestCase):
@@ -345,7 +348,14 @@ class Ranks(TestCase):
 
     def test_private_stages(self):
         """Norms, rows of the classifier's gradient and factors between GPUs, in each style, of both transports. All windows are taken: traffic is as predicted."""
-        private = dict(shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, batch_tokens=28 * 20, micro_batch=5, optimizer="sgd", lr=0.01, steps=1)
+        with open(TOKENS, "rb") as tokens:
+            head, ids = tokens.read(1024), tokens.read(2 * (9 * 20 + 1))
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        shard = os.path.join(folder, "tokens.bin")
+        with open(shard, "wb") as file:
+            file.write(head[:8] + struct.pack("<i", len(ids) // 2) + head[12:] + ids)
+        private = dict(shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, train=shard, val=None, val_every=0,
+                       batch_tokens=9 * 20, micro_batch=2, optimizer="sgd", lr=0.01, steps=1)
         cases = [(3, 4, "nccl", dict(pipeline="2:1,1:1,2:1", dp_clip_style="flat")), (3, 2, "staged", dict(pipeline="3:2,2:1")),
                  (2, 4, "nccl", dict(pipeline="1:1,4:1", dp_clip_style="stage")), (4, 1, "staged", dict(pipeline="2:1,1:2,2:1", dp_clip_style="flat", pipeline_schedule="gpipe"))]
         for ranks, gpus, transport, changes in cases if ALL else cases[:2]:
