@@ -16,7 +16,7 @@
 //              it, which the schedule allows for (schedule.h: rendezvous), but no collective. Those
 //              who will talk connect at start.
 //   Slices     All are as long as the first, so each collective is one call, in place. Where the
-//              last ones end before, their arrays have room (comm.h: Data), whose zeros travel,
+//              last ones end before, their arrays have padding (comm.h: Data), whose zeros travel,
 //              too.
 //   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and
 //              network, in fp32, or with wire bf16 in bf16: contributions are packed on the device,
@@ -289,7 +289,7 @@ static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t si
     nccl_call(c, op, ncclAllGather(mine, data, (size_t)bytes, ncclUint8, communicator, carrier));
 }
 // out, at my slice's place, = the sum of in. In place that is where NCCL has it: an empty slice's
-// is in the room behind the array.
+// is in the padding behind the array.
 static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out,
                                ncclDataType_t type) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
@@ -692,7 +692,7 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements, room included, or so many bytes of
+// Makes counted collectives of up to `elements` fp32 elements, with padding, or so many bytes of
 // records, sent and received, and these messages carry over this rank's GPU. All ranks.
 static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
                                   const CommTraffic *traffic) {

@@ -142,7 +142,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "bf16 parameters are rounded by chance, right on average; 0: to nearest even")               \
     X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all",   \
       "what lies on the host: the optimizer's states, and blocks' parameters, and their "          \
-      "activations; none; or, with --device-memory, for which the device has no room")             \
+      "activations; none; or, with --device-memory, that do not fit the device")                   \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto",   \
       "who updates what lies on the host; auto: who is faster here")                               \
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "",                        \
@@ -153,7 +153,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G",                          \
       "bytes that a rank may take of the host, with the states that lie there; empty: any")        \
     X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder",                       \
-      "on a disk, for what leaves the device and has no room in --host-memory; without that, "     \
+      "on a disk, for what leaves the device and does not fit --host-memory; without that, "       \
       "for all of it")                                                                             \
     X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage",                                          \
       "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")              \
@@ -243,8 +243,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "a longer document loses the rest")                                                          \
     X(PICK, "privacy", dp_neighbours, "dp-neighbours", "", "add-remove", 0, 0,                     \
       "add-remove|replace-one",                                                                    \
-      "data sets that must not be told apart differ by a sample that is there or not, or by "      \
-      "another in its place")                                                                      \
+      "data sets that must be hard to distinguish differ by a sample that is there or not, or "    \
+      "by another in its place")                                                                   \
     X(PICK, "privacy", dp_accountant, "dp-accountant", "", "prv", 0, 0, "rdp|prv",                 \
       "prv: an interval around the exact value; rdp: the older upper bound")                       \
     X(SECRET, "privacy", dp_key, "dp-key", "", "", 0, 0, "64 hex digits",                          \
@@ -1073,10 +1073,12 @@ static const OptionPair option_pairs[] = {
      "gradients travel in fp32",
      clash_reduce_private},
     {"skip-loss-z", "dp-noise",
-     "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts",
+     "(or --dp-epsilon) a step that is skipped reveals something of its samples, which no epsilon "
+     "counts",
      clash_skip_loss_private},
     {"skip-grad-z", "dp-noise",
-     "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts",
+     "(or --dp-epsilon) a step that is skipped reveals something of its samples, which no epsilon "
+     "counts",
      clash_skip_grad_private},
     {"profile-steps", "dp-noise",
      "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private "
@@ -1094,7 +1096,7 @@ static const OptionPair option_pairs[] = {
     {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N",
      clash_warmup_pipeline},
     {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
-    {"pipeline", "recompute", "auto chooses it, for the memory that --device-memory tells",
+    {"pipeline", "recompute", "auto chooses it, for the memory that --device-memory gives",
      clash_auto_recompute},
     {"plan", "recompute", "the planner chooses it, but for stages that --pipeline gives",
      clash_plan_recompute},

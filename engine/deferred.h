@@ -79,7 +79,7 @@ static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, in
     return &w->posted_version[rank * w->program->map.storages + storage];
 }
 // Returns the count of open messages that a message's end belongs to.
-static inline int *deferred_walk_mail(const DeferredWalk *w, End e) {
+static inline int *deferred_walk_requests(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
     if (a->storage < 0) { return sends ? &w->stats_out[e.rank] : &w->stats_in[e.rank]; }
@@ -106,7 +106,7 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
     const int channel = (from * ranks + to) * tags + tag;
     Posted *mine = &(sends ? w->sends : w->recvs)[channel],
            *others = &(sends ? w->recvs : w->sends)[channel];
-    ++*deferred_walk_mail(w, e);
+    ++*deferred_walk_requests(w, e);
     if (!others->count) {
         if (mine->count == mine->capacity) {
             mine->capacity = mine->capacity ? 2 * mine->capacity : 4;
@@ -136,8 +136,8 @@ static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     w->met[meeting][0] = w->met[w->meetings - 1][0];
     w->met[meeting][1] = w->met[w->meetings - 1][1];
     w->meetings--;
-    --*deferred_walk_mail(w, sender);
-    --*deferred_walk_mail(w, receiver);
+    --*deferred_walk_requests(w, sender);
+    --*deferred_walk_requests(w, receiver);
     if (a->kind == ACT_SEND_PARAMETERS) { return; }
     w->later(w->context, sender.rank, a, receiver.rank);
     w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);

@@ -1,25 +1,26 @@
-// layout.h: where the states of storages lie: on which ranks, in which slices, and where on the
-// shelves of a rank. Pure: no messages and, but for tables, no memory; predictions ask it as well
-// as the store (zero.h).
+// layout.h: where the states of storages are stored: on which ranks, in which slices, and at which
+// offsets in the buffers of a rank. The functions here are pure: they send no messages and allocate
+// nothing but tables. Predictions use them as well as the store.
 //
-// Parties    The ranks that hold a storage are those of all stages whose units use it, in rank
-//            order. Nobody else has anything of it. Storages with equal lists of ranks share one
-//            Party, whose members divide each of them into slices.
-// Tied       A storage that several stages use (wte, of the embedding and of the head) travels once
-//            a step at every ZeRO stage: its users are at different micro-batches, and would wait
-//            for each other. That takes no more memory, since such a storage has its own room
-//            anyway. So does one that blocks use which do not follow each other (--share AxB): it
-//            would travel for each of them.
-// Shelves    a shelf for each kind of state, one allocation each, storages one after another. A
-//            shelf that holds slices and lends whole arrays has ROOMS for these: blocks share a
-//            few, in turns; the few other storages have their own, in which the slice has its place
-//            where nothing else must be kept beside it.
+// Owners     The ranks of all stages whose units use a storage, in rank order. Other ranks have
+//            nothing of it. Storages with equal lists of ranks share one ProcessGroup, whose
+//            members divide each storage into slices.
+// Tied       A storage that several stages use (wte: embedding and head) travels once a step at
+//            every ZeRO stage. Its users work on different micro-batches, and would otherwise wait
+//            for each other. This takes no more memory, since such a storage has its own slot
+//            anyway. The same holds for a storage of blocks that alternate with others (--share
+//            AxB), which would otherwise travel for each of its blocks.
+// Buffers    One StateBuffer, one allocation, for each kind of state, with the storages one after
+//            another. A buffer that holds slices and lends whole arrays has slots for the arrays:
+//            blocks share a few slots and use them in turn, every other storage has its own. In a
+//            slot of its own a storage's slice is stored in place, unless what is gathered or
+//            summed there must not overwrite it.
 // Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block), for any
-//            number of ranks. All are equally long but the last ones, which end where the storage
-//            does, and may be empty.
-// Room       Arrays that collectives are over have room behind the storage for what the last slices
-//            lack (layout_padded): so NCCL gathers or reduces one in one call, in place. It holds
-//            zeros; nothing else reads or writes it. In the ledger it counts as buffers.
+//            number of ranks. All have the same length, except that the last ones end where the
+//            storage ends, and may be empty.
+// Padding    Arrays that collectives work on have free space behind the storage for what the last
+//            slices lack (layout_padded). So one NCCL call gathers or reduces an array, in place.
+//            The space holds zeros, nothing else reads or writes it, and it counts as buffers.
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
@@ -30,19 +31,20 @@
 
 enum {
     NORM_CHUNK = 256,
-    SHARED_SLOTS = 2,   // that blocks share: one is in use while the other's block travels
-    BORROWED_SLOTS = 2, // of a relay whose parameters come for each use: the same of stages
+    SHARED_SLOTS = 2,   // slots of blocks: one is in use while the data of the other travel
+    BORROWED_SLOTS = 2, // slots of stages for borrowed parameters, used in the same way
 };
 
-// How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last
-// micro-batch's rank, which owns it: each rank adds its own and sends the sum on; or all but the
-// last send theirs to the first, which sends the sum to the last; or all send theirs to the last.
+// How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., reaches its owner, the rank of the
+// last micro-batch. SUM_CHAIN: each rank adds its gradient and sends the sum to the next.
+// SUM_FIRST: all but the last send their gradients to the first rank, which sends the sum to the
+// last. SUM_OWNER: all send their gradients to the last.
 typedef enum { SUM_CHAIN, SUM_FIRST, SUM_OWNER } SumWay;
-// The pieces that a step's micro-batches are computed in, one after another: each micro-batch's
-// first piece, then the second of each, and so on, where a rank has one of them (in_turns); else
-// all pieces of a micro-batch, then the next one's. Numbers of pieces count in that order.
+// The pieces in which the micro-batches of a step are computed. Pieces are numbered in the order of
+// their computation. in_turns (a rank has one micro-batch): the first piece of each micro-batch,
+// then the second of each, and so on. Otherwise: all pieces of a micro-batch, then of the next.
 typedef struct {
-    int micros, pieces; // of a step; of each of these
+    int micros, pieces; // micro-batches of a step; pieces of a micro-batch
     bool in_turns;
 } Pieces;
 static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
@@ -55,12 +57,12 @@ static inline int piece_micro(const Pieces *p, int piece) {
 static inline int piece_within(const Pieces *p, int piece) {
     return p->in_turns ? piece / p->micros : piece % p->pieces;
 }
-// of its micro-batch
+// Returns whether a piece is the last one of its micro-batch.
 static inline bool piece_is_last(const Pieces *p, int piece) {
     return piece_within(p, piece) == p->pieces - 1;
 }
-// Its samples, of so many of the step. begins: [micros + 1] where each micro-batch's begin; NULL:
-// they are nearly equal.
+// Returns how many of the step's samples a piece has, and writes the first to *first.
+// begins: [micros + 1] the first sample of each micro-batch; NULL: micro-batches are nearly equal.
 static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t *begins, int piece,
                                  int64_t *first) {
     const int micro = piece_micro(p, piece), within = piece_within(p, piece);
@@ -70,83 +72,84 @@ static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
-// States that go from rank to rank by messages, instead of collectives of all who hold them
-// (cyclic.h). A storage has one owner, which updates it; others compute with copies of its
-// parameters, and pass its gradient's sum on.
+// States that travel by p2p messages instead of collectives of all owners (cyclic.h). A storage has
+// one owner, which updates it. Other ranks compute with copies of its parameters, and pass on the
+// sum of its gradient.
 typedef struct {
-    int *owner;   // [storages] the rank
-    bool **taken; // [storages][ranks] who computes with its parameters
-    // [storages] the rank that saves the version before the newest, where one is kept
+    int *owner;   // [storages] rank that updates it
+    bool **taken; // [storages][ranks] whether the rank computes with its parameters
+    // [storages] rank that saves the version before the newest, if one is kept
     int *keeper;
-    // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is in place
-    // v modulo places
+    // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in
+    // buffer v modulo places
     unsigned char *places;
-    bool *adds;  // [storages] it contributes to the gradient
-    bool *comes; // [storages] sums of it, or parts of them, come here
-    // sums stay here from one micro-batch to the next, whose gradients are made in rooms; else they
-    // come, and go on
+    bool *adds;  // [storages] whether this rank contributes to the gradient
+    bool *comes; // [storages] whether this rank receives sums, or parts of sums, of its gradient
+    // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
+    // made in slots; otherwise sums are received and passed on
     bool stays;
     bool waits; // updates wait for the norm of the whole gradient
-    // places of sums that stay: 2 where a step's is awaited while the next one's begins
+    // buffers of sums that stay: 2 if the sum of the next step begins before that of this step is
+    // used
     int sums;
-    // pieces whose gradient of wte is in the making: from the head's part to the embedding's
+    // pieces between the head's and the embedding's part of their gradient of wte
     int heads;
     const SumWay *way; // [storages] NULL: SUM_CHAIN
     Pieces pieces;     // of a step
-    // those of a micro-batch are added up here; else there is one, or each is sent
+    // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
-    int grad_slots;           // rooms for sums that come: those of a storage come into room ...
-    unsigned char *grad_slot; // ... [storages]
-    // only owners keep parameters: others get those of a stage for each use, and its gradients go
-    // to the owner as they are
+    int grad_slots;           // slots for received sums
+    unsigned char *grad_slot; // [storages] slot that receives the sums of the storage
+    // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
+    // gradients to the owner without adding to them
     bool borrows;
-    int stages, uses; // then: of a step, for which parameters come
-    // [storages] whose they are; wte is the first's, and used by the last one as well
+    int stages, uses; // with borrows: stages; uses of a stage's parameters in a step
+    // [storages] stage that it belongs to; wte belongs to the first, and the last uses it, too
     int *stage;
-    // what waits for a message may be put aside (p2p.h): each gradient that is passed on has a
-    // place of its own
+    // operations that wait for a message are deferred (p2p.h); each gradient that is passed on has
+    // a buffer of its own
     bool deferred;
-    // steps that begin between the one that asks to stop and the last one, at most
+    // most steps that begin after the step in which a stop was requested
     int notice;
 } P2p;
-// Which of the rooms has the parameters of a use, which count through the steps.
+// Returns the slot that holds the parameters of a use. Uses are counted through all steps.
 static inline int p2p_slot(const P2p *r, int use, int64_t step) {
     return (int)((step * r->uses + use) % BORROWED_SLOTS);
 }
 
-// Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at
-// every stage of ZeRO: what a rank updates. Those of the optimizer come to the device for the
-// update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient
-// on the host the device has only a room for what is being made. Parameters come for each use, as
-// at stage 3, from all who hold them, into rooms that blocks share; those in fp32 are their own
-// masters, and one state with these.
+// Which states are in host memory (offload.h chooses them). The host holds slices at every ZeRO
+// stage: what the rank updates. States of the optimizer are copied to the device for the update,
+// piece by piece, or the host updates them from gradients that are copied there. Of a gradient on
+// the host, the device has only a slot for the contribution that is being computed. Parameters are
+// gathered for each use, as at stage 3, into slots that blocks share. Parameters in fp32 are their
+// own masters, and one state with them.
 typedef enum {
     STATE_MASTER,
     STATE_M,
     STATE_V,
     STATE_PREVIOUS,
-    STATE_RETIRED, // in files of older versions; passed over. Numbers are those of the files
+    STATE_RETIRED, // in files of older versions; ignored. The numbers are those of the files
     STATE_GRADIENT,
     STATE_KINDS, // of a checkpoint
     STATE_PARAMETERS = STATE_KINDS,
-    HOST_KINDS, // of shelves
-    // of blocks that use the storage, between their forward and backward passes (executor)
+    HOST_KINDS, // kinds that have a buffer on the host
+    // activations of blocks that use the storage, between forward and backward pass (executor)
     STATE_ACTIVATIONS = HOST_KINDS
 } StateKind;
-enum { // bits: of the optimizer; all that may lie there
+enum { // bits of kinds: states of the optimizer; all states that may be on the host
     OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V,
     OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
 };
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
-    // the host updates what lies there: all kinds of the optimizer's of a storage, or none
+    // the host updates what it holds: of a storage all states of the optimizer, or none
     bool cpu_update;
-    // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to
+    // [storages] bits of the optimizer's states that are on a disk (store/disk.h) and are read to
     // the host for their update; NULL: none
     unsigned char *disk;
-    const char *folder; // where
-    bool gradients;     // they may lie there
-    bool delays;        // updates are made one step late: then all do, and all masters
+    const char *folder; // of the files on disk
+    bool gradients;     // gradients may be on the host
+    bool delays;        // updates are one step late; then all gradients and masters are there
     int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
@@ -170,15 +173,15 @@ static inline int offload_states(const Offload *o, int storage) {
 static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) {
     return o && o->disk && (o->disk[storage] >> kind & 1);
 }
-// kinds of it on disk
+// Returns how many kinds of a storage's states are on disk.
 static inline int offload_stored(const Offload *o, int storage) {
     return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
 }
 
-// What --zero and its companions ask for.
+// The ZeRO and ZeRO++ flags of a run.
 typedef struct {
     int stage; // 0 .. 3
-    // hpZ: ranks that together keep a copy of the parameters; 1: off
+    // hpZ: ranks that together keep a secondary copy of the parameters; 1: off
     int partition;
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
@@ -205,20 +208,20 @@ static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool ke
 }
 
 // -------------------------------------------------------------------------------------------------
-// Who holds which storage
+// Owners of storages
 typedef struct {
     int count;   // different lists of ranks
     int *size;   // [count]
     int **ranks; // [count][size] ascending
-    int *blocks; // [count] blocks of theirs that may share rooms
-    int *of;     // [storages] the list of its ranks
-    bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
-    // [storages] it is a block that comes and goes in turns with others: none that is tied
+    int *blocks; // [count] their blocks that may share slots
+    int *of;     // [storages] index of the list of its ranks
+    bool *tied;  // [storages] several stages use it, or blocks that alternate with others
+    // [storages] whether it is a block that shares slots with others; tied storages do not
     bool *turns;
 } Owners;
 
-// One more than the largest rank of a placement. Its stages have each unit once, in order, and no
-// rank twice.
+// Returns one more than the largest rank of a placement, whose stages have each unit once, in
+// order, and no rank twice.
 static inline int placement_ranks(const GptModel *m, const Placement *p) {
     int most = 0, units = 0;
     for (int s = 0; s < p->stages; s++) {
@@ -233,7 +236,7 @@ static inline int placement_ranks(const GptModel *m, const Placement *p) {
     (void)m;
     return most;
 }
-// Which stages use a storage: [storages][stages].
+// Returns which stages use each storage: [storages][stages].
 static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     bool *uses = (bool *)checked_calloc((size_t)m->storages, (size_t)p->stages, "holders");
     for (int s = 0; s < p->stages; s++) {
@@ -246,7 +249,7 @@ static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     }
     return uses;
 }
-// Marks the ranks of these stages; returns how many stages.
+// Marks the ranks of these stages. Returns the number of stages.
 static inline int placement_mark_ranks(const Placement *p, const bool *used, bool *marked,
                                        int ranks) {
     int stages = 0;
@@ -259,7 +262,7 @@ static inline int placement_mark_ranks(const Placement *p, const bool *used, boo
     }
     return stages;
 }
-// The list of these marked ranks: one that is there already, or a new one.
+// Returns the index of the list of these marked ranks, which is added if it is new.
 static inline int holders_list(Owners *h, const bool *marked, int ranks) {
     int *list = (int *)checked_malloc((size_t)ranks * sizeof(int), "ranks"), n = 0;
     for (int r = 0; r < ranks; r++) {
@@ -287,7 +290,7 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
          *uses = placement_uses(m, p);
     const bool *used = uses;
     for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
-        // as of the one before
+        // the same list as of the storage before
         const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages);
         if (!same) { stages = placement_mark_ranks(p, used, marked, (int)ranks); }
         h.of[i] = same ? h.of[i - 1] : holders_list(&h, marked, (int)ranks);
@@ -299,7 +302,7 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
     free(uses);
     return h;
 }
-// One rank holds a storage: its owner.
+// Each storage has one rank, its owner.
 static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
     Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
@@ -331,11 +334,11 @@ static inline void owners_free(Owners *h) {
     free(h->turns);
     memset(h, 0, sizeof *h);
 }
-// how many ranks hold it
+// Returns how many ranks own a storage.
 static inline int holders_of(const Owners *h, int storage) { return h->size[h->of[storage]]; }
 
-// Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no
-// gradients to divide.
+// Return whether the whole parameters, or the whole gradient, of a storage exist only during each
+// use. A single rank has no gradients to divide.
 static inline bool zero_param_far(const ZeroPolicy *z, int storage) {
     return offload_has(z->offload, storage, STATE_PARAMETERS);
 }
@@ -343,7 +346,7 @@ static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storag
     return z->p2p ? z->p2p->borrows
                   : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
 }
-// where sums leave the device, whole ones come and go
+// also if sums leave the device
 static inline int zero_gradient_stage(const ZeroPolicy *z) {
     return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
@@ -353,7 +356,7 @@ static inline SumPlace zero_sum_place(const Offload *o, const Owners *h, int sto
            : alone                                  ? SUM_COMES_BACK
                                                     : SUM_IS_ADDED;
 }
-// its gradient, from stage 2 on
+// the gradient, from stage 2 on
 static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storage) {
     return !h->tied[storage] &&
            (holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
@@ -361,14 +364,14 @@ static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storag
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
     return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
 }
-// Do the slices of a storage's parameters, of its gradient lie beside its room?
+// Return whether the slice of a storage's parameters, of its gradient, is stored outside its slot.
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
 static inline bool zero_grad_apart(const ZeroPolicy *z, const Owners *h, int storage) {
     return z->accumulates && zero_reduces_often(z, h, storage);
 }
 
-// Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would
-// take no less memory. far: its slice is on the host.
+// Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
+// save memory. far: its slice is on the host.
 static inline int shared_slot(const Owners *h, int storage, bool apart, bool far) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
@@ -393,35 +396,34 @@ static inline int zero_param_slot(const GptModel *m, const ZeroPolicy *z, const 
 // -------------------------------------------------------------------------------------------------
 // Slices
 
-// Of what slices are whole multiples.
+// Returns the number of elements that slices are multiples of.
 static inline int64_t zero_grain(const ZeroPolicy *z) {
     return max_i64(NORM_CHUNK, max_i64(z->quantized_weights ? z->weights.block : 1,
                                        z->quantized_gradients ? z->gradients.block : 1));
 }
-// The longest slice of a storage over n ranks, which is the first.
+// Returns the elements of the longest slice of a storage over n ranks, which is the first.
 static inline int64_t store_slice(int64_t elements, int n, int64_t grain) {
     return min_i64(elements, ceil_div(elements, n * grain) * grain);
 }
-// The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements.
+// Cuts a storage into slices of n ranks at multiples of `grain`. bounds: [n + 1].
 static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
     const int64_t slice = store_slice(elements, n, grain);
     for (int r = 0; r <= n; r++) { bounds[r] = min_i64(r * slice, elements); }
 }
-// Elements of an array of it that collectives are over.
+// Returns the elements of an array of the storage, with its padding.
 static inline int64_t store_padded(int64_t elements, int n, int64_t grain) {
     return n * store_slice(elements, n, grain);
 }
 
-// Elements of a state that go between host and device at once: an eighth of the largest storage, or
-// less.
+// Returns the elements of a state that are copied between host and device at once: at most an
+// eighth of the largest storage.
 static inline int64_t offload_piece(const GptModel *m) {
     int64_t most = 0;
     for (int c = 0; c < STORAGE_CLASSES; c++) { most = max_i64(most, m->class_elements[c]); }
     return min_i64(OFFLOAD_PIECE, round_up(ceil_div(most, 8), NORM_CHUNK));
 }
 
-// So many of them has a storage of which something lies on the host, over its longest slice; 0:
-// nothing does.
+// Returns the number of such pieces of a storage's longest slice; 0: nothing of it is on the host.
 static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Owners *h,
                                  int storage) {
     if (!offload_has_states(z->offload, storage)) { return 0; }
@@ -430,7 +432,7 @@ static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const O
     return (int)ceil_div(longest, offload_piece(m));
 }
 
-// Bounds of the slices of each class of storages: in elements, or in the bytes of their records.
+// Bounds of the slices of each class of storages, in elements or in bytes of records.
 typedef struct {
     int n;
     int64_t *of_class[STORAGE_CLASSES]; // [n + 1]
@@ -456,13 +458,13 @@ static inline int64_t slice_length(const int64_t *bounds, int member) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Parties
+// Process groups
 
-// The ranks that hold some storages, seen from one of them or from outside (then there is nothing
-// but `all`), and the parts of them that hpZ and qgZ exchange in. near: of my partition; node: on
-// my node; across: in my place of the other nodes. Where they do not lie evenly on several nodes,
-// node has all and across me alone.
-// elements, elements; bytes of records
+// The owners of some storages, as one rank sees them, and the subgroups in which hpZ and qgZ
+// exchange. near: this rank's partition; node: this rank's node; across: the ranks with this rank's
+// local index on all nodes. If the owners are not spread evenly over several nodes, node has all of
+// them and across only this rank. A rank that is no owner has `all` only.
+// Slices are in elements (FULL, NEAR) or in bytes of records (WEIGHTS, GRADIENTS).
 typedef enum { SLICES_WHOLE, SLICES_NEAR, SLICES_WEIGHTS, SLICES_GRADIENTS, SLICE_KINDS } SliceKind;
 typedef struct {
     Group all, near, node, across;
@@ -511,7 +513,7 @@ static inline void process_group_free(ProcessGroup *p) {
     for (int k = 0; k < SLICE_KINDS; k++) { slices_free(&p->slices[k]); }
 }
 
-// All of it, seen from one rank.
+// The layout of all storages, as one rank sees it.
 typedef struct {
     const GptModel *model;
     Owners owners;
@@ -528,15 +530,15 @@ static inline const int64_t *layout_slices(const Layout *l, SliceKind kind, int 
         ->slices[kind]
         .of_class[gpt_storage_class(l->model, storage)];
 }
-// What an array of a storage takes that collectives are over: elements, or bytes of records. Into
-// one place parameters come from all who hold them, and from those of a partition.
+// Returns the elements, or bytes of records, of an array of a storage with its padding. The same
+// array receives parameters from all owners and from those of a partition.
 static inline int64_t layout_padded(const Layout *l, SliceKind kind, int storage) {
     const ProcessGroup *p = layout_process_group(l, storage);
     const int64_t all = bounds_padded(layout_slices(l, kind, storage), p->all.n);
     const int64_t near = bounds_padded(layout_slices(l, SLICES_NEAR, storage), p->near.n);
     return kind == SLICES_WHOLE ? max_i64(all, near) : all;
 }
-// my place among those slices
+// Returns this rank's index among those slices.
 static inline int layout_me(const Layout *l, SliceKind kind, int storage) {
     const ProcessGroup *p = layout_process_group(l, storage);
     return kind == SLICES_NEAR ? p->near.me : p->all.me;
@@ -569,43 +571,43 @@ static inline void layout_free(Layout *l) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Shelves
-// whole arrays; slices; slices, and rooms for whole ones
+// Buffers of states
+// What a buffer holds: whole arrays; slices; slices, and slots for whole arrays.
 typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLayout;
 typedef struct {
-    // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
+    // [storages] offset in bytes of this rank's slice and of the whole array; whole -1: it has none
     int64_t *slice, *whole;
-    size_t held, slot_bytes; // bytes of the states themselves, and of rooms beside them
+    size_t held, slot_bytes; // bytes of the states themselves, and of the slots
     char *base;
-    bool far, pinned; // on the host (offload.h), where copies go on beside its work
+    bool far, pinned; // on the host (offload.h); pinned, so that copies run beside its work
 } StateBuffer;
 typedef struct {
     BufferLayout layout;
     SliceKind slices;
     size_t size; // bytes of an element
-    // [storages] the slice lies beside the room, whatever comes into this; NULL: never
+    // [storages] the slice is stored outside the slot; NULL: never
     const bool *apart;
-    const bool *there; // [storages] what this shelf has; NULL: all
-    // [storages] the slice is on the host, and nothing but a room here; NULL: never
+    const bool *there; // [storages] what this buffer has; NULL: all
+    // [storages] the slice is on the host, and only a slot is here; NULL: never
     const bool *far;
-    bool travels; // collectives are over its arrays and slices, which have room behind them
+    bool travels; // collectives work on its arrays and slices, which have padding
 } BufferPlan;
-// Bytes of a storage's whole array, and of this rank's slice of it.
+// Return the bytes of a storage's whole array, and of this rank's slice of it.
 static inline int64_t buffer_full_bytes(const Layout *l, const BufferPlan *plan, int storage) {
     const int n = layout_process_group(l, storage)->slices[plan->slices].n;
     return layout_slices(l, plan->slices, storage)[n] * (int64_t)plan->size;
 }
-static inline int64_t shelf_slice_bytes(const Layout *l, const BufferPlan *plan, int storage) {
+static inline int64_t buffer_slice_bytes(const Layout *l, const BufferPlan *plan, int storage) {
     const int64_t *bounds = layout_slices(l, plan->slices, storage);
     return slice_length(bounds, layout_me(l, plan->slices, storage)) * (int64_t)plan->size;
 }
-// The same with the room behind them.
+// The same with the padding.
 static inline int64_t buffer_full_padded(const Layout *l, const BufferPlan *plan, int storage) {
     if (!plan->travels) { return buffer_full_bytes(l, plan, storage); }
     return layout_padded(l, plan->slices, storage) * (int64_t)plan->size;
 }
 static inline int64_t buffer_slice_padded(const Layout *l, const BufferPlan *plan, int storage) {
-    if (!plan->travels) { return shelf_slice_bytes(l, plan, storage); }
+    if (!plan->travels) { return buffer_slice_bytes(l, plan, storage); }
     return layout_slices(l, plan->slices, storage)[1] * (int64_t)plan->size;
 }
 static inline int buffer_plan_slot(const Layout *l, const BufferPlan *plan, int storage) {
@@ -618,11 +620,11 @@ static inline bool buffer_stays_full(const Layout *l, const BufferPlan *plan, in
                                                     buffer_plan_slot(l, plan, storage) < 0));
 }
 
-// The rooms, after all slices: first those that blocks share.
+// Places the slots behind all slices, those that blocks share first.
 static inline void buffer_plan_slots(StateBuffer *buffer, const Layout *l, const BufferPlan *plan,
                                      int64_t at) {
     for (int slot = 0; slot <= SHARED_SLOTS; slot++) {
-        int64_t place = -1; // of the shared room
+        int64_t place = -1; // offset of the shared slot
         for (int i = 0; i < l->model->storages; i++) {
             if (!layout_holds(l, i) || buffer->whole[i] >= 0) { continue; }
             int shared = buffer_plan_slot(l, plan, i);
@@ -640,11 +642,11 @@ static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
     StateBuffer buffer = {NULL, NULL, 0, 0, NULL, false, false};
     int64_t at = 0;
     if (plan.layout == BUFFER_NONE) { return buffer; }
-    buffer.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
-    buffer.whole = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
+    buffer.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "buffer");
+    buffer.whole = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "buffer");
     for (int i = 0; i < l->model->storages; i++) {
         buffer.whole[i] = -1;
-        // copies are for each use
+        // secondary copies are of storages that are gathered for each use
         if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->owners.tied[i])) { continue; }
         if ((plan.there && !plan.there[i]) || (plan.far && plan.far[i])) { continue; }
         const int64_t begin =
@@ -655,7 +657,7 @@ static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
         at += here ? buffer_full_padded(l, &plan, i) : buffer_slice_padded(l, &plan, i);
         const bool whole = plan.layout == BUFFER_FULL;
         buffer.held +=
-            (size_t)(whole ? buffer_full_bytes(l, &plan, i) : shelf_slice_bytes(l, &plan, i));
+            (size_t)(whole ? buffer_full_bytes(l, &plan, i) : buffer_slice_bytes(l, &plan, i));
     }
     if (plan.layout == BUFFER_SLOTS || plan.far) {
         buffer_plan_slots(&buffer, l, &plan, at);
@@ -665,15 +667,15 @@ static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
     return buffer;
 }
 
-// The bytes of such a shelf, kept up to date while slices leave it and come back, one at a time.
+// The bytes of such a buffer, kept up to date while slices leave it and return, one at a time.
 typedef struct {
-    int64_t slices;          // and whole arrays that stay
-    int64_t slot_bytes;      // of their own, each with what rounds it up
-    int users[SHARED_SLOTS]; // storages that come into each of those that blocks share
-    int64_t shared;          // bytes of each of these
-    Largest last_slot;       // one more than the last storage that has its own room
+    int64_t slices;          // bytes of slices, and of whole arrays that stay
+    int64_t slot_bytes;      // bytes of slots of one storage, each rounded up
+    int users[SHARED_SLOTS]; // storages that use each shared slot
+    int64_t shared;          // bytes of each shared slot
+    Largest last_slot;       // one more than the last storage that has its own slot
 } BufferSum;
-// A storage's part comes (times 1) or goes (-1), as the plan is just now.
+// Adds (times 1) or removes (-1) a storage's part, as the plan is now.
 static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const BufferPlan *plan,
                                   int storage, int times) {
     if (!layout_holds(l, storage)) { return; }
@@ -699,7 +701,7 @@ static inline BufferSum buffer_sum(const Layout *l, const BufferPlan *plan) {
     return sum;
 }
 static inline void buffer_sum_free(BufferSum *sum) { free(sum->last_slot.node); }
-// held and rooms of buffer_plan
+// Returns `held` and `slot_bytes` of buffer_plan() together.
 static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
                                        const BufferPlan *plan) {
     const int last = (int)largest_of(&sum->last_slot) - 1;
@@ -711,19 +713,19 @@ static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
     const int64_t whole = buffer_full_padded(l, plan, last);
     return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
 }
-// Whole arrays of so many copies each (0: none), one after another.
+// Plans whole arrays of each storage, so many copies each (0: none), one after another.
 static inline StateBuffer buffer_plan_copies(const GptModel *m, const int *copies, size_t size) {
     StateBuffer buffer = {NULL, NULL, 0, 0, NULL, false, false};
-    buffer.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
-    buffer.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    buffer.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "buffer");
+    buffer.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "buffer");
     for (int i = 0; i < m->storages; i++) {
         buffer.slice[i] = buffer.whole[i] = (int64_t)buffer.held;
         buffer.held += (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
     }
     return buffer;
 }
-// Rooms that storages share which are never there at once; room[]: whose; of those whose copies are
-// 0, none.
+// Plans slots for storages that are never stored at the same time. slot: [storages] the slot of
+// each; storages with 0 copies have none.
 static inline StateBuffer buffer_plan_shared(const GptModel *m, const int *copies,
                                              const unsigned char *slot, int slots, size_t size,
                                              bool one_at_a_time) {
@@ -743,9 +745,10 @@ static inline StateBuffer buffer_plan_shared(const GptModel *m, const int *copie
     buffer.slot_bytes = at;
     return buffer;
 }
-// Rooms of a relay's stages, behind what the shelf holds: a stage's storages lie one after another,
-// where they are here, and stages overlap. wte has the same place in the first and in the last one.
-// Returns the elements of a room, which are those of the longest.
+// Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
+// of a stage that `here` names are stored one after another, and stages use the same slots. wte has
+// the same offset in the first and in the last stage. Returns the elements of a slot: those of the
+// longest stage.
 static inline int64_t buffer_add_stages(StateBuffer *buffer, const GptModel *m, const P2p *r,
                                         const bool *here, int slots, size_t size) {
     int64_t most = 0;

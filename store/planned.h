@@ -1,29 +1,33 @@
-// planned.h: the store as it is planned: which states of a storage a rank has, where they will lie,
-// and how many bytes that takes. Nothing of it is allocated: predictions ask it, and whoever
-// chooses places (offload.h). store.h takes the memory, and finds things in it.
+// planned.h: the plan of the store: which states of a storage a rank has, where they will be
+// stored, and how many bytes that takes. It allocates nothing. Predictions and offload.h use it;
+// store.h allocates the memory and finds states in it.
 //
-// Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state:
-//            params working parameters (with --dtype fp32 they are their own masters), master, m, v
-//            fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay,
-//            making gradients of micro-batches, coming sums from other ranks, piling, where a
-//            micro-batch is computed in pieces: p2p.h.
-// quantized reductions under way: one in each of its two exchanges
+// Buffers    One StateBuffer for each kind of state (owners and slices: layout.h):
+//              params             working parameters; with --dtype fp32 also the masters
+//              master, m, v       fp32 states
+//              grads              fp32 sums
+//              secondary          slices of hpZ's secondary copies
+//              codes              records of qwZ
+//              errors             errors of qgZ, fed back
+//            and with p2p parameters (p2p.h):
+//              making             gradients of micro-batches
+//              coming             sums from other ranks
+//              piece_sums         gradients of micro-batches that are computed in pieces
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
 #include "comm.h"         // groups, messages
 #include "schedule.h"     // how many pieces move
-#include "store/disk.h"   // what the host has no room for
-#include "store/layout.h" // who holds what
+#include "store/disk.h"   // states on a disk
+#include "store/layout.h" // owners, slices, buffers
 
-enum { EXCHANGES = 2 };
+enum { EXCHANGES = 2 }; // quantized reductions in flight: one in each of the two exchanges
 #ifndef BUCKET_ELEMENTS // tests make it small
-// of small storages wait for the next ones, and travel in one message with them
+// Storages below this size wait for the next ones, and share a bucket with them.
 #define BUCKET_ELEMENTS (1 << 20)
 #endif
-// of states that are copied at once, in bytes: so few that they stay in a processor's cache. Tests
-// make it small
-#ifndef STATE_PIECE
+// Bytes of states that are copied at once: few enough to stay in the CPU's cache.
+#ifndef STATE_PIECE // tests make it small
 #define STATE_PIECE (1 << 20)
 #endif
 
@@ -46,7 +50,7 @@ typedef struct {
     // bounds of what goes to and comes from each member of my node, each node; in bytes
     int64_t *to_node, *from_node, *to_nodes, *from_nodes;
 } Bucket;
-// The quantized gradients of a batch under way.
+// The exchange of a bucket in flight.
 typedef struct {
     const Bucket *bucket; // NULL: nothing
     int hop;              // 0: being filled; 1, 2: the exchange it is in
@@ -92,7 +96,7 @@ typedef struct {
     int bucket_count;
     size_t exchange_bytes, unpacked_bytes;
     StateBuffer params, master, m, v, grads, secondary, codes, errors;
-    StateBuffer host[HOST_KINDS]; // [kinds] what lies on the host
+    StateBuffer host[HOST_KINDS]; // [kinds] states on the host
     // [storages] that such states go in for their update; 0: all are on the device
     int *pieces;
     int *first_piece;            // [storages] pieces of the storages before
@@ -102,12 +106,12 @@ typedef struct {
     int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
-    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    // p2p: gradients of micro-batches, if sums stay; received sums
     StateBuffer making, coming;
-    // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of
-    // pieces' gradients
+    // p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients of
+    // pieces, in slots
     StateBuffer piece_sums;
-    int64_t slot_elements; // of a relay's rooms for parameters that come for a use
+    int64_t slot_elements; // p2p: elements of a slot for borrowed parameters
     // memory
     // parameters in compute precision, where that differs from storage precision
     char *unpacked, *exchange_base;
@@ -115,10 +119,10 @@ typedef struct {
     OffloadBuffer offload_buffer[MOVING_PIECES];
     SumBuffer adding[MOVING_PIECES];
     StateBuffer disk_buffers;
-    Disk *disk; // NULL: nothing lies there
+    Disk *disk; // NULL: nothing is on a disk
     // of it. The owner sets it before the memory is taken, and gives it back
     DiskFile *file;
-    // copies of parameters from the host into each of the rooms that blocks share
+    // copies of parameters from the host into each shared slot
     Stream param_link[SHARED_SLOTS];
     ExactSum *squares;      // of the gradient's norm, on the device
     ExactSum *squares_read; // the same in the host's memory, where the device writes it
@@ -127,7 +131,7 @@ typedef struct {
     bool *first_write; // the gradient has no contribution since its last reduction
     int pieces_added;  // of gradients that are summed on the host
     bool *summed;      // the slice has sums of earlier micro-steps
-    // the reduction under way left its sum in the room: it is to be added to the slice
+    // the reduction in flight leaves its sum in the slot; it must be added to the slice
     bool *adds_to_shard;
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
@@ -136,15 +140,15 @@ typedef struct {
     int64_t stored[2];  // bytes that steps read from the disk, that they wrote
     int64_t *updates;   // updates so far: the version that exists
     int64_t *restarted; // the version at which the moments began: their counter is the difference
-    // of a relay: the newest that is here, or on its way; the number of steps, with or without an
+    // p2p: the newest that is here, or on its way; the number of steps, with or without an
     // update
     int64_t *version;
-    bool knows_previous; // of a relay: the version before the newest was filled from outside, too
-    PendingRequests *requests;  // of a relay: [storages][REQUEST_KINDS]
+    bool knows_previous;        // p2p: the version before the newest was filled from outside, too
+    PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
     bool in_deferred;           // one is being done (p2p.h)
-    bool *head_begun;           // of a relay: [heads] there is a gradient of wte in this place
-    CommRequest *head_coming;   // of a relay: [heads] the head's part of it comes
-    int occupant[SHARED_SLOTS]; // storage whose gradient came last into a shared room
+    bool *head_begun;           // p2p: [heads] a gradient of wte has begun in this buffer
+    CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
+    int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges;                  // sent off
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
@@ -203,8 +207,8 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
     return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
 }
 
-// Room for the compute-precision copies of the largest unit that this rank computes, or of the head
-// and a block, since wte may stay (UnitMap: lent). Where the embedding follows the head, in
+// Bytes for the compute-precision copies of the largest unit that this rank computes, or of the
+// head and a block, since wte may stay (UnitMap: lent). Where the embedding follows the head, in
 // evaluations, wte stays, too, and what is behind lnf's place comes on top.
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
     const GptModel *m = l->model;
@@ -244,7 +248,7 @@ static inline int64_t store_column(const Store *s, int storage, int local) {
     }
     return bytes;
 }
-// What the two exchanges of a batch carry: to each member of my node the records of the slices of
+// What the two exchanges of a bucket carry: to each member of my node the records of the slices of
 // the owners in its place of all nodes; then to each node the sums for the owner in my place of it.
 static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     const Group *all = &store_process_group(s, first)->all;
@@ -271,7 +275,7 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     }
     return b;
 }
-static inline int64_t bucket_bytes(const Bucket *b) { // of its parcel
+static inline int64_t bucket_bytes(const Bucket *b) { // of its exchange
     const Group *all = &b->process_group->all;
     int64_t inside =
         round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
@@ -279,7 +283,7 @@ static inline int64_t bucket_bytes(const Bucket *b) { // of its parcel
         round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
     return inside + (b->process_group->across.n > 1 ? between : 0);
 }
-// Those of a batch have one party, and lie one after another on it.
+// Storages of a bucket have one process group, and are neighbours.
 static inline void store_plan_buckets(Store *s) {
     int64_t elements = 0;
     for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
@@ -303,15 +307,15 @@ static inline void store_plan_buckets(Store *s) {
     }
 }
 
-// Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to
+// With borrowed parameters: slots for them, and for gradients on their way to
 // the owners. The gradient of wte has its own, from the head's part to the embedding's; sums of
 // what is owned, its parts.
 static inline void store_plan_borrowed(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     const size_t n = (size_t)m->storages;
-    bool *here = (bool *)checked_calloc(n, sizeof(bool), "relay");
-    int *copies = (int *)checked_calloc(n, sizeof(int), "relay");
+    bool *here = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
+    int *copies = (int *)checked_calloc(n, sizeof(int), "p2p states");
     for (int i = 0; i < m->storages; i++) {
         here[i] = !layout_holds(&s->layout, i);
         copies[i] = !here[i];
@@ -335,13 +339,13 @@ static inline void store_plan_borrowed(Store *s) {
     free(here);
     free(copies);
 }
-// Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it
-// owns.
+// With p2p states: copies of parameters, gradients and sums for what this rank computes, besides
+// what it owns.
 static inline void store_plan_p2p(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
-    int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "relay");
-    unsigned char *slot = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
+    int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "p2p states");
+    unsigned char *slot = (unsigned char *)checked_calloc((size_t)m->storages, 1, "p2p states");
     buffer_free(&s->params);
     buffer_free(&s->grads);
     for (int i = 0; i < m->storages; i++) {
@@ -359,7 +363,7 @@ static inline void store_plan_p2p(Store *s) {
         free(slot);
         return;
     }
-    // where sums come, there is room for those that are made here before this rank's own part
+    // received sums need a buffer beside the gradients that are made here
     for (int i = 0; i < m->storages; i++) {
         const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
@@ -410,8 +414,8 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
-// The shelf of parameters or of gradients, which lend whole arrays, with these on the host. apart,
-// far: [storages] are filled.
+// The buffer of parameters or of gradients, which lends whole arrays, with these on the host.
+// apart, far: [storages] are filled.
 static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan,
                                     StateKind kind, int storage) {
     return kind == STATE_GRADIENT
@@ -448,7 +452,7 @@ static inline StateBuffer store_plan_lent(const Store *s, const Offload *o, Stat
     free(apart);
     return buffer;
 }
-// Bytes in the file, and in a room, of a piece of so many elements: its states one after another,
+// Bytes in the file, and in a buffer, of a piece of so many elements: its states one after another,
 // each at whole blocks.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
     return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
@@ -491,7 +495,7 @@ static inline void store_plan_disk(Store *s) {
 // of the file; a step reads and writes as many
 static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
 
-// Those of what lies on the host, the optimizer's on the device, and the rooms between.
+// Bytes of states on the host, of the optimizer's on the device, and of the buffers between.
 static inline void store_plan_offload(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
@@ -542,8 +546,8 @@ static inline void store_plan_offload(Store *s) {
     store_plan_disk(s);
 }
 
-// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of
-// them, seen from the one whose store it is) and placement must outlive the store.
+// Decides where every state is stored. Takes no memory but tables: predictions ask it, too. ranks
+// (all of them, seen from the one whose store it is) and placement must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
                                ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
