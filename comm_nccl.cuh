@@ -33,9 +33,10 @@
 //              alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
 // Staged     start() waits for the compute stream and copies to the host what MPI then sends;
 //            wait() waits for MPI and copies the result back. STAGED_MOST collectives are under way
-//            at a time, each in its own piece of pinned memory. Messages do the same, in a ring of
-//            pieces of their own: one that finds none free waits for the oldest, as under
-//            rendezvous.
+//            at a time, each in its own piece of pinned memory. One more waits for the oldest, and
+//            so for all its members, which the schedule allows for (engine/validator.h: order).
+//            Messages do the same, in a ring of pieces of their own: one that finds none free waits
+//            for the oldest, as under rendezvous.
 #ifndef COMM_NCCL_CUH
 #define COMM_NCCL_CUH
 

@@ -207,6 +207,9 @@ typedef struct {
 static const GptShare GPT_SHARE_NONE = {1, 0};
 // Returns whether any blocks share a storage.
 static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
+// Returns whether blocks that share a storage alternate with blocks of others. Then gradients of
+// several storages are made at the same time: none is complete before its first block's part.
+static inline bool share_alternates(GptShare s) { return s.cycle > 0; }
 static inline bool share_same(GptShare a, GptShare b) {
     return a.run == b.run && a.cycle == b.cycle;
 }

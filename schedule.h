@@ -562,6 +562,11 @@ typedef struct {
     int *awake, count;  // [count] ranks that may be able to move
     bool *listed, *met; // in that list; has reached its NORM
     int meeting;        // ranks that have reached their NORM
+    // If the start of a collective waits for all members (else NULL):
+    int *members;         // [storages] ranks that take part in its collectives
+    int *reached, *first; // [storages] members that have reached the next one; first of them, or -1
+    int *after;           // [ranks] the member that is listed after this one, or -1
+    bool *waits, *begins; // [ranks] waits for other members; all of them have come
 } Walk;
 
 static inline void walk_wake(Walk *w, int r) {
@@ -579,6 +584,31 @@ static inline bool walk_meet(Walk *w, int r) {
     }
     w->met[r] = true;
     return w->meeting == ranks;
+}
+// Returns whether an action starts a collective of the ranks that have its storage.
+static inline bool walk_is_collective(const Walk *w, const Action *a) {
+    return (a->kind == ACT_PREFETCH || a->kind == ACT_REDUCE) && a->storage >= 0 &&
+           a->storage < w->program->map.storages;
+}
+// Rank r has reached a collective of a storage. Returns whether all its members have.
+static inline bool walk_join(Walk *w, int r, int storage) {
+    const bool begins = w->begins[r];
+    w->begins[r] = false;
+    if (begins || w->waits[r]) { return begins; }
+    if (++w->reached[storage] < w->members[storage]) {
+        w->waits[r] = true;
+        w->after[r] = w->first[storage];
+        w->first[storage] = r;
+        return false;
+    }
+    for (int q = w->first[storage]; q >= 0; q = w->after[q]) {
+        w->waits[q] = false;
+        w->begins[q] = true;
+        walk_wake(w, q);
+    }
+    w->reached[storage] = 0;
+    w->first[storage] = -1;
+    return true;
 }
 // Returns whether the next action of rank r sends what the next action of rank q receives.
 static inline bool walk_matches(const Walk *w, int r, int q) {
@@ -613,16 +643,45 @@ static inline void walk_rank(Walk *w, int r) {
             continue;
         }
         if (a->kind == ACT_NORM && !walk_meet(w, r)) { return; }
+        if (w->members && walk_is_collective(w, a) && !walk_join(w, r, a->storage)) { return; }
         w->visit(w->context, r, a, -1);
     }
 }
 
-// Walks through the program. Returns -1, or the first rank that is stuck for ever. at: [ranks]
-// receives the index of the action that each rank has reached.
-static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
+// Makes starts of collectives wait: counts the members of each storage's collectives.
+static inline void walk_count_members(Walk *w) {
+    const Program *p = w->program;
+    const size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
+    w->members = (int *)checked_calloc(3 * storages + n, sizeof(int), "walk");
+    w->reached = w->members + storages;
+    w->first = w->reached + storages;
+    w->after = w->first + storages;
+    w->waits = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
+    w->begins = w->waits + n;
+    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            // `first` is the last rank that was counted, until the walk begins
+            if (walk_is_collective(w, a) && w->first[a->storage] != r) {
+                w->first[a->storage] = r;
+                w->members[a->storage]++;
+            }
+        }
+    }
+    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
+}
+static inline int walk_program(const Program *p, int *at, bool collectives_wait,
+                               ScheduleVisit visit, void *context) {
     const size_t n = (size_t)p->ranks;
-    Walk w = {p, visit, context, at, NULL, NULL, 0, NULL, NULL, 0};
+    Walk w;
     int stuck = -1;
+    memset(&w, 0, sizeof w);
+    w.program = p;
+    w.visit = visit;
+    w.context = context;
+    w.at = at;
+    if (collectives_wait) { walk_count_members(&w); }
     w.norm = (int *)checked_malloc(2 * n * sizeof(int), "walk");
     w.awake = w.norm + n;
     w.listed = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
@@ -640,7 +699,26 @@ static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, 
     for (int r = p->ranks - 1; r >= 0; r--) { stuck = at[r] < p->rank[r].count ? r : stuck; }
     free(w.norm);
     free(w.listed);
+    free(w.members);
+    free(w.waits);
     return stuck;
+}
+// Walks through the program. Returns -1, or the first rank that is stuck for ever. at: [ranks]
+// receives the index of the action that each rank has reached.
+static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
+    return walk_program(p, at, false, visit, context);
+}
+static inline void walk_visit_nothing(void *context, int rank, const Action *action, int peer) {
+    (void)context;
+    (void)rank;
+    (void)action;
+    (void)peer;
+}
+// The same, if a rank that starts a collective (PREFETCH, REDUCE) waits there until all members have
+// come. Transports may make it wait: they hold a limited number of collectives (staged messages:
+// two), and the next one waits until the oldest is complete.
+static inline int schedule_walk_collectives(const Program *p, int *at) {
+    return walk_program(p, at, true, walk_visit_nothing, NULL);
 }
 
 // -------------------------------------------------------------------------------------------------

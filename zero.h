@@ -676,25 +676,22 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
 
 // Adds REDUCE right after a storage's last contribution, of the step or of each micro-batch. The
 // order is the same on all ranks of a stage; in sequential schedules lnf, blocks from the last to
-// the first, then wpe and wte. Storages that several stages use are reduced last in the step. So
-// every rank reduces what it shares with few ranks before what it shares with more: no cycle of
-// ranks waits for each other, and no reduction waits behind a sum for which other stages must first
-// finish their step.
+// the first, then wpe and wte. Storages that several stages use are reduced last in the step, after
+// the rank's last message too. So every rank reduces what it shares with few ranks before what it
+// shares with more: no cycle of ranks waits for each other. And neither a reduction nor a message
+// waits behind a sum for which other stages must first finish their step.
 static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
     Schedule out = {NULL, 0, 0};
     // [micro-batches][storages]
     int *last = (int *)checked_malloc((size_t)map->storages * (size_t)micro_batches * sizeof(int),
-                                      "lowering"),
-        end = -1;
+                                      "lowering");
     for (int i = 0; i < micro_batches * map->storages; i++) { last[i] = -1; }
     for (int i = 0; i < in->count; i++) {
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
             int storage = map->of_unit[a->unit][k],
                 span = map->reduces_often[storage] ? a->micro : 0;
-            if (action_contributes(map, a, storage)) {
-                last[span * map->storages + storage] = end = i;
-            }
+            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = i; }
         }
     }
     for (int i = 0; i < in->count; i++) {
@@ -710,10 +707,10 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
                 schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1));
             }
         }
-        for (int storage = map->storages - 1; i == end && storage >= 0; storage--) {
-            if (map->tied[storage] && last[storage] >= 0) {
-                schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1));
-            }
+    }
+    for (int storage = map->storages - 1; storage >= 0; storage--) {
+        if (map->tied[storage] && last[storage] >= 0) {
+            schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1));
         }
     }
     free(last);

@@ -97,14 +97,16 @@ static inline bool proof_borrows(const Proof *p, int rank, int storage) {
     return p->p2p[rank].borrows && p->p2p[rank].owner[storage] != rank;
 }
 // Returns the buffer in which a piece's gradient of a storage is made. If sums stay, or a
-// micro-batch has several pieces, blocks share one buffer, and wte has several. Gradients that are
-// sent to their owners have one each, in a slot. proof_whole returns the buffer of the whole
-// micro-batch's gradient.
+// micro-batch has several pieces, blocks share one buffer, unless their storages alternate, and wte
+// has several. Gradients that are sent to their owners have one each, in a slot. proof_whole
+// returns the buffer of the whole micro-batch's gradient.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const P2p *r = &p->p2p[rank];
-    const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
+    const int heads = r->heads, own_place = heads + STORAGE_CLASSES + p->model->storages + storage,
+              class_place = heads + (int)gpt_storage_class(p->model, storage);
+    const int piece_place = share_alternates(p->model->share) ? own_place : class_place;
     const int place = r->borrows || (!r->stays && !r->joins_pieces) ? storage
-                      : storage                                     ? class_place
+                      : storage                                     ? piece_place
                                                                     : micro % heads;
     return &p->made[rank * p->makings + place];
 }
@@ -546,7 +548,7 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof");
     p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);
-    p->makings = m->storages + STORAGE_CLASSES + plan->N;
+    p->makings = 2 * m->storages + STORAGE_CLASSES + plan->N;
     const size_t made = ranks * (size_t)p->makings, at = ranks * storages;
     p->made = (Made *)checked_calloc(made + 3 * at, sizeof(Made), "proof");
     p->coming = p->made + made;

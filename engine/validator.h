@@ -23,7 +23,8 @@
 //               that are added to on the device return before that. Delayed updates precede the
 //               new sum, and their parameters are fetched when nothing uses them.
 //   capacity    live activations and received messages fit the rank's limits.
-//   order       all ranks start the collectives that they share in the same order.
+//   order       all ranks start the collectives that they share in the same order, and nothing
+//               deadlocks even if each start waits for all members of the collective.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
 
@@ -792,6 +793,22 @@ static inline void validate_orders(Validator *v) {
     free(first);
 }
 
+// A start of a collective may wait for its other members. Then none of them may wait for a message
+// that this rank sends later.
+static inline void validate_meetings(Validator *v) {
+    const Program *p = v->program;
+    int *at = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    const int stuck = schedule_walk_collectives(p, at);
+    if (stuck >= 0) {
+        const Action *a = &p->rank[stuck].actions[at[stuck]];
+        validator_fail(v, stuck, a,
+                       "deadlock where collectives wait for their members: action %d waits for "
+                       "ever (peer %d)",
+                       at[stuck], a->peer);
+    }
+    free(at);
+}
+
 // By the end every forward needs its backward weight, every received input its forward, and every
 // unit must have computed every sample.
 static inline void validate_end_of_work(Validator *v) {
@@ -842,6 +859,7 @@ static inline void validate_end(Validator *v) {
         }
     }
     if (!*v->error) { validate_orders(v); }
+    if (!*v->error) { validate_meetings(v); }
 }
 
 // Extends a rank's range of units by those of an action. Messages set flags at a neighbouring

@@ -294,7 +294,8 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
         const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages);
         if (!same) { stages = placement_mark_ranks(p, used, marked, (int)ranks); }
         h.of[i] = same ? h.of[i - 1] : holders_list(&h, marked, (int)ranks);
-        h.tied[i] = stages > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK);
+        h.tied[i] =
+            stages > 1 || (share_alternates(m->share) && gpt_storage_class(m, i) == STORAGE_BLOCK);
         h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
         h.blocks[h.of[i]] += h.turns[i];
     }

@@ -109,7 +109,7 @@ typedef struct {
     // p2p: gradients of micro-batches, if sums stay; received sums
     StateBuffer making, coming;
     // p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients of
-    // pieces, in slots
+    // pieces, in slots that blocks share unless their storages alternate (--share AxB)
     StateBuffer piece_sums;
     int64_t slot_elements; // p2p: elements of a slot for borrowed parameters
     // memory
@@ -374,7 +374,9 @@ static inline void store_plan_p2p(Store *s) {
     for (int i = 0; i < m->storages; i++) {
         copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i));
     }
-    s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), !r->stays);
+    // the gradient of a piece is added to its storage's before the next storage's is made
+    const bool in_turns = !r->stays && !share_alternates(m->share);
+    s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), in_turns);
     free(copies);
     free(slot);
 }

@@ -55,23 +55,26 @@ static CyclicPlan triangle_of(CyclicRule rule, int N, int slack, int units, int 
 static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) {
     return plan_of(rule, mode, N, slack, (int)max_i64(N, 3));
 }
-static Program window_of(const CyclicPlan *plan, int64_t samples) {
-    const Stage *last = &plan->cut.stage[plan->N - 1];
-    const GptModel m = model_of(last->first_unit + last->units);
-    P2p p2p = cyclic_p2p(plan, &m, 0);
+static Program window_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
+    P2p p2p = cyclic_p2p(plan, m, 0);
     Placement placement = plan->mode == CYCLIC_MODEL
                               ? cyclic_placement(plan)
-                              : pipeline_placement("1", m.units, plan->ranks);
+                              : pipeline_placement("1", m->units, plan->ranks);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, &policy, &placement, false);
+    p.map = unit_map(m, &policy, &placement, false);
     p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
     schedule_cyclic(&p, plan, samples, 0);
     placement_free(&placement);
-    p2p_free(&p2p, m.storages);
+    p2p_free(&p2p, m->storages);
     return p;
+}
+static Program window_of(const CyclicPlan *plan, int64_t samples) {
+    const Stage *last = &plan->cut.stage[plan->N - 1];
+    const GptModel m = model_of(last->first_unit + last->units);
+    return window_of_model(plan, &m, samples);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -821,6 +824,41 @@ static void test_all_are_valid_late(void **state) {
     }
 }
 
+// Mode data, of 6 blocks that share: those that follow each other, and those that alternate with
+// others, so that gradients of several storages are in the making; in pieces, and with work put
+// aside.
+static void check_shared(const CyclicPlan *plan, const GptModel *m, int pause) {
+    char error[400];
+    Program window = window_of_model(plan, m, plan->N * plan->pieces + 1);
+    for (int order = 0; order < 4; order++) {
+        if (!cyclic_prove_in_order(&window, plan, m, 5, pause, order > 0, (uint64_t)order, error,
+                                   sizeof error)) {
+            fail_msg("share %d x %d rule %d N %d slack %d pieces %d waits %d pause %d order %d: %s",
+                     (int)m->share.run, (int)m->share.cycle, plan->rule, plan->N, plan->slack,
+                     plan->pieces, plan->waits, pause, order, error);
+        }
+    }
+    program_free(&window);
+}
+static void test_shared_blocks_are_valid(void **state) {
+    (void)state;
+    const GptConfig config = {6, 1, 4, 8, 128, 4};
+    const GptShare shares[] = {gpt_share(6, 6, 2), gpt_share(6, 6, 3), gpt_share(6, 2, 0),
+                               gpt_share(6, 4, 0), gpt_share(6, 6, 0)};
+    for (int i = 0; i < 5 * 5 * 3 * 4 * 2; i++) {
+        const int N = 1 + i / 5 % 5, rule = i / 75 % 4; // v1, v1 that waits, v2, with slack
+        const GptModel m = gpt_model_shared(config, shares[i % 5]);
+        CyclicPlan plan =
+            plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3, m.units);
+        plan.waits = rule == 1;
+        plan.pauses = i / 300;
+        plan.pieces = 1 + i / 25 % 3;
+        plan.way = cyclic_ways(&m, N);
+        check_shared(&plan, &m, plan.pauses ? 1 + i % 3 : 5);
+        cyclic_free(&plan);
+    }
+}
+
 // The same of triangles: all steps that differ, of more than 5 stages by one rule in turn.
 static void test_triangles_are_valid(void **state) {
     (void)state;
@@ -1465,6 +1503,7 @@ int main(void) {
         cmocka_unit_test(test_owners),
         cmocka_unit_test(test_all_are_valid),
         cmocka_unit_test(test_all_are_valid_late),
+        cmocka_unit_test(test_shared_blocks_are_valid),
         cmocka_unit_test(test_triangles_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_stability),

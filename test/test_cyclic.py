@@ -138,6 +138,17 @@ class Equality(Check):
             for job in several[:2]:
                 self.assert_close(job.losses(), alone.losses(), SAME, share)
 
+    def test_blocks_that_share_in_pieces(self):
+        """Where storages alternate, a piece has gradients of several in the making. The pieces of a micro-batch add up to what it is as a whole."""
+        blocks = "layers=6,heads=2,channels=16,vocab=101"
+        cases = [(N, rule, share, rows) for N in (1, 2, 3, 4) for rule in RULES for share in ("2x3", "3x2", "2", "4", "all") for rows in (2 * N, 3 * N, 4 * N + 1)]
+        cases = [(2, rule, share, 8) for rule, share in ((V1, "2x3"), (V2, "2x3"), (V1, "3x2"))] + (cases if ALL else sample(cases, 5))
+        runs = [data(N, **dict(rule, model=blocks, share=share, batch_tokens=rows * T, micro_batch=micro)) for N, rule, share, rows in cases for micro in (1, 8)]
+        jobs = self.trained(runs)
+        for case, pieces, whole in zip(cases, jobs[::2], jobs[1::2]):
+            self.assert_close(pieces.losses(), whole.losses(), SAME, case)
+            self.assert_close([norm for norm, in pieces.steps("grad_norm")], [norm for norm, in whole.steps("grad_norm")], 10 * SAME, case)
+
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
         for changes in (dict(), dict(optimizer="sgd", lr=0.05), dict(dtype="bf16", recompute="block")):

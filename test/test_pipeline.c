@@ -29,16 +29,20 @@ static unsigned char stashed_blocks[] = {0,
                                          0};
 static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false, 7);
 static const ZeroPolicy stashing = ZERO_STAGE(0, false, &stashed);
-static Program empty_clipped_program(const Placement *placement, int layers, int ranks,
-                                     const ZeroPolicy *policy, bool clips) {
+static Program empty_shared_program(const Placement *placement, GptShare share, int layers,
+                                    int ranks, const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
-    GptModel m = gpt_model(config);
+    GptModel m = gpt_model_shared(config, share);
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&m, policy, placement, clips);
     p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
+}
+static Program empty_clipped_program(const Placement *placement, int layers, int ranks,
+                                     const ZeroPolicy *policy, bool clips) {
+    return empty_shared_program(placement, GPT_SHARE_NONE, layers, ranks, policy, clips);
 }
 static Program empty_program(const Placement *placement, int layers, int ranks,
                              const ZeroPolicy *policy) {
@@ -280,10 +284,10 @@ static void check_messages(const Program *p, const PipelinePlan *plan) {
     }
 }
 // One plan, with everything that is lowered. tight: also that one place less is refused.
-static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks, int64_t samples,
-                       const ZeroPolicy *policy, bool clips, bool tight) {
+static void check_plan(const PipelinePlan *plan, int kind, GptShare share, int layers, int ranks,
+                       int64_t samples, const ZeroPolicy *policy, bool clips, bool tight) {
     char error[400];
-    Program p = empty_program(&plan->placement, layers, ranks, policy);
+    Program p = empty_shared_program(&plan->placement, share, layers, ranks, policy, false);
     schedule_pipeline(&p, plan, samples, true);
     check_peaks(&p, plan, kind);
     check_turns(&p, kind);
@@ -298,9 +302,9 @@ static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks
     if (!schedule_validate(&p, error, sizeof error)) {
         char text[100];
         write_placement(&plan->placement, text, sizeof text);
-        fail_msg("%s M %d rows %d samples %d kind %d depth %d clips %d: %s", text,
-                 plan->micro_batches, (int)plan->micro_rows, (int)samples, kind, (int)plan->depth,
-                 clips, error);
+        fail_msg("%s share %d x %d M %d rows %d samples %d kind %d depth %d clips %d: %s", text,
+                 (int)share.run, (int)share.cycle, plan->micro_batches, (int)plan->micro_rows,
+                 (int)samples, kind, (int)plan->depth, clips, error);
     }
     for (int r = 0; tight && r < ranks; r++) {
         p.limits[r].in_flight--;
@@ -321,10 +325,12 @@ static void write_stages(char *text, size_t bytes, int stages, const int *units,
 
 // All splits of 6 units over 1 to 4 ranks with all numbers of replicas, 1 to 8 micro-batches, the
 // last one short; in turns bounded memory, recomputation, gradients that leave in each micro-batch,
-// activations on the host, clipping by stages; micro-batches of fewer samples than replicas, and
-// empty ones.
+// activations on the host, clipping by stages, blocks that share, also across stages; micro-batches
+// of fewer samples than replicas, and empty ones.
 static void test_all_plans(void **state) {
     (void)state;
+    const GptShare shares[] = {GPT_SHARE_NONE, gpt_share(4, 4, 0), gpt_share(4, 2, 0),
+                               gpt_share(4, 3, 0), gpt_share(4, 4, 2)};
     int plans = 0, units[6], replicas[4];
     for (int ranks = 1; ranks <= 4; ranks++) {
         for (int S = 1; S <= ranks; S++) {
@@ -343,7 +349,9 @@ static void test_all_plans(void **state) {
                             max_i64(1, plans % 7 ? (int64_t)M * rows - plans % 3 : M / 2);
                         const bool clips = !plan.recompute && plans / 2 % 2,
                                    stashes = kind < 3 && !clips && plans % 3 == 0;
-                        check_plan(&plan, kind, 4, ranks, samples,
+                        const GptShare share =
+                            clips || stashes ? GPT_SHARE_NONE : shares[plans / 8 % 5];
+                        check_plan(&plan, kind, share, 4, ranks, samples,
                                    stashes         ? &stashing
                                    : plans % 2     ? &plain
                                    : plans / 4 % 2 ? &stage_two
@@ -445,8 +453,8 @@ static void test_unequal_replicas(void **state) {
         const int kind = i / 6 % 4;
         PipelinePlan plan = plan_of(wide[i % 6], units[i % 6], 16, kinds[kind],
                                     kind == 2 ? WARMUP_B : WARMUP_A, rows[i / 24], 5);
-        check_plan(&plan, kind, units[i % 6] - 2, 16, max_i64(1, 5 * rows[i / 24] - 3), &plain,
-                   false, i % 5 == 0);
+        check_plan(&plan, kind, GPT_SHARE_NONE, units[i % 6] - 2, 16,
+                   max_i64(1, 5 * rows[i / 24] - 3), &plain, false, i % 5 == 0);
         placement_free(&plan.placement);
     }
     // parts of 16 samples: 1 1 2 1 2 1 2 1 2 1 2 and 3 3 3 3 4

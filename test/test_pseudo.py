@@ -4,7 +4,7 @@
     python3 test/test_pseudo.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
 
     Mean        the gradient of a shared storage is the mean of those that its layers have for themselves, and counts once in the norm
-    Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank
+    Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank, of the GPU build too
     Numbers     parameters and memory shrink as the formula says
     Delink      the switch changes no bit of the function; moments are copied, or begin anew; every layout is one rank; within a run is between runs
     Resume      bit-equal before, at and after the switch, in the same layout and another; not with another sharing
@@ -20,7 +20,7 @@ import unittest
 
 import test_train
 from test_faults import at_once, sample
-from test_train import ALL, EXIT_INPUT, SAME, SEED, T, scratch, train, train_all, weights
+from test_train import ALL, EMULATED, EXIT_INPUT, SAME, SEED, T, scratch, train, train_all, weights
 
 LAYERS, CHANNELS, VOCAB, PADDED = 6, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
@@ -103,6 +103,26 @@ class Equality(Check):
             of = SHARES[share]
             for number in range(LAYERS):
                 self.assertEqual(layer(job.weights, number), layer(job.weights, of.index(of[number])), what)
+
+    # of the GPU build: blocks that share across stages, and replicas, which start many collectives
+    PIPELINES = [dict(ranks=2, pipeline="2"), dict(ranks=3, pipeline="3"), dict(ranks=3, pipeline="2:1,3:1,3:1"), dict(ranks=4, pipeline="4"), dict(ranks=4, pipeline="4:2,4:2"),
+                 dict(ranks=3, pipeline="5:2,3:1", micro_batch=4), dict(ranks=4, pipeline="3:1,3:2,2:1")]
+
+    def drawn(self, draw):
+        """A pipeline whose ranks share one GPU or have one each."""
+        return dict(draw.choice(self.PIPELINES), share=draw.choice(list(SHARES)), zero=draw.randrange(4), pipeline_schedule=draw.choice(["gpipe", "dapple", "zero-bubble"]),
+                    batch_tokens=draw.choice([2, 6, 8, 11]) * T, dtype=draw.choice(["fp32", "fp32", "bf16"]), gpus=draw.choice([1, 1, 4]))
+
+    def test_gpu_build(self):
+        """Where ranks share a GPU, only a few collectives are under way at once, and one more waits for its members."""
+        draw = random.Random(SEED)
+        fixed = [dict(layout, share="2x3", zero=0, pipeline_schedule="dapple", batch_tokens=8 * T, dtype="fp32", gpus=1) for layout in self.PIPELINES[:2]]
+        cases = [dict(RUN, steps=3, watchdog=30, **case) for case in fixed + [self.drawn(draw) for _ in range(60 if ALL else 4)]]
+        places = [dict(EMU_SEED=str(SEED), EMU_GPUS=str(case.pop("gpus"))) for case in cases]
+        jobs = train_all([dict(case, binary=EMULATED, environment=place) for case, place in zip(cases, places)])
+        alone = train_all([dict(RUN, steps=3, share=case["share"], batch_tokens=case["batch_tokens"]) for case in cases])
+        for case, place, job, one in zip(cases, places, jobs, alone):
+            self.assert_close(job.losses(), one.losses(), SAME if case["dtype"] == "fp32" else 0.02, (case, place))
 
     def test_messages_in_few_bits(self):
         """Quantized and bf16 runs: as close to fp32 as without sharing, and they learn."""

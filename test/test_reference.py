@@ -158,6 +158,10 @@ CYCLIC = {
         dict(V2, **{**SHARED, "share": "2x2", "ranks": 3, "cyclic_mode": "data"},
              reference={"cyclic-stages": 3}), dict(cyclic_cut="1,4,1")),
 }
+PIECES = dict(SHARED, share="2x2", ranks=2, cyclic_mode="data", micro_batch=1, cyclic_stages=None)
+for rule, without in (V1, "off"), (V2, "v1"):
+    name = f"{rule['cyclic']}, shared by stages, pieces"
+    CYCLIC[name] = dict(rule, **PIECES, reference={"cyclic-stages": 2}), dict(cyclic=without)
 CYCLIC["v2, shared by stages"][0]["cyclic_stages"] = None  # as many as ranks
 PSEUDO = {
     "all": (dict(SHARED, share="all", steps=8), dict(share="none")),
@@ -188,7 +192,8 @@ LAYOUTS = [dict(), dict(micro_batch=1), dict(micro_batch=2), dict(recompute="blo
            dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
            dict(ranks=3, pipeline="2:1,4:2", zero=1, micro_batch=3)]
 MODES = [dict(), dict(micro_batch=1), dict(cyclic_mode="single", recompute="block"),
-         *(dict(cyclic_mode=mode) for mode in ("data", "model", "zero"))]
+         *(dict(cyclic_mode=mode) for mode in ("data", "model", "zero")),
+         dict(cyclic_mode="data", micro_batch=1)]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -380,6 +385,11 @@ class Random(Check):
             layout.pop("cyclic_mode", None)
         elif layout.get("cyclic_mode", "single") != "single":
             layout["ranks"] = N
+        if layout.get("cyclic_mode") == "data" and N > 1 and draw.randrange(2):
+            flags.update(model=DESCRIPTOR, seed=draw.randrange(99),
+                         share=draw.choice(("all", "2", "2x2", "3")))
+            flags.update(dict(lr=0.02, eps=0.02) if flags["optimizer"] == "adamw" else
+                         dict(lr=0.4))
         if layout.get("cyclic_mode") == "model" and N < 4 and draw.randrange(2):
             layout["ranks"] = N * (N + 1) // 2  # ranks of a stage take turns
         return flags, layout

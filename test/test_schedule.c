@@ -148,6 +148,7 @@ static Program pipeline(int stages, const char *const steps[]) {
     p.micro_batches = 2;
     p.samples = 4;
     program_limit(&p, limits);
+    p.map.tied[0] = true; // the first and the last stage use wte
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -175,6 +176,7 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
+    p.map.tied[0] = true;
     zero_lower(&p, &plain, true);
     placement_free(&plan.placement);
     return p;
@@ -822,8 +824,10 @@ static const Damage damages[] = {
      "rank 1: UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM"},
     {"wte not reduced on the last stage", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, DROP, 0,
      "rank 2: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
-    {"wte reduced in another order on a replica", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, MOVE_DOWN, 4,
-     "rank 2: REDUCE of storage 4 where rank 1 has REDUCE of storage 0"},
+    {"wte reduced in another order on a replica", BASE_SPLIT, 2, ACT_REDUCE, 3, -1, MOVE_DOWN, 2,
+     "rank 2: REDUCE of storage 0 where rank 1 has REDUCE of storage 3"},
+    {"wte reduced before the last gradient is sent", BASE_TWO, 1, ACT_REDUCE, 0, -1, MOVE_UP, 1,
+     "deadlock where collectives wait for their members"},
     {"wte not gathered on the last stage", BASE_JOIN, 2, ACT_PREFETCH, 0, -1, DROP, 0,
      "rank 2: nothing of storage -1 where rank 0 has PREFETCH of storage 0"},
     {"a storage of another stage updated", BASE_SPLIT, 0, ACT_UPDATE, 2, -1, STORAGE, 3,
