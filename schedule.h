@@ -715,8 +715,8 @@ static inline void walk_visit_nothing(void *context, int rank, const Action *act
     (void)peer;
 }
 // The same, if a rank that starts a collective (PREFETCH, REDUCE) waits there for all members.
-// Transports may make it wait: they hold a limited number of collectives (staged messages: two), and
-// the next one waits until the oldest is complete.
+// Transports may make it wait: they hold a limited number of collectives (staged messages: two),
+// and the next one waits until the oldest is complete.
 static inline int schedule_walk_collectives(const Program *p, int *at) {
     return walk_program(p, at, true, walk_visit_nothing, NULL);
 }
