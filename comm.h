@@ -922,7 +922,7 @@ static const double WATCH_EVERY_S = 0.1, WATCH_ASK_S = 1, WATCH_STEP_S = 0.5;
 
 // Sends a question or an answer to a rank. Does nothing while the previous one is still in flight:
 // then the rank is not listening.
-static inline void comm_tell(Comm *c, int rank, int tag, int64_t number) {
+static inline void comm_send_watch_message(Comm *c, int rank, int tag, int64_t number) {
     CommPeer *p = &c->peers[rank];
     int which = tag == TAG_ANSWER, done = 1;
     if (p->sending[which] != MPI_REQUEST_NULL) {
@@ -946,7 +946,8 @@ static inline void comm_listen(Comm *c, bool working) {
             for (int r = 0; r < c->ranks && !working; r++) {
                 fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh;
             }
-            comm_tell(c, status.MPI_SOURCE, TAG_ANSWER, (int64_t)((c->clock - fresh) * 1e3));
+            comm_send_watch_message(c, status.MPI_SOURCE, TAG_ANSWER,
+                                    (int64_t)((c->clock - fresh) * 1e3));
         }
         MPI_Start(&c->hearing);
     }
@@ -1017,7 +1018,7 @@ static inline void comm_watch(Comm *c) {
         if (p->visible) { comm_look_at(c, r); }
         if (c->clock - p->asked > fmin(WATCH_ASK_S, c->timeout_s / 4)) {
             p->asked = c->clock;
-            comm_tell(c, r, TAG_QUESTION, 0);
+            comm_send_watch_message(c, r, TAG_QUESTION, 0);
         }
         double silent = c->clock - fmax(p->fresh, c->fresh);
         if (silent > c->timeout_s) { comm_lost(c, r, "no sign of progress", silent); }

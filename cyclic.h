@@ -914,7 +914,7 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int p
 // the last to the first, which then has the complete ones. model: from the last rank to the first
 // as their stages become complete, and back, one slot for each stage, so that all ranks learn the
 // norm.
-static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step) {
+static inline void cyclic_add_stats(CyclicBuilder *b, int rank, bool whole, int step) {
     Action stats = cyclic_action(ACT_STATS, -1, -1, -1, step);
     stats.version = whole;
     schedule_add(cyclic_list(b, rank), stats);
@@ -938,7 +938,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
     for (int j = 0; j < stages && !cyclic_by_micro(p); j++) {
         for (int r = cyclic_first_rank(p, j) + cyclic_width(p, j) - 1;
              r >= cyclic_first_rank(p, j) && slot == end - j; r--) {
-            cyclic_tell(b, r, false, 0);
+            cyclic_add_stats(b, r, false, 0);
             if (r) { cyclic_message(b, message, r, r - 1); }
         }
     }
@@ -950,7 +950,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
             Action down = message;
             down.step = behind;
             down.version = 1;
-            if (r) { cyclic_tell(b, r, true, behind); }
+            if (r) { cyclic_add_stats(b, r, true, behind); }
             if (r + 1 < p->ranks) { cyclic_message(b, down, r, r + 1); }
         }
     }
@@ -961,9 +961,9 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
                 ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
                 : cyclic_complete_slot(p, N - 1 - r) + cyclic_adds_later(p, N - 1 - r);
         if (stats_slot != slot) { continue; }
-        cyclic_tell(b, r, false, 0);
+        cyclic_add_stats(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
-        if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
+        if (N > 1 && r == N - 1) { cyclic_add_stats(b, 0, true, 0); }
     }
     // mode zero: the norm returns to the owners in between, in this window and in the next
     for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) {
@@ -972,7 +972,7 @@ static inline void cyclic_stats(CyclicBuilder *b, int slot) {
         down.step = behind ? -1 : 0;
         down.version = 1;
         if (behind && behind != -2 * N) { continue; }
-        if (r < N - 1) { cyclic_tell(b, r, true, (int)down.step); }
+        if (r < N - 1) { cyclic_add_stats(b, r, true, (int)down.step); }
         if (r > 1) { cyclic_message(b, down, r, r - 1); }
     }
 }

@@ -1096,8 +1096,8 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
 // with equal probabilities. Reorders the windows part by part; inside a part they keep their order.
 // A part keeps at most `most` windows; its last ones are left out. begins[parts + 1]: where each
 // part begins. Returns how many windows are left.
-static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t parts, int64_t most,
-                                   NoiseStream stream, int64_t *begins) {
+static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t parts, int64_t most,
+                                    NoiseStream stream, int64_t *begins) {
     int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"),
             *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);

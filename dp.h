@@ -392,9 +392,9 @@ static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, co
 
 // Prepares what the first stage needs of the classifier's gradient of wte: |H|^2 and the tied rows.
 // The rest stays here until the factors arrive.
-static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c,
-                                  const int32_t *tokens, const HeadActs *h, int64_t rows,
-                                  int64_t T) {
+static inline void clip_head_prepare(Stream *s, const GptModel *m, const Clip *c,
+                                     const int32_t *tokens, const HeadActs *h, int64_t rows,
+                                     int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
     const Crossing *x = &c->crossing;
     ops_zero(s, x->others, (size_t)rows * sizeof(double));

@@ -338,7 +338,7 @@ static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
         }
     }
 }
-static inline bool planner_asks(const Planner *p, int64_t micro_batch) {
+static inline bool planner_allows_micro_batch(const Planner *p, int64_t micro_batch) {
     return !p->task->micro_batch || micro_batch == p->task->micro_batch;
 }
 // The settings of all stages of a plan. planner_add_settings adds a plan with each micro-batch and
@@ -364,7 +364,8 @@ static inline void planner_add_settings(Planner *p, const Plan *plan, bool balan
         if (q.kind != PIPELINE_GPIPE) { q.kind = setting->kind; }
         bool wanted = setting->kind != PIPELINE_ZERO_BUBBLE ||
                       (p->zero_bubble && q.stages > 1 && q.kind == setting->kind);
-        if (!wanted || !planner_asks(p, q.micro_batch) || (q.recompute && isinf(p->task->memory))) {
+        if (!wanted || !planner_allows_micro_batch(p, q.micro_batch) ||
+            (q.recompute && isinf(p->task->memory))) {
             continue;
         }
         planner_add(p, &q);
@@ -464,7 +465,7 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
     }
     for (int i = 0; i < p->divisor_count; i++) {
         Plan q = plan_even(p->task, 1, p->divisors[i]);
-        if (planner_asks(p, q.micro_batch)) { planner_add_splits(p, &q, 0); }
+        if (planner_allows_micro_batch(p, q.micro_batch)) { planner_add_splits(p, &q, 0); }
     }
     Plan any = plan_even(p->task, 1, 1);
     any.stages = 0;
@@ -819,7 +820,7 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     q.recompute = o->recompute == RECOMPUTE_BLOCK;
     for (int i = 0; i < p.divisor_count; i++) {
         q.micro_batch = p.divisors[i];
-        if (planner_asks(&p, q.micro_batch)) { planner_add(&p, &q); }
+        if (planner_allows_micro_batch(&p, q.micro_batch)) { planner_add(&p, &q); }
     }
     planner_run(&p);
     planner_finish(&p);
@@ -856,7 +857,7 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
 }
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
 // (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits.
-static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o) {
+static inline Plan planner_report(FILE *to, const PlanTask *task, const Options *o) {
     PlanTask t = *task;
     const PlanModel *model = t.model;
     PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
@@ -884,7 +885,7 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     PlanModel model = profile_load(o->profile);
     Cluster cluster = cluster_parse(o->cluster);
     PlanTask t = planner_task(&model, &cluster, o, given);
-    planner_tell(to, &t, o);
+    planner_report(to, &t, o);
     plan_model_free(&model);
 }
 // Returns D: how many micro-batches' activations fit the memory, on the stage with the least space;

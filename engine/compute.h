@@ -224,7 +224,8 @@ static inline void run_backward_input(Executor *e, const Work *w, const Pass *pa
         clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &acts->head,
                                  acts->targets, w->rows, w->T);
         if (clip_crosses(&e->shape.clip)) {
-            clip_head_tell(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows, w->T);
+            clip_head_prepare(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows,
+                              w->T);
         }
     } else {
         gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &acts->head,

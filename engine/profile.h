@@ -78,7 +78,7 @@ static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule
     e->marks = NULL;
 }
 
-static inline void profile_tell(const Profile *p, Log *log) {
+static inline void profile_print(const Profile *p, Log *log) {
     double ms = 1000 / (double)p->steps, waited = p->total_s;
     TextBuffer line = {NULL, 0, 0};
     printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n",
@@ -141,7 +141,7 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
                 p->first, p->last);
     } else if (rank == 0) {
         progress_break(bar);
-        profile_tell(p, log);
+        profile_print(p, log);
     }
     if (p->steps) { profile_draw(p, comm, program, trace); }
     for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }

@@ -44,7 +44,7 @@ typedef struct {
     double *sum;     // [rank][storage] when the last sum, or part of one, is received
     double *stash;   // [rank][STASH_SLOTS] when the last move of activations is done
     double meeting;  // when all ranks have reached NORM; negative before
-    double untold;   // of step statistics, for which nothing waits
+    double stats;    // when the last step statistics are received; nothing waits for them
 } Simulation;
 
 // Points to the time at which the buffer of a storage's gradient is free.
@@ -59,7 +59,7 @@ static inline double *simulator_left(const Simulation *s, int rank, int storage)
 static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
     const int64_t at = (int64_t)rank * s->program->map.storages + a->storage;
     if (action_is_message(a->kind) && !action_of_rows(a->kind)) {
-        return a->storage < 0                   ? &s->untold
+        return a->storage < 0                   ? &s->stats
                : a->kind == ACT_RECV_PARAMETERS ? &s->ready[at]
                                                 : &s->sum[at];
     }

@@ -196,8 +196,8 @@ static inline void warn_of_loss(Trainer *t, double loss) {
             t->progress.step, loss, log((double)t->model.config.vocab));
 }
 
-static inline void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr,
-                             double seconds) {
+static inline void trainer_report_step(Trainer *t, const Pass *pass, double loss, double norm,
+                                       double lr, double seconds) {
     if (t->comm.rank) { return; }
     bool shown = !privacy_hides(&t->privacy);
     if (shown) { warn_of_loss(t, loss); }
@@ -255,7 +255,7 @@ static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
         const double rate = (double)t->samples / (double)t->train.windows;
         *count = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
         stream.part = 1;
-        *count = dataset_deal(windows, *count, p->parts, p->most_of_part, stream, begins);
+        *count = dataset_split(windows, *count, p->parts, p->most_of_part, stream, begins);
         noise_wipe(&stream, sizeof stream);
     }
     if (!known) { comm_broadcast(&t->comm, windows, (size_t)drawn_words(t) * sizeof *windows, 0); }
@@ -414,7 +414,7 @@ static inline void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds;
     t->spent.waiting_s += t->comm.waited_s - waited;
-    tell_step(t, &pass, loss, norm, lr, seconds);
+    trainer_report_step(t, &pass, loss, norm, lr, seconds);
     if (t->progress.step == t->profile.last) {
         profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log);
     }

@@ -462,7 +462,7 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
     }
 }
 __device__ uint16_t round_master(float x, Rounding r, int64_t i) {
-    return r.stochastic ? round_by_chance(x, r, i) : float_to_bf16(x);
+    return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
 }
 __global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
     const int64_t i = thread_index();

@@ -25,7 +25,7 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
                               Rounding r) {
     if (r.stochastic) {
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
+        for (int64_t i = begin; i < end; i++) { rounded[i] = round_stochastic(x[i], r, i); }
         return;
     }
 #pragma omp simd

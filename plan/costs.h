@@ -564,7 +564,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     PlanModel model = plan_model_of_run(m, &shape, o->optimizer == OPTIMIZER_ADAMW, &rates->units);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
-    Plan best = planner_tell(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    Plan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
     o->batch_tokens = task.samples * o->seq_len;
     o->micro_batch =
         best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));

@@ -403,7 +403,7 @@ static inline void store_read_parameters(const Store *s, int storage, int64_t at
 // bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
     if (!s->stochastic) { return round_to_nearest(); }
-    return rounding_by_chance(s->seed, s->updates[storage], storage, element);
+    return rounding_stochastic(s->seed, s->updates[storage], storage, element);
 }
 
 #endif

@@ -219,8 +219,8 @@ static inline Rounding round_to_nearest(void) {
     Rounding r = {false, 0, 0};
     return r;
 }
-static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int storage,
-                                          int64_t first) {
+static inline Rounding rounding_stochastic(uint64_t seed, int64_t version, int storage,
+                                           int64_t first) {
     const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u; // "rounding"
     const uint64_t of_version = random_u64(seed, ROUNDING_STREAM, (uint64_t)version);
     Rounding r = {true, mix64(of_version ^ mix64((uint64_t)storage)), first};
@@ -231,7 +231,7 @@ static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int st
 IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) {
     return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48);
 }
-IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64_t i) {
+IN_KERNELS_TOO static inline uint16_t round_stochastic(float x, Rounding r, int64_t i) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;

@@ -88,7 +88,7 @@ static void test_no_numbers(void **state) {
 static void test_rounding_draws(void **state) {
     (void)state;
     enum { N = 1 << 16 };
-    const Rounding a = rounding_by_chance(1, 2, 3, 0);
+    const Rounding a = rounding_stochastic(1, 2, 3, 0);
     for (int bit = 0; bit < 16; bit++) {
         Rounding b = a;
         b.key ^= 1u << bit;

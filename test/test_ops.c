@@ -113,7 +113,7 @@ static const Case cases[] = {
     {CLASSIFIER_KEPT, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER_KEPT, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER_KEPT, 0, 4, 8, 12, 3, 2},
-    // n; variant 1: the parameter is stored in bf16; 2: and rounded by chance
+    // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
     {ADAMW, 300007, 1, 1, 0, 0, 3},
@@ -637,7 +637,7 @@ static OptimizerStep step_of(const Case *c) {
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
     for (int64_t i = 0; i < c->rows && c->variant; i++) {
         assert_int_equal(param[i], c->variant == 2
-                                       ? round_by_chance(master[i], stochastic.rounding, i)
+                                       ? round_stochastic(master[i], stochastic.rounding, i)
                                        : float_to_bf16(master[i]));
     }
 }
@@ -1713,7 +1713,7 @@ static void test_precision(void **state) { // storage formats, exactly
 }
 
 // both neighbours, the right mean, what bf16 has stays, and the same bits wherever a piece begins
-static void test_rounding_by_chance(void **state) {
+static void test_rounding_stochastic(void **state) {
     (void)state;
     enum { N = 20000, SIXTEENTHS = 16 };
     const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
@@ -1733,7 +1733,7 @@ static void test_rounding_by_chance(void **state) {
         for (int64_t i = 0; i < N; i++) {
             assert_true(bf16_to_float(stored[i]) == low ||
                         (sixteenths && bf16_to_float(stored[i]) == low + unit));
-            assert_int_equal(stored[i], round_by_chance(x[i], r, i));
+            assert_int_equal(stored[i], round_stochastic(x[i], r, i));
             up += bf16_to_float(stored[i]) != low;
         }
         const double chance = (double)sixteenths / SIXTEENTHS; // 5 standard deviations
@@ -2365,7 +2365,7 @@ int main(void) {
         cmocka_unit_test(test_square_sums),
         cmocka_unit_test(test_polls),
         cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_rounding_stochastic),
         cmocka_unit_test(test_clip_factors),
         cmocka_unit_test(test_sample_norms),
 #ifdef OPS_CPU_H
