@@ -1,42 +1,43 @@
-// comm_nccl.cuh: collectives and messages over the memory of GPUs. NCCL where each rank has a GPU
-// of its own; where several share one, which NCCL refuses, staged: through pinned host memory and
-// the messages of comm.h.
+// comm_nccl.cuh: collectives and messages between the memories of GPUs, as transports of comm.h.
+// NCCL is used if each rank has a GPU of its own. NCCL refuses ranks that share a GPU; then data
+// are staged: they go through pinned host memory and the MPI messages of comm.h.
 //
 // NCCL
-//   Groups     One communicator each, made once. Its members meet by an id that the first of them
-//              makes and MPI brings to the others, so a group needs nothing of the ranks outside,
-//              whatever groups these are in.
+//   Groups     Each group has one communicator, made once. The first member makes an id, which MPI
+//              sends to the others. So only the members take part.
 //   Order      All collectives of a rank run on one stream of high priority, in the order of their
-//              start, which is the same on all members, as comm.h demands: two communicators never
-//              wait for each other in a circle. An event makes each wait for what the compute
-//              stream held when it was started; another lets the compute stream wait for its
-//              result. The host waits for neither.
-//   Messages   between two ranks run on a communicator and a stream of their own, in the order in
-//              which they are posted: one that waits for its other end holds up the messages behind
-//              it, which the schedule allows for (schedule.h: rendezvous), but no collective. Those
-//              who will talk connect at start.
-//   Slices     All are as long as the first, so each collective is one call, in place. Where the
-//              last ones end before, their arrays have padding (comm.h: Data), whose zeros travel,
-//              too.
-//   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and
-//              network, in fp32, or with wire bf16 in bf16: contributions are packed on the device,
-//              and every partial sum is rounded. So they differ in the last bits from those of
-//              comm.h, and may between clusters, but two runs on one are equal.
-//   Lost ranks Communicators do not block: a call that has to meet others says "in progress" and is
-//   asked again, while the watch of
-//              comm.h looks after the members. So does every wait for the device whose oldest
-//              collective has begun here and is not complete, or which has come to where it needs a
-//              message: one that is merely open may be so for as long as others compute. A rank
-//              whose device still computes what a collective needs answers that it works. NCCL
-//              shows no progress inside a collective: --watchdog must be longer than the longest
-//              takes. The end is that of all errors: the process ends, MPI ends the others, an
-//              alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
-// Staged     start() waits for the compute stream and copies to the host what MPI then sends;
-//            wait() waits for MPI and copies the result back. STAGED_MOST collectives are under way
-//            at a time, each in its own piece of pinned memory. One more waits for the oldest, and
-//            so for all its members, which the schedule allows for (engine/validator.h: order).
-//            Messages do the same, in a ring of pieces of their own: one that finds none free waits
-//            for the oldest, as under rendezvous.
+//              start. This order is the same on all members (comm.h), so communicators never wait
+//              for each other in a cycle. A collective waits, by an event, for the work that the
+//              compute stream had when the collective was started; by another event the compute
+//              stream waits for the result. The host waits for neither.
+//   Messages   between two ranks have a communicator and a stream of their own, and run in the
+//              order in which they are posted. A message that waits for its other end blocks later
+//              messages, which the schedule allows for (schedule.h: rendezvous), but no collective.
+//              Pairs of ranks that exchange messages connect at start.
+//   Slices     All slices are as long as the first, so a collective is one call, in place. Where
+//              the last slices are shorter, their arrays have padding (comm.h: Data). Its zeros are
+//              sent, too.
+//   Sums       are computed by NCCL, in an order that its algorithm has for this number of ranks,
+//              size and network. They are in fp32, or with wire bf16 in bf16: contributions are
+//              packed on the device, and every partial sum is rounded. So the last bits differ from
+//              the sums of comm.h, and may differ between clusters, but two runs on one cluster are
+//              equal.
+//   Lost ranks Communicators do not block. A call that needs other members returns "in progress"
+//              and is polled, while the watch of comm.h checks the members. The watch also runs
+//              when the host waits for a device that itself waits for others: its oldest
+//              collective has begun and is not complete, or its compute stream needs a message. An
+//              operation that is only open does not count: it may stay open for as long as other
+//              ranks compute. A rank whose device still computes what a collective needs answers
+//              that it works. NCCL shows no progress inside a collective, so --watchdog must be
+//              longer than the longest one takes. An error ends the process, MPI ends the other
+//              ranks, and an alarm ends a process that hangs meanwhile. No NCCL call is used for
+//              this.
+// Staged     start() waits for the compute stream and copies the data to the host, from where MPI
+//            sends them. wait() waits for MPI and copies the result back. STAGED_MOST collectives
+//            are in flight at a time, each with its own piece of pinned memory. A further one first
+//            waits for the oldest, and so for all its members, which the schedule allows for
+//            (engine/validator.h: order). Messages use a ring of other pieces in the same way. A
+//            message that finds no free piece waits for the oldest, as with rendezvous.
 #ifndef COMM_NCCL_CUH
 #define COMM_NCCL_CUH
 
@@ -49,49 +50,52 @@
 #endif
 
 enum {
-    NCCL_MOST = 1024,   // collectives under way; messages
-    NCCL_GROUPS = 256,  // with a communicator
-    NCCL_SHARED = 1024, // registered pieces of memory
-    STAGED_MOST = 2,
-    STAGED_LEAST = 4 << 20 // bytes of a mirror: the message rate is measured with so many
+    NCCL_MOST = 1024,      // limit of collectives in flight, and of messages in flight
+    NCCL_GROUPS = 256,     // limit of communicators
+    NCCL_SHARED = 1024,    // limit of registered pieces of memory
+    STAGED_MOST = 2,       // limit of staged collectives in flight
+    STAGED_LEAST = 4 << 20 // least bytes of a mirror; measuring the message rate needs them
 };
-// Between questions to CUDA, since operations poll all the time; between looks for errors; from an
-// error to the end, to see who is lost
+// Seconds between two polls of CUDA (operations call comm_progress() all the time); between two
+// checks for errors; from an error to the end, to find the lost rank.
 static const double NCCL_POLL_S = 20e-6, NCCL_LOOK_S = 0.1, NCCL_BLAME_S = 3;
 
 // -------------------------------------------------------------------------------------------------
 // NCCL
+// Memory that is registered with a communicator.
 typedef struct {
     ncclComm_t communicator;
     void *handle;
 } NcclShared;
-// What runs on one stream, one after another.
+// The operations of one stream, which run one after another.
 typedef struct {
     cudaStream_t carrier;
-    CommOp ops[NCCL_MOST]; // ring: done .. started - 1 are under way
-    // ready: the compute stream had come to its start, or, where it is needed, to its wait
+    CommOp ops[NCCL_MOST]; // ring: operations done .. started - 1 are in flight
+    // ready: the compute stream has reached the operation's start, or, if it is `needed`, its wait;
+    // carried: the operation is complete
     cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST];
-    bool needed[NCCL_MOST]; // of messages
+    bool needed[NCCL_MOST]; // messages: the compute stream waits for it
     int64_t started, done;
 } NcclLane;
 typedef struct {
-    Stream *stream; // that computes
+    Stream *stream; // the compute stream
     NcclLane collectives, messages;
-    Group talkers; // all ranks, with the messages' communicator; nobody: there are none
-    Group *pairs;  // [ranks] this one and the other
+    Group talkers; // all ranks, with the communicator of messages; empty: no messages
+    Group *pairs;  // [ranks] this rank and the other one
     ncclComm_t communicators[NCCL_GROUPS];
     NcclShared shared[NCCL_SHARED];
-    Group joined[NCCL_GROUPS]; // for collectives of stores
+    Group joined[NCCL_GROUPS]; // groups of stores that have a communicator
     int groups, shares, joins;
-    const CommOp *calling; // a call for it is in progress
-    double polled, looked; // for what is complete, for errors
+    const CommOp *calling; // operation whose NCCL call is in progress; NULL: none
+    double polled, looked; // time of the last poll, of the last check for errors
 } Nccl;
 
 static inline cudaStream_t compute_stream(const Stream *s) { return ((Gpu *)s->device)->stream; }
 static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
 
-// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this, by
-// who does not answer.
+// Ends the program after an error of NCCL (EXIT_PEER or EXIT_RESOURCES). It waits for a moment
+// first: the watch may find the lost rank and name it; otherwise the message names the ranks that
+// do not answer.
 __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t communicator,
                                                          ncclResult_t error, const CommOp *op) {
     SignalText what = {"", 0}, silent = {"", 0};
@@ -104,7 +108,7 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
         comm_progress();
     }
     comm_describe_waiting(c, &what);
-    for (int r = 0; op && r < c->ranks; r++) { // those that were asked
+    for (int r = 0; op && r < c->ranks; r++) { // ranks that a question was sent to
         if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
         signal_text_add(&silent, "; no answer from rank ");
         signal_text_add_int(&silent, r);
@@ -117,7 +121,7 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
         "NCCL: %s: %s, in %s%s", ncclGetErrorString(error), ncclGetLastError(communicator),
         what.text, silent.text);
 }
-// The end of a call that may have to meet other members, for op.
+// Waits until an NCCL call for op, which may need other members, is no longer in progress.
 static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result,
                                const CommOp *op) {
     Nccl *n = (Nccl *)c->transport.state;
@@ -129,10 +133,11 @@ static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t re
         }
     }
     n->calling = NULL;
-    c->transport.waits = NULL; // until it is polled again
+    c->transport.waits = NULL; // until the next poll
     if (result != ncclSuccess) { nccl_failed(c, communicator, result, op); }
 }
-// Calls inside of a group are only noted: what is wrong with them is found here or at its end.
+// Checks a call between ncclGroupStart() and ncclGroupEnd(). NCCL only queues such calls, and
+// reports errors here or at the end of the group.
 static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
     if (result != ncclSuccess && result != ncclInProgress) {
         nccl_failed(c, (ncclComm_t)op->group->channel, result, op);
@@ -142,19 +147,19 @@ static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
 static inline const CommOp *lane_oldest(const NcclLane *l) {
     return l->done < l->started ? &l->ops[l->done % NCCL_MOST] : NULL;
 }
-// Brings up to date what is complete; has anything become so?
+// Updates `done`. Returns whether an operation has completed since the last call.
 static inline bool lane_moved(NcclLane *l) {
     const int64_t before = l->done;
     while (l->done < l->started && cuda_happened(l->carried[l->done % NCCL_MOST])) { l->done++; }
     return l->done > before;
 }
-// The oldest collective, if it has begun.
+// Returns the oldest collective if it has begun; otherwise NULL.
 static inline const CommOp *nccl_awaited_collective(const Nccl *n) {
     const NcclLane *l = &n->collectives;
     return lane_oldest(l) && cuda_happened(l->ready[l->done % NCCL_MOST]) ? lane_oldest(l) : NULL;
 }
-// The oldest message, if the compute stream has come to where it needs that or a later one. They
-// are needed in any order.
+// Returns the oldest message if the compute stream waits for it or for a later one; otherwise NULL.
+// The compute stream may need messages in any order.
 static inline const CommOp *nccl_awaited_message(const Nccl *n) {
     const NcclLane *l = &n->messages;
     for (int64_t i = l->done; i < l->started; i++) {
@@ -164,7 +169,8 @@ static inline const CommOp *nccl_awaited_message(const Nccl *n) {
     }
     return NULL;
 }
-// Brings up to date what is complete and what this rank's device waits for.
+// Updates which operations are complete and what the device waits for. Ends the program if NCCL
+// reports an error.
 static inline void nccl_poll(Comm *c) {
     Nccl *n = (Nccl *)c->transport.state;
     CommTransport *t = &c->transport;
@@ -209,7 +215,7 @@ static inline void lane_close(NcclLane *l) {
     CUDA_CHECK(cudaStreamDestroy(l->carrier));
 }
 
-// A group of one has no communicator.
+// Makes the communicator of a group. All members call it. A group of one member has none.
 static inline void nccl_join(Comm *c, Group *g) {
     Nccl *n = (Nccl *)c->transport.state;
     if (g->me < 0 || g->n == 1) { return; }
@@ -235,8 +241,8 @@ static inline void nccl_join(Comm *c, Group *g) {
     nccl_finish(c, communicator, result, &op);
     g->channel = n->communicators[n->groups++] = communicator;
 }
-// Stores that follow each other in a run have groups of the same ranks: these share what was made
-// for the first.
+// Joins a group of a store. Later stores of a run have groups of the same ranks, which reuse the
+// communicator of the first.
 static inline void nccl_join_once(Comm *c, Group *g) {
     Nccl *n = (Nccl *)c->transport.state;
     for (int i = 0; i < n->joins && !g->channel; i++) {
@@ -252,8 +258,8 @@ static inline void nccl_join_once(Comm *c, Group *g) {
         n->joined[n->joins++].channel = g->channel;
     }
 }
-// Where NCCL does not take the memory it copies through its own: slower, and no error. memory NULL:
-// it is given back.
+// Registers memory with NCCL. All members call it. Memory that NCCL refuses is copied through
+// NCCL's buffers: slower, but not an error. memory NULL: unregisters all memory.
 static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
     for (; !memory && n->shares; n->shares--) {
@@ -268,20 +274,20 @@ static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t byte
     int *theirs = c->small_values, taken = 0;
     comm_all_gather_in(c, g, &mine, theirs, sizeof mine);
     for (int i = 0; i < g->n; i++) { taken += theirs[i]; }
-    if (taken == g->n) { // NCCL wants the memory of all members registered, or of none
+    if (taken == g->n) { // NCCL needs the memory of all members registered, or of none
         n->shared[n->shares++] = shared;
     } else if (mine) {
         ncclCommDeregister(shared.communicator, shared.handle);
     }
 }
 
-// Elements of each slice, with what the last ones lack.
+// Returns the elements of each slice with its padding.
 static inline int64_t nccl_slice(const CommOp *op) {
     const int64_t *b = op->bounds, slice = b[1];
     for (int i = 0; i <= op->group->n; i++) { assert(b[i] == min_i64(i * slice, b[op->group->n])); }
     return slice;
 }
-// data: elements of `size` bytes; slice i comes from member i.
+// data: elements of `size` bytes; member i sends slice i.
 static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t size) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
@@ -289,8 +295,8 @@ static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t si
     const char *mine = data + op->group->me * bytes;
     nccl_call(c, op, ncclAllGather(mine, data, (size_t)bytes, ncclUint8, communicator, carrier));
 }
-// out, at my slice's place, = the sum of in. In place that is where NCCL has it: an empty slice's
-// is in the padding behind the array.
+// Writes the sum of this rank's slice over the members to the slice's position in out. In place,
+// NCCL requires the position in the padded array, which for an empty slice is in the padding.
 static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out,
                                ncclDataType_t type) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
@@ -323,7 +329,7 @@ static inline void nccl_exchange(Comm *c, const CommOp *op) {
     }
 }
 
-// Puts the collective into the carrier stream.
+// Queues a collective on the carrier stream, with the conversions of wire bf16.
 static inline void nccl_carry(Comm *c, const CommOp *op) {
     cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     const int64_t *b = op->bounds, all = b[op->group->n], mine = b[op->group->me],
@@ -362,7 +368,7 @@ static inline void nccl_carry(Comm *c, const CommOp *op) {
     }
 }
 
-// Of a group of one: there is nobody to talk to.
+// A collective of a group of one member is a copy.
 static inline CommHandle copy_to_myself(Stream *s, const CommOp *op) {
     int64_t size = (int64_t)op->element_bytes,
             to = op->recv_bounds ? op->recv_bounds[0] : op->bounds[0];
@@ -372,10 +378,11 @@ static inline CommHandle copy_to_myself(Stream *s, const CommOp *op) {
     }
     return 0;
 }
-// Notes what comes next, and makes it wait for what the compute stream holds.
+// Records the next operation of a lane, and makes it wait for the work that is queued on the
+// compute stream.
 static inline const CommOp *lane_begin(Comm *c, NcclLane *l, const CommOp *op) {
     Nccl *n = (Nccl *)c->transport.state;
-    while (l->started - l->done == NCCL_MOST) { // more than most steps have: by any means, wait
+    while (l->started - l->done == NCCL_MOST) { // rare: most steps have fewer
         (void)cuda_done(cudaStreamQuery(l->carrier));
         comm_progress();
     }
@@ -390,7 +397,7 @@ static inline int64_t lane_end(NcclLane *l) {
     CUDA_CHECK(cudaEventRecord(l->carried[l->started % NCCL_MOST], l->carrier));
     return -++l->started;
 }
-// The compute stream waits for it.
+// Makes the compute stream wait for an operation.
 static inline void lane_wait(const Nccl *n, const NcclLane *l, int64_t handle) {
     if (l->done >= -handle) { return; }
     CUDA_CHECK(
@@ -418,7 +425,7 @@ static inline void nccl_wait_message(Comm *c, CommRequest t) {
     NcclLane *l = &n->messages;
     if (l->done >= -t) { return; }
     const int64_t i = (-t - 1) % NCCL_MOST;
-    // its first use, at the start, is in the streams already
+    // the event's first use, at the start, is already queued on both streams
     CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream)));
     l->needed[i] = true;
     lane_wait(n, l, t);
@@ -439,7 +446,7 @@ static inline CommRequest nccl_post(Comm *c, bool send, int peer, void *data, si
     op.out = send ? NULL : (char *)data;
     op.element_bytes = bytes;
     op.counted = true;
-    // so that the watch looks after its other end
+    // the ring is full: wait for the oldest message, so that the watch checks its other end
     if (l->started - l->done == NCCL_MOST) { nccl_wait_message(c, -(l->done + 1)); }
     const CommOp *begun = lane_begin(c, l, &op);
     ncclResult_t result = send ? ncclSend(data, bytes, ncclUint8, peer, communicator, l->carrier)
@@ -461,7 +468,7 @@ static inline void nccl_end(Comm *c) {
     while (n->groups) {
         ncclComm_t communicator = n->communicators[n->groups - 1];
         nccl_finish(c, communicator, ncclCommFinalize(communicator), &op);
-        n->groups--; // polled no more
+        n->groups--; // it is not polled any more
         ncclCommDestroy(communicator);
     }
     lane_close(&n->collectives);
@@ -473,7 +480,8 @@ static inline void nccl_end(Comm *c) {
     free(n);
     c->transport.poll = NULL;
 }
-// Who will talk connects: every pair in the order of its numbers, which is the same on both sides.
+// Connects this rank with all ranks that it exchanges messages with, in ascending order, by one
+// message in each direction. All ranks call it.
 static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     Nccl *n = (Nccl *)c->transport.state;
     if (!traffic->bytes || c->ranks == 1) { return; }
@@ -510,33 +518,34 @@ static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
 // -------------------------------------------------------------------------------------------------
 // Staged
 typedef struct {
-    CommOp op;         // over the device's memory
-    CommHandle handle; // of the same over the mirror
-    char *mirror;      // the array, element for element; behind it what an all-to-all receives
+    CommOp op;         // the operation, on device memory
+    CommHandle handle; // of the same operation on the mirror
+    char *mirror;      // copy of the array; behind it the data that an all-to-all receives
 } StagedOp;
 typedef struct {
-    CommRequest ticket; // MPI's; 0: none, or waited for
-    void *device;       // where a received one goes; NULL: it is sent
+    CommRequest ticket; // request of MPI; 0: none, or complete
+    void *device;       // destination of a received message; NULL: it is sent
     size_t bytes;
     char *mirror;
-    cudaEvent_t returned; // to the device
+    cudaEvent_t returned; // its data are copied to the device
 } StagedMessage;
 typedef struct {
     Stream *stream;
-    StagedOp ops[STAGED_MOST]; // ring, as above
+    StagedOp ops[STAGED_MOST]; // ring: operations done .. started - 1 are in flight
     size_t mirror_bytes;
     int64_t started, done;
     StagedMessage *messages; // [most] ring
     int64_t most, posted;
     size_t message_bytes;
-    char *pinned; // staging of comm.h, mirrors, messages
+    char *pinned; // memory of the staging buffer of comm.h, the mirrors and the messages
 } Staged;
 
-static inline char *staged_received(const StagedOp *o) { // the mirror of op.out
+// Returns the mirror of op.out.
+static inline char *staged_received(const StagedOp *o) {
     return o->mirror +
            (o->op.recv_bounds ? o->op.bounds[o->op.group->n] * (int64_t)o->op.element_bytes : 0);
 }
-// Elements first .. end - 1 of the result, back to the device.
+// Copies elements first .. end - 1 of the result back to the device.
 static inline void staged_return(Staged *s, const StagedOp *o, int64_t first, int64_t end) {
     int64_t size = (int64_t)o->op.element_bytes;
     ops_from_host(s->stream, o->op.out + first * size, staged_received(o) + first * size,
@@ -563,7 +572,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     const Group *g = op->group;
     int64_t size = (int64_t)op->element_bytes,
             all = op->bounds[g->n] + (op->recv_bounds ? op->recv_bounds[g->n] : 0);
-    bool gathers = op->kind == COMM_ALL_GATHER; // sends its own slice only
+    bool gathers = op->kind == COMM_ALL_GATHER; // sends only this rank's slice
     int64_t first = op->bounds[gathers ? g->me : 0], end = op->bounds[gathers ? g->me + 1 : g->n];
     if (g->n == 1) { return copy_to_myself(s->stream, op); }
     if ((size_t)(all * size) > s->mirror_bytes) {
@@ -572,7 +581,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     if (s->started - s->done == STAGED_MOST) { staged_wait(c, -(s->done + 1)); }
     StagedOp *o = &s->ops[s->started % STAGED_MOST];
     o->op = *op;
-    // behind an earlier return
+    // on the compute stream, so after copies of earlier results to the device
     ops_to_host(s->stream, o->mirror + first * size, (gathers ? op->out : op->in) + first * size,
                 (size_t)((end - first) * size));
     CommOp over_host = *op;
@@ -583,7 +592,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
 }
 static inline void staged_wait_message(Comm *c, CommRequest t) {
     Staged *s = (Staged *)c->transport.state;
-    if (-t <= s->posted - s->most) { return; } // its piece has served again since
+    if (-t <= s->posted - s->most) { return; } // its piece has been used again since
     StagedMessage *m = &s->messages[(-t - 1) % s->most];
     comm_wait_message_by_mpi(c, m->ticket);
     if (m->ticket && m->device) {
@@ -602,7 +611,7 @@ static inline CommRequest staged_post(Comm *c, bool send, int peer, void *data, 
     m->device = send ? NULL : data;
     m->bytes = bytes;
     if (send) {
-        ops_to_host(s->stream, m->mirror, data, bytes); // behind an earlier return
+        ops_to_host(s->stream, m->mirror, data, bytes); // after an earlier copy to the device
     } else {
         while (!cuda_happened(m->returned)) { comm_progress(); }
     }
@@ -629,7 +638,8 @@ static inline void staged_make_ring(Staged *s, char *memory) {
         CUDA_CHECK(cudaEventCreateWithFlags(&s->messages[i].returned, cudaEventDisableTiming));
     }
 }
-// For arrays of up to `bytes`; `staging` bytes are for comm.h's reductions.
+// Opens the staged transport. bytes: of the longest array; staging: bytes for the reductions of
+// comm.h; traffic: bounds of the messages.
 static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging,
                                const CommTraffic *traffic) {
     Staged *s = (Staged *)checked_calloc(1, sizeof(Staged), "staged messages");
@@ -666,10 +676,10 @@ static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t sta
 }
 
 // -------------------------------------------------------------------------------------------------
-// The choice
+// Choice of the transport
 
-// Has each rank a GPU of its own? All ranks ask, and get the same answer. *sharing: how many are on
-// this rank's.
+// Returns whether each rank has a GPU of its own; the result is the same on all ranks. *sharing:
+// number of ranks on this rank's GPU. All ranks call it.
 static inline bool gpus_apart(Comm *c, int *sharing) {
     typedef struct {
         char bus[32];
@@ -693,8 +703,9 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements, with padding, or so many bytes of
-// records, sent and received, and these messages carry over this rank's GPU. All ranks.
+// Opens the transport for counted collectives and messages on this rank's GPU. elements: most fp32
+// elements of a collective, with padding; records: most bytes of records sent and received;
+// traffic: bounds of the messages. All ranks call it.
 static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
                                   const CommTraffic *traffic) {
     int sharing;

@@ -1,9 +1,10 @@
-// group.h: who takes part in a collective, on which nodes, and what each member then sends; which
-// ranks compute which units (Placement). Pure: no messages; comm.h sends them.
+// group.h: groups of ranks and their nodes (Group), the bytes that each member sends in a
+// collective, and which ranks compute which units (Placement). All functions are pure: they send no
+// messages.
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
-// bounds; slice i belongs to member i and may be empty. What is counted here is what comm.h's
-// banner says: two levels where the members lie evenly on several nodes.
+// bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
+// comm.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
 #ifndef GROUP_H
 #define GROUP_H
 
@@ -22,19 +23,19 @@ static const char *const comm_kind_names[COMM_KINDS] = {"all_gather", "reduce_sc
                                                         "all_reduce", "all_to_all", "send"};
 static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 
-// An ordered list of distinct ranks, seen from one of them (or from outside: me = -1). Member i is
-// the local[i]-th on node[i].
+// An ordered list of distinct ranks, as one rank sees it. Nodes are numbered within the group;
+// member i is number local[i] on node[i].
 typedef struct {
-    int n, me;
+    int n, me;         // number of members; index of this rank, -1: it is not a member
     int *ranks;        // [n]
     int *node, *local; // [n]
-    int nodes, locals; // 1 x n: one level
-    int *at;           // [nodes][locals] member
-    void *channel;     // what the transport keeps for it
+    int nodes, locals; // nodes, and members of each; 1 and n if the group has one level
+    int *at;           // [nodes][locals] index of the member
+    void *channel;     // the transport's data of the group; NULL: none
 } Group;
 
-// The group of these distinct ranks in this order. Pure, but for memory: group_free() gives it
-// back.
+// Returns the group of n distinct ranks, in this order. node_of: node of each rank, indexed by
+// rank. The caller frees it with group_free().
 static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
     Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL, NULL};
     size_t bytes = (size_t)n * sizeof(int);
@@ -43,7 +44,7 @@ static inline Group group_make(const int *ranks, int n, int my_rank, const int *
     g.local = (int *)checked_malloc(bytes, "group");
     g.at = (int *)checked_malloc(bytes, "group");
     memcpy(g.ranks, ranks, bytes);
-    // position of the node among the group's nodes, and of the member on it
+    // number of the member's node within the group, and of the member on it
     for (int i = 0; i < n; i++) {
         if (ranks[i] == my_rank) { g.me = i; }
         g.node[i] = g.nodes;
@@ -65,7 +66,8 @@ static inline Group group_make(const int *ranks, int n, int my_rank, const int *
     for (int i = 0; i < n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
     return g;
 }
-// The group of some members of another, in this order, seen from the same rank.
+// Returns the group of some members of g, in this order, as the same rank sees it. This rank must
+// be a member of g.
 static inline Group group_part(const Group *g, const int *members, int n) {
     int *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"), most = 0;
     for (int i = 0; i < g->n; i++) { most = (int)max_i64(most, g->ranks[i]); }
@@ -77,7 +79,7 @@ static inline Group group_part(const Group *g, const int *members, int n) {
     free(node_of);
     return part;
 }
-// The same group, seen from another of its members. Messages need their own.
+// Returns the same group as another member sees it. The copy has no channel.
 static inline Group group_seen_from(const Group *g, int member) {
     int *members = (int *)checked_malloc((size_t)g->n * sizeof(int), "group");
     for (int i = 0; i < g->n; i++) { members[i] = i; }
@@ -86,7 +88,7 @@ static inline Group group_seen_from(const Group *g, int member) {
     seen.me = member;
     return seen;
 }
-// All ranks of a cluster of equal nodes, seen from the first.
+// Returns the group of all ranks of a cluster of equal nodes, as rank 0 sees it.
 static inline Group group_cluster(int nodes, int ranks_of_node) {
     int n = nodes * ranks_of_node, *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"),
         *node_of = (int *)checked_malloc((size_t)n * sizeof(int), "group");
@@ -106,7 +108,8 @@ static inline void group_free(Group *g) {
     free(g->at);
     memset(g, 0, sizeof *g);
 }
-// Place of a member on the levels on which the group works.
+// Return the position of a member on the two levels (on one level: node 0), and the member at a
+// position.
 static inline int group_node(const Group *g, int i) { return g->nodes == 1 ? 0 : g->node[i]; }
 static inline int group_local(const Group *g, int i) { return g->nodes == 1 ? i : g->local[i]; }
 static inline int group_at(const Group *g, int node, int local) {
@@ -116,16 +119,15 @@ static inline CommLink group_link(const Group *g, int a, int b) {
     return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER;
 }
 
-// Visits what one member sends in a phase of a collective: phase 0 of an all-gather and phase 1 of
-// a reduction go between nodes, the others inside. A slice of `elements` travels from member `me`
-// to `to`.
+// Adds one message of `elements` from member `me` to member `to`; nothing if they are the same.
 static inline void comm_count(const Group *g, int me, int to, int64_t elements,
                               size_t element_bytes, int64_t bytes[LINK_KINDS]) {
     if (to != me) { bytes[group_link(g, me, to)] += elements * (int64_t)element_bytes; }
 }
 
-// Predicts what a collective adds to the counters of `member`: bytes[link] += what it sends. Pure.
-// element_bytes is dtype_size(wire) for reductions; bounds are the send bounds of an all-to-all.
+// Predicts what a collective adds to the counters of a member: bytes[link] += the bytes that it
+// sends. element_bytes: size of a sent element, for reductions dtype_size(wire). bounds: of an
+// all-to-all, the member's send bounds.
 static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, const int64_t *bounds,
                                    size_t element_bytes, int64_t bytes[LINK_KINDS]) {
     int node = group_node(g, member), local = group_local(g, member);
@@ -135,8 +137,8 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
         int64_t elements = bounds[i + 1] - bounds[i];
         int i_node = group_node(g, i), i_local = group_local(g, i);
         if (kind == COMM_ALL_TO_ALL) { comm_count(g, member, i, elements, element_bytes, bytes); }
-        // a contribution to slice i goes to my node's member in the owner's place, which sends the
-        // node's sum to the owner
+        // a contribution to slice i goes to the member of this node with the owner's local index,
+        // which sends the node's sum to the owner
         if (reduces) {
             comm_count(g, member, group_at(g, node, i_local), elements, element_bytes, bytes);
         }
@@ -145,7 +147,7 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
         }
     }
     int64_t mine = bounds[member + 1] - bounds[member];
-    // my slice to the other nodes, then what came from there inside mine
+    // this member's slice goes to the other nodes; slices from there are sent on inside this node
     for (int n = 0; gathers && n < g->nodes; n++) {
         comm_count(g, member, group_at(g, n, local), mine, element_bytes, bytes);
         int owner = group_at(g, n, local);
@@ -156,20 +158,20 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
     }
 }
 
-// The elements of n slices that are all as long as the first. Where slices are equally long but for
-// the last ones, which end where the array does, a collective over so many elements covers it.
+// Returns the elements of n slices of the length of the first. If only the last slices are shorter,
+// because they end where the array ends, a collective over this many elements covers the array.
 static inline int64_t bounds_padded(const int64_t *bounds, int n) { return n * bounds[1]; }
 
 // -------------------------------------------------------------------------------------------------
 // Placement: which ranks compute which units.
 typedef struct {
     int first_unit, units;
-    int replicas;
-    int *ranks; // [replicas] in the order of their rows
+    int replicas; // number of ranks
+    int *ranks;   // [replicas] in the order of their rows
 } Stage;
 typedef struct {
     int stages;
-    Stage *stage; // [stages] their units follow each other
+    Stage *stage; // [stages] in the order of their units
 } Placement;
 
 static inline Placement placement_make(int stages) {
@@ -181,13 +183,14 @@ static inline void placement_free(Placement *p) {
     free(p->stage);
     memset(p, 0, sizeof *p);
 }
+// Returns the stage of a rank; 0 if the rank has none.
 static inline int placement_stage_of_rank(const Placement *p, int rank) {
     for (int s = 0; s < p->stages; s++) {
         for (int i = 0; i < p->stage[s].replicas; i++) {
             if (p->stage[s].ranks[i] == rank) { return s; }
         }
     }
-    return 0; // --cluster: the first stands for all
+    return 0; // --cluster: the first stage represents the others
 }
 static inline int placement_stage_of_unit(const Placement *p, int unit) {
     int s = 0;

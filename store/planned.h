@@ -42,38 +42,39 @@ typedef struct {
     uint32_t key[8];
 } StoreNoise;
 
-// Storages whose quantized gradients travel together: those from first down to last, in which order
-// they are reduced.
+// Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
+// in this order.
 typedef struct {
-    const ProcessGroup *process_group; // that holds them
+    const ProcessGroup *process_group; // owners of the storages
     int first, last;
-    // bounds of what goes to and comes from each member of my node, each node; in bytes
+    // bounds in bytes of the records sent to and received from each member of this rank's node, and
+    // sent to and received from each node
     int64_t *to_node, *from_node, *to_nodes, *from_nodes;
 } Bucket;
 // The exchange of a bucket in flight.
 typedef struct {
-    const Bucket *bucket; // NULL: nothing
-    int hop;              // 0: being filled; 1, 2: the exchange it is in
-    bool add;             // the slices have sums of earlier micro-steps
+    const Bucket *bucket; // NULL: none
+    int hop;              // 0: being filled; 1: exchange inside the node; 2: between nodes
+    bool add;             // the slices hold sums of earlier micro-steps
     int64_t step;
     CommHandle handle;
-    // records: to and from my node, to and from the other nodes
+    // records sent to and received from members of the node, then other nodes
     char *sent, *received, *onward, *arrived;
 } BucketExchange;
 
-// Messages that use a place: it is written again when they are complete.
+// Messages that use a buffer. The buffer may be written again when they are complete.
 typedef struct {
     CommRequest *open; // [REQUEST_USES * ranks]
     int count;
 } PendingRequests;
 
-// Where a piece is on its way between host and device: states that come to the device, or, on the
-// host, a gradient and the parameters that it makes.
+// Buffer of a piece that moves between host and device. If the device updates, it is on the device
+// and receives states. If the CPU updates, it is on the host and has a gradient and new parameters.
 typedef struct {
     char *at;
-    Stream link; // its copies, in their order
+    Stream link; // runs the copies of this buffer in order
 } OffloadBuffer;
-// A piece of a gradient that came to the host, to be added to the sum there.
+// A piece of a gradient that is copied to the host and added to the sum there.
 typedef struct {
     float *at, *sum;
     int64_t count; // 0: none
@@ -84,25 +85,25 @@ typedef struct {
     ZeroPolicy policy;
     Comm *comm;
     Stream *stream;
-    const Group *ranks;         // all
-    const Placement *placement; // of units on them
+    const Group *ranks;         // all ranks
+    const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
-    bool adam;                  // two moments, else one
+    bool adam;                  // there are two moments; otherwise one
     // layout
     Layout layout;
     ProcessGroup world; // all ranks
     Bucket *buckets;
-    int *bucket_of; // [storages] -1: its gradient is not quantized, or not mine
+    int *bucket_of; // [storages] -1: this rank does not exchange quantized gradients of it
     int bucket_count;
     size_t exchange_bytes, unpacked_bytes;
     StateBuffer params, master, m, v, grads, secondary, codes, errors;
     StateBuffer host[HOST_KINDS]; // [kinds] states on the host
-    // [storages] that such states go in for their update; 0: all are on the device
+    // [storages] pieces in which offloaded states move for their update; 0: nothing is offloaded
     int *pieces;
-    int *first_piece;            // [storages] pieces of the storages before
+    int *first_piece;            // [storages] pieces of all earlier storages
     size_t offload_buffer_bytes; // of an OffloadBuffer
-    int *first_stored;           // [storages] pieces on disk of the storages before
-    // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    int *first_stored;           // [storages] pieces on disk of all earlier storages
+    // [storages + 1] offset of its pieces in the file; the last one is the file's size
     int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
@@ -113,51 +114,51 @@ typedef struct {
     StateBuffer piece_sums;
     int64_t slot_elements; // p2p: elements of a slot for borrowed parameters
     // memory
-    // parameters in compute precision, where that differs from storage precision
+    // parameters in compute precision, if it differs from storage precision; bucket exchanges
     char *unpacked, *exchange_base;
     StateBuffer offload_buffers, sum_buffers;
     OffloadBuffer offload_buffer[MOVING_PIECES];
     SumBuffer adding[MOVING_PIECES];
     StateBuffer disk_buffers;
     Disk *disk; // NULL: nothing is on a disk
-    // of it. The owner sets it before the memory is taken, and gives it back
+    // file of the disk. The caller sets it before store_allocate(), and frees it
     DiskFile *file;
     // copies of parameters from the host into each shared slot
     Stream param_link[SHARED_SLOTS];
     ExactSum *squares;      // of the gradient's norm, on the device
-    ExactSum *squares_read; // the same in the host's memory, where the device writes it
-    ExactSum *sums;         // [ranks] of them
-    // where it stands, [storages] each
+    ExactSum *squares_read; // copy of squares in host memory, which the device writes
+    ExactSum *sums;         // [ranks] squares of each rank
+    // progress of a step; arrays are [storages] unless they say otherwise
     bool *first_write; // the gradient has no contribution since its last reduction
-    int pieces_added;  // of gradients that are summed on the host
-    bool *summed;      // the slice has sums of earlier micro-steps
+    int pieces_added;  // pieces of gradients added so far to sums on the host
+    bool *summed;      // the slice holds sums of earlier micro-steps
     // the reduction in flight leaves its sum in the slot; it must be added to the slice
     bool *adds_to_shard;
-    bool *near_valid; // the secondary slice is of this version
-    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
+    bool *near_valid; // the secondary slice has the newest version
+    int *arriving;    // GatherKind of the gather in flight or arrived; ACQUIRE reads it
     CommHandle *reducing, *gathering;
-    int64_t moved[2];   // bytes that came from the host, that went there
-    int64_t stored[2];  // bytes that steps read from the disk, that they wrote
-    int64_t *updates;   // updates so far: the version that exists
-    int64_t *restarted; // the version at which the moments began: their counter is the difference
-    // p2p: the newest that is here, or on its way; the number of steps, with or without an
+    int64_t moved[2];   // bytes copied from the host; to the host
+    int64_t stored[2];  // bytes that steps read from the disk; wrote to it
+    int64_t *updates;   // updates so far, which is the newest version
+    int64_t *restarted; // version at which the moments began; updates - restarted counts theirs
+    // p2p: newest version that is stored here or posted. It counts steps, also those without an
     // update
     int64_t *version;
-    bool knows_previous;        // p2p: the version before the newest was filled from outside, too
+    bool knows_previous;        // p2p: the version before the newest was loaded, too
     PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
-    bool in_deferred;           // one is being done (p2p.h)
+    bool in_deferred;           // a deferred operation is running (p2p.h)
     bool *head_begun;           // p2p: [heads] a gradient of wte has begun in this buffer
     CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
     int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
-    int64_t exchanges;                  // sent off
-    size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
-    int held;                           // storages acquired now
+    int64_t exchanges;                  // exchanges started so far
+    size_t unpacked_used, *unpacked_at; // bytes in use; [storages] offset of an acquired storage
+    int held;                           // number of acquired storages
     StoreNoise noise;
-    bool *noised;    // [storages] the gradient of this step has its noise, and no update yet
-    bool pending;    // of delayed updates: the host has a gradient, of the step before
-    bool stochastic; // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;   // ... this. The owner sets both before it fills the masters
+    bool *noised;    // [storages] this step's gradient has its noise, and is not used yet
+    bool pending;    // delayed updates: the host has the gradient of the previous step
+    bool stochastic; // stochastic rounding of bf16 parameters
+    uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
 } Store;
 
 static inline bool store_param_far(const Store *s, int storage) {
@@ -182,11 +183,12 @@ static inline bool store_gathers_for_use(const Store *s, int storage) {
 static inline bool store_has_secondary(const Store *s, int storage) {
     return s->policy.partition > 1 && store_gathers_for_use(s, storage);
 }
-// of those who hold it
+// Returns the bounds of a storage's slices among its owners.
 static inline const int64_t *store_slices(const Store *s, int storage) {
     return layout_slices(&s->layout, SLICES_WHOLE, storage);
 }
-// elements of my slice
+// Returns the elements of this rank's slice, and their offset in the storage; both are 0 if the
+// rank does not own the storage.
 static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {
     const Group *all = &store_process_group(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
@@ -198,8 +200,8 @@ static inline int64_t store_own_elements(const Store *s, int storage) {
     return store_own(s, storage, &begin);
 }
 
-// How many elements of a tensor's part lie in my slice of its storage, and where in the storage
-// these begin.
+// Returns how many elements of a part of a tensor are in this rank's slice, and their offset in the
+// storage.
 static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part,
                                      int64_t *begin) {
     int64_t first, own = store_own(s, storage, &first);
@@ -207,9 +209,10 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
     return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
 }
 
-// Bytes for the compute-precision copies of the largest unit that this rank computes, or of the
-// head and a block, since wte may stay (UnitMap: lent). Where the embedding follows the head, in
-// evaluations, wte stays, too, and what is behind lnf's place comes on top.
+// Returns the bytes for compute-precision copies: of the largest unit that this rank computes, or
+// of the head and a block, since wte may stay acquired (UnitMap: lent). In evaluations the
+// embedding may follow the head while wte stays. The copies form a stack, so the space of lnf below
+// wte is then unused.
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
     const GptModel *m = l->model;
     size_t most = 0,
@@ -218,7 +221,7 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
     for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
         int storages[2], n = gpt_unit_storages(m, unit, storages);
         size_t bytes = 0;
-        bool mine = true; // who holds all of a unit computes it
+        bool mine = true; // this rank holds all of the unit, so it computes it
         for (int i = 0; i < n; i++) {
             mine = mine &&
                    (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
@@ -235,8 +238,8 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
     return most;
 }
 
-// Bytes of the records of the slice of the member in a place of a node; and of those in a place of
-// all nodes.
+// Return the bytes of the records of one member's slice, and of the slices of the members with one
+// local index on all nodes.
 static inline int64_t store_record(const Store *s, int storage, int node, int local) {
     return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
                         group_at(&store_process_group(s, storage)->all, node, local));
@@ -248,8 +251,9 @@ static inline int64_t store_column(const Store *s, int storage, int local) {
     }
     return bytes;
 }
-// What the two exchanges of a bucket carry: to each member of my node the records of the slices of
-// the owners in its place of all nodes; then to each node the sums for the owner in my place of it.
+// Plans the two exchanges of a bucket. The first sends to each member of the node the records of
+// the slices of all owners with its local index. The second sends to each node the sums for its
+// owner with this rank's local index.
 static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     const Group *all = &store_process_group(s, first)->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me),
@@ -275,7 +279,8 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     }
     return b;
 }
-static inline int64_t bucket_bytes(const Bucket *b) { // of its exchange
+// Returns the bytes of the records that an exchange of the bucket sends and receives.
+static inline int64_t bucket_bytes(const Bucket *b) {
     const Group *all = &b->process_group->all;
     int64_t inside =
         round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
@@ -283,7 +288,7 @@ static inline int64_t bucket_bytes(const Bucket *b) { // of its exchange
         round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
     return inside + (b->process_group->across.n > 1 ? between : 0);
 }
-// Storages of a bucket have one process group, and are neighbours.
+// Plans the buckets. The storages of a bucket are neighbours and have the same process group.
 static inline void store_plan_buckets(Store *s) {
     int64_t elements = 0;
     for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
@@ -307,9 +312,9 @@ static inline void store_plan_buckets(Store *s) {
     }
 }
 
-// With borrowed parameters: slots for them, and for gradients on their way to
-// the owners. The gradient of wte has its own, from the head's part to the embedding's; sums of
-// what is owned, its parts.
+// Plans the slots of borrowed parameters, and of gradients that are sent to their owners. The
+// gradient of wte has a buffer of its own, because it exists from the head's part to the
+// embedding's. Each owned storage has a buffer for received parts of its sum.
 static inline void store_plan_borrowed(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
@@ -339,8 +344,8 @@ static inline void store_plan_borrowed(Store *s) {
     free(here);
     free(copies);
 }
-// With p2p states: copies of parameters, gradients and sums for what this rank computes, besides
-// what it owns.
+// Plans the p2p buffers: versions of parameters, gradients, and received sums, of the storages that
+// this rank owns or computes with.
 static inline void store_plan_p2p(Store *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
@@ -363,7 +368,8 @@ static inline void store_plan_p2p(Store *s) {
         free(slot);
         return;
     }
-    // received sums need a buffer beside the gradients that are made here
+    // `making` has gradients of micro-batches, if sums stay; with SUM_OWNER, the owner's sum of the
+    // other ranks' gradients, to which its own is added last
     for (int i = 0; i < m->storages; i++) {
         const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
@@ -374,21 +380,21 @@ static inline void store_plan_p2p(Store *s) {
     for (int i = 0; i < m->storages; i++) {
         copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i));
     }
-    // the gradient of a piece is added to its storage's before the next storage's is made
+    // a piece's gradient of one storage is added up before that of the next storage begins
     const bool in_turns = !r->stays && !share_alternates(m->share);
     s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), in_turns);
     free(copies);
     free(slot);
 }
 
-// Does the device compute with the version before the masters that an update makes? Then these are
-// apart in fp32, too.
+// Returns whether updates are delayed: the device computes with parameters that are one update
+// older than the masters, so fp32 masters are stored apart from the parameters, too.
 static inline bool store_delays(const Store *s) {
     return s->policy.offload && s->policy.offload->delays;
 }
-// Of the longest piece of a storage, on its way, if so much lay on the host. Where the device
-// updates, states, gradients and parameters that lie there; where the host does, a gradient and
-// parameters that do not.
+// Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
+// states on the host. If the device updates, these are the states, gradient and parameters on the
+// host; if the CPU updates, the gradient and parameters that are not on the host.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
     const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)),
                   size = (int64_t)dtype_size(s->dtype);
@@ -399,6 +405,7 @@ static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int st
                ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0))
                : 0;
 }
+// Returns the bytes of an OffloadBuffer, with these states on the host.
 static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
@@ -406,7 +413,7 @@ static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o
     }
     return (size_t)round_up(most, 64);
 }
-// Of a gradient that comes to the host to be added.
+// Returns the bytes of a SumBuffer; 0 if no gradient is added to a sum on the host.
 static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
@@ -416,14 +423,15 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
-// The buffer of parameters or of gradients, which lends whole arrays, with these on the host.
-// apart, far: [storages] are filled.
+// Returns whether the slice of a storage is stored outside its slot.
 static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan,
                                     StateKind kind, int storage) {
     return kind == STATE_GRADIENT
                ? z->accumulates && plan->layout == BUFFER_SLOTS && zero_divides(z, h, storage)
                : zero_param_apart(z);
 }
+// Returns the plan of the buffer of parameters or of gradients, with these states on the host.
+// Fills apart and far ([storages] each), which the plan points to.
 static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind,
                                          bool *apart, bool *far) {
     const bool gradients = kind == STATE_GRADIENT;
@@ -454,12 +462,12 @@ static inline StateBuffer store_plan_lent(const Store *s, const Offload *o, Stat
     free(apart);
     return buffer;
 }
-// Bytes in the file, and in a buffer, of a piece of so many elements: its states one after another,
-// each at whole blocks.
+// Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
+// rounded up to DISK_GRAIN.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
     return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
-// Of all of my slice, and the longest of its pieces.
+// Returns the bytes of all pieces of this rank's slice. *longest: bytes of the longest piece.
 static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage,
                                              int64_t *longest) {
     const int64_t own = store_own_elements(s, storage),
@@ -467,7 +475,7 @@ static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, i
     *longest = store_stored_bytes(o, storage, piece);
     return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
 }
-// Of a DiskBuffer, if so much lay on disk; of all of them.
+// Returns the bytes of a DiskBuffer, with these states on disk.
 static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0, longest;
     for (int i = 0; i < s->model->storages; i++) {
@@ -476,7 +484,7 @@ static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
     }
     return (size_t)most;
 }
-// they begin at a whole block
+// Returns the bytes of all DiskBuffers, with space to align the first one.
 static inline size_t store_disk_buffers_bytes(size_t slot) {
     return slot ? DISK_PIECES * slot + DISK_GRAIN : 0;
 }
@@ -494,10 +502,11 @@ static inline void store_plan_disk(Store *s) {
     s->disk_buffers.far = true;
     s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
-// of the file; a step reads and writes as many
+// Returns the bytes of the file. A step reads and writes as many.
 static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
 
-// Bytes of states on the host, of the optimizer's on the device, and of the buffers between.
+// Plans the states on the host and on disk, those of the optimizer on the device, and the buffers
+// through which states move.
 static inline void store_plan_offload(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
@@ -548,8 +557,8 @@ static inline void store_plan_offload(Store *s) {
     store_plan_disk(s);
 }
 
-// Decides where every state is stored. Takes no memory but tables: predictions ask it, too. ranks
-// (all of them, seen from the one whose store it is) and placement must outlive the store.
+// Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
+// has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
                                ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
@@ -598,7 +607,7 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
-// adds bytes of each kind
+// Adds the device memory of a planned store to each kind's bytes.
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
@@ -609,7 +618,7 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
                               EXCHANGES * s->exchange_bytes + s->unpacked_bytes +
                               s->offload_buffers.slot_bytes;
 }
-// of the host, in any case: what of state_piece is used
+// Returns the bytes of state_piece (host memory) that the store uses.
 static inline size_t store_scratch_bytes(const Store *s) {
     int64_t longest = 0;
     for (int i = 0; i < s->model->storages; i++) {
@@ -617,7 +626,8 @@ static inline size_t store_scratch_bytes(const Store *s) {
     }
     return (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
-static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
+// Returns the bytes of host memory for offloaded states and the buffers through which they move.
+static inline size_t store_host_bytes(const Store *s) {
     size_t bytes = s->offload_buffers.held + s->disk_buffers.held + s->sum_buffers.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
