@@ -238,7 +238,7 @@ static inline int placement_ranks(const GptModel *m, const Placement *p) {
 }
 // Returns which stages use each storage: [storages][stages].
 static inline bool *placement_uses(const GptModel *m, const Placement *p) {
-    bool *uses = (bool *)checked_calloc((size_t)m->storages, (size_t)p->stages, "holders");
+    bool *uses = (bool *)checked_calloc((size_t)m->storages, (size_t)p->stages, "owners");
     for (int s = 0; s < p->stages; s++) {
         for (int u = p->stage[s].first_unit; u < p->stage[s].first_unit + p->stage[s].units; u++) {
             int used[2];
@@ -280,13 +280,13 @@ static inline int holders_list(Owners *h, const bool *marked, int ranks) {
 static inline Owners owners_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
     Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
-    h.blocks = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
-    h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
-    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders"),
+    h.size = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.ranks = (int **)checked_calloc(n, sizeof(int *), "owners");
+    h.blocks = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.of = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "owners");
+    h.turns = (bool *)checked_calloc(n, sizeof(bool), "owners");
+    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "owners"),
          *uses = placement_uses(m, p);
     const bool *used = uses;
     for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
@@ -307,16 +307,16 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
 static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
     Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
-    h.blocks = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
-    h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    h.size = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.ranks = (int **)checked_calloc(n, sizeof(int *), "owners");
+    h.blocks = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.of = (int *)checked_calloc(n, sizeof(int), "owners");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "owners");
+    h.turns = (bool *)checked_calloc(n, sizeof(bool), "owners");
     for (int i = 0; i < m->storages; i++) {
         while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
         if (h.of[i] == h.count) {
-            h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
+            h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "owners");
             h.ranks[h.count][0] = owner[i];
             h.size[h.count++] = 1;
         }
@@ -518,7 +518,7 @@ static inline void process_group_free(ProcessGroup *p) {
 typedef struct {
     const GptModel *model;
     Owners owners;
-    ProcessGroup *process_groups; // [holders.count]
+    ProcessGroup *process_groups; // [owners.count]
 } Layout;
 static inline const ProcessGroup *layout_process_group(const Layout *l, int storage) {
     return &l->process_groups[l->owners.of[storage]];
@@ -555,8 +555,8 @@ static inline Layout layout_make(const GptModel *m, const Group *ranks, const Pl
                 placement->stage[s].replicas, s);
         }
     }
-    l.process_groups =
-        (ProcessGroup *)checked_calloc((size_t)l.owners.count, sizeof(ProcessGroup), "parties");
+    l.process_groups = (ProcessGroup *)checked_calloc((size_t)l.owners.count, sizeof(ProcessGroup),
+                                                      "process groups");
     for (int i = 0; i < l.owners.count; i++) {
         l.process_groups[i] =
             process_group_make(ranks, l.owners.ranks[i], l.owners.size[i], z->partition);

@@ -260,7 +260,7 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
               sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
     int64_t *bounds[4];
     for (int k = 0; k < 4; k++) {
-        bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches");
+        bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "buckets");
     }
     Bucket b = {
         store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
@@ -572,8 +572,8 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
-    s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "batches");
-    s.bucket_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
+    s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "buckets");
+    s.bucket_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "buckets");
     store_plan_buckets(&s);
     const bool feedback = policy.feedback && s.bucket_count > 0;
     store_plan_offload(&s);
