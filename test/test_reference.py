@@ -723,7 +723,7 @@ FAULTS = [
     ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
     # the model
     ("sgd", "ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
-    ("sgd", "ops_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
+    ("sgd", "kernels/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
     ("bf16", "support/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
     # private steps
     ("dp: unit, abadi", "dp.h", "(float)(R / {sqrt(groups) ==> groups}), function};"),
