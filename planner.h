@@ -619,7 +619,8 @@ static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeD
     }
     return n;
 }
-// Returns PipeDream's plan, with micro-batch 1 as a placeholder (0 stages: too many units).
+// Returns the stages that PipeDream chooses (none: too many units). The caller chooses the
+// micro-batch, which is 1 here.
 static inline Plan planner_pipedream(const PlanTask *t) {
     const PlanModel *m = t->model;
     const int units = m->units;
