@@ -36,7 +36,7 @@ MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,
 CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
-FOLDERS = . engine plan store kernels support
+FOLDERS = . engine state model comm ops ops/cpu ops/cuda base
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
@@ -127,16 +127,16 @@ build/bench_%_emu: test/bench_%.cu $(EMU_HEADERS) build/flags-emu
 	$(emu)
 build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS) build/flags-emu
 	$(emu)
-build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h support/base.h build/flags-emu
+build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h base/base.h build/flags-emu
 	$(emu) -lcmocka
 # The same with each access of a kernel checked: the compiler calls the functions of emu_checks.cc, which take the place of the
 # sanitizer's.
 build/emu_checks.o: test/emu_checks.cc test/emu_checks.h test/emu_symbols.h
 	@mkdir -p build
 	g++ -std=c++17 -O2 -g1 $(WARN) -I. -c $< -o $@
-build/emu_names.h: ops.h
+build/emu_names.h: ops/ops.h
 	@mkdir -p build
-	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' ops.h | grep -v _host | \
+	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' ops/ops.h | grep -v _host | \
 	sed 's/.*/#define &(s, ...) (emu_operation(s), &(s, __VA_ARGS__))/' > $@
 build/test_ops_checked: test/test_ops.cu test/test_ops.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS) build/flags-checked
 	$(checked) -lcmocka

@@ -19,7 +19,7 @@
 //            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
 //            from the last to the first, each with B_j of micro-batch N - 1.
 // Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
-//            (store/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            (state/layout.h: Pieces). Each piece has separate passes, with the versions of its
 //            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
 //            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
 //            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...
@@ -45,7 +45,7 @@
 //                    the rule permits. What a unit completes is sent in the unit's part of the
 //                    slot. The lists are valid if every message is posted and waited for in order.
 //                    Where the transport permits, store operations are deferred instead of waiting
-//                    (store/p2p.h), which only removes constraints.
+//                    (state/p2p.h), which only removes constraints.
 //            zero    as data, but the states of a stage have one owner, rank N - 1 - j, the first
 //                    rank that uses what it updates. The owner sends parameters to the next user of
 //                    the stage one slot before the use. Users send their gradients to the owner,
@@ -54,8 +54,8 @@
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
-#include "store/layout.h" // storages, stages
-#include "schedule.h"     // actions
+#include "state/layout.h"    // storages, stages
+#include "engine/schedule.h" // actions
 
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
@@ -242,7 +242,7 @@ static inline void cyclic_free(CyclicPlan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The way of sums (store/layout.h: SumWay). With the chain alone, the ranks in the middle would
+// The way of sums (state/layout.h: SumWay). With the chain alone, the ranks in the middle would
 // receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
 // - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
 // another 1 / N straight to the owner. The order of addition stays the same.

@@ -44,8 +44,8 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
-#include "support/base.h"  // die, mix64, random_u64
-#include "kernels/noise.h" // random numbers of private runs
+#include "base/base.h" // die, mix64, random_u64
+#include "ops/noise.h" // random numbers of private runs
 
 #include <fcntl.h>    // open
 #include <glob.h>     // patterns of file names

@@ -39,8 +39,8 @@
 #ifndef DP_H
 #define DP_H
 
-#include "gpt.h"      // the units
-#include "schedule.h" // Clips
+#include "model/gpt.h"       // the units
+#include "engine/schedule.h" // Clips
 
 // How gradients are clipped.
 typedef struct {

@@ -1,6 +1,6 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888; docs/offload.md): which
 // states are stored on the host or on disk, chosen for each storage and kind (layout.h: Offload).
-// store/host.h moves and updates them.
+// state/host.h moves and updates them.
 //
 // Order       States whose offloading costs least go first, in bytes moved for each byte freed:
 //             optimizer states move once a step, gradients in each micro-batch, parameters for each
@@ -16,14 +16,14 @@
 //             do quantized ones, whose records are on the device.
 // Budgets     The device's budget counts all kinds of memory of report.h. The host's counts what
 //             the process takes, and these states. Optimizer states that exceed the host's budget
-//             go to disk (store/disk.h), in the same order, kind by kind. With a disk and no host
+//             go to disk (state/disk.h), in the same order, kind by kind. With a disk and no host
 //             budget, all of them go to disk.
 // Ranks       run one schedule, so the ranks of a storage offload the same kinds of it.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
 
 #include "options.h"       // --offload
-#include "store/planned.h" // bytes that a store needs
+#include "state/planned.h" // bytes that a store needs
 
 // Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {

@@ -9,8 +9,8 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "pipeline.h"         // pipeline schedules
-#include "kernels/quantize.h" // limits of quantization blocks; base.h
+#include "pipeline.h"     // pipeline schedules
+#include "ops/quantize.h" // limits of quantization blocks; base.h
 
 #include <ctype.h> // isdigit
 

@@ -28,8 +28,8 @@
 #ifndef PIPELINE_H
 #define PIPELINE_H
 
-#include "store/group.h" // Placement
-#include "schedule.h"    // actions
+#include "comm/group.h"      // Placement
+#include "engine/schedule.h" // actions
 
 // in the order of --pipeline-schedule's choices
 typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind;

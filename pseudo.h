@@ -23,8 +23,8 @@
 #ifndef PSEUDO_H
 #define PSEUDO_H
 
-#include "checkpoint.h" // states in pieces
-#include "options.h"    // --share, --delink-...
+#include "state/checkpoint.h" // states in pieces
+#include "options.h"          // --share, --delink-...
 
 // Returns what --share says for a model of so many layers. Ends the program (2) if the text is
 // malformed, or does not fit the model.

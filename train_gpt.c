@@ -7,8 +7,8 @@
 // A file includes only files of its own row of that table or of rows below it. train_gpt.cu adds
 // the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu defines its own
-#include "comm.h"
-#include "ops_cpu.h"
+#include "comm/comm.h"
+#include "ops/cpu/ops_cpu.h"
 // Allocates the staging memory for collectives over up to `elements` fp32 elements, sent as `wire`.
 // Records of bytes and messages between two ranks need none, since MPI reads and writes the CPU's
 // memory. Every rank calls it once.
@@ -23,7 +23,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #endif
 #include "engine/matmul_choices.h"
 #include "engine/memory_plan.h"
-#include "outputs.h"
+#include "engine/outputs.h"
 
 // -------------------------------------------------------------------------------------------------
 // Setting up

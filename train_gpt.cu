@@ -6,7 +6,7 @@
 //                slow, for tests
 //
 #define OPS_IMPLEMENTATION
-#define DEFAULT_DTYPE "bf16"     // fastest on GPUs
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
-#include "comm_nccl.cuh"
+#define DEFAULT_DTYPE "bf16"      // fastest on GPUs
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "comm/comm_nccl.cuh"
 #include "train_gpt.c"

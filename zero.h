@@ -33,9 +33,9 @@
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "store/p2p.h"  // states sent from rank to rank
-#include "store/host.h" // states on the host
-#include "schedule.h"   // actions, for lowering
+#include "state/p2p.h"       // states sent from rank to rank
+#include "state/host.h"      // states on the host
+#include "engine/schedule.h" // actions, for lowering
 
 // -------------------------------------------------------------------------------------------------
 // Parameters
@@ -494,7 +494,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
     }
 }
 // Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
-// (store/host.h), with the gradient of a step. All members call it.
+// (state/host.h), with the gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);

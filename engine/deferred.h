@@ -36,7 +36,7 @@
 #define DEFERRED_H
 
 #include "engine/validator.h" // the walk's visits
-#include "store/p2p.h"        // which actions can be deferred, and what they wait for
+#include "state/p2p.h"        // which actions can be deferred, and what they wait for
 
 typedef struct {
     int rank, at; // index in the rank's list

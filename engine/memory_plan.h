@@ -9,7 +9,7 @@
 //        freed. So a model that does not fit is known before the first step, and the delinking
 //        (train_gpt.c: delink) finds the same plan again.
 // Disk   Two files are used in turns, by models of even and odd number. Each is as long as the
-//        largest need of its models (store/disk.h).
+//        largest need of its models (state/disk.h).
 #ifndef MEMORY_PLAN_H
 #define MEMORY_PLAN_H
 

@@ -7,7 +7,7 @@
 #ifndef PROFILE_H
 #define PROFILE_H
 
-#include "report.h" // the log, the progress bar
+#include "engine/report.h" // the log, the progress bar
 
 enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // after the unit classes: actions of states
 static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head",

@@ -1,5 +1,5 @@
 // simulator.h: predicts how long a program takes. It plays the program (schedule.h: walking) with
-// clocks. The caller gives the cost of each action (plan/costs.h).
+// clocks. The caller gives the cost of each action (engine/costs.h).
 //
 // Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
 //            device, and for its disk. They run in parallel; each does one thing after another.
@@ -15,7 +15,7 @@
 #ifndef SIMULATOR_H
 #define SIMULATOR_H
 
-#include "schedule.h" // programs
+#include "engine/schedule.h" // programs
 
 enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
 typedef struct {

@@ -5,10 +5,10 @@
 #define TRAINER_H
 
 #include "engine/proof.h"
-#include "privacy.h"
+#include "engine/privacy.h"
 #include "pseudo.h"
 #include "engine/profile.h"
-#include "report.h"
+#include "engine/report.h"
 #include <signal.h> // graceful stop
 
 typedef struct {

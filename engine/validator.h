@@ -28,7 +28,7 @@
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
 
-#include "schedule.h" // programs
+#include "engine/schedule.h" // programs
 
 // Flags of a rank, unit and micro-batch.
 enum {

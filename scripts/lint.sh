@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # What is generated is in build/.
-mapfile -t sources < <(find . -maxdepth 2 \( -path ./build -o -path './.*' \) -prune -o \
+mapfile -t sources < <(find . -maxdepth 3 \( -path ./build -o -path './.*' \) -prune -o \
     -regex '.*\.\(c\|h\|cu\|cuh\)' -print | sort)
 # Versions of clang-format disagree about details; the sources are formatted with Debian 12's.
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then clang-format --dry-run -Werror "${sources[@]}"; else echo "lint: no clang-format 14, formatting not checked"; fi

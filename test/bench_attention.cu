@@ -2,7 +2,7 @@
 // GPT-2. A JSON line per shape; the best of some repetitions, by events. For scripts/bench_gpu.py.
 // bench_attention [ROWS T C HEADS]
 #define OPS_IMPLEMENTATION
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
 typedef struct {
     int64_t rows, T, C, NH;

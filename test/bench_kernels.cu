@@ -4,7 +4,7 @@
 // at least, not what its kernels do. For scripts/gpu_hour.py.
 //   bench_kernels [ROWS T C HEADS V PRODUCT]     PRODUCT: the side of the square product
 #define OPS_IMPLEMENTATION
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
 enum { CALLS = 7 }; // the first ones also load what they need
 

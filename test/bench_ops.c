@@ -14,7 +14,7 @@
 //   the rest           the bound is a plain pass that reads and writes as many bytes
 // Times are the best of several; operation and bound are timed in turn, so that what else the
 // machine does hits both. Usage: bench_ops [threads] [rounds]
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 
 enum { C = 768, NH = 12, LAYERS = 12, V = 50257, Vp = 50304, ELEMENTS = 124475904, ADAM_PART = 4 };
 

@@ -2,7 +2,7 @@
 #ifndef CHILD_H
 #define CHILD_H
 
-#include "support/base.h" // EXIT_DONE
+#include "base/base.h" // EXIT_DONE
 
 #include <sys/wait.h> // waitpid
 #include <unistd.h>   // fork, pipe

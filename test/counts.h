@@ -2,7 +2,7 @@
 #ifndef TEST_COUNTS_H
 #define TEST_COUNTS_H
 
-#include "comm.h"
+#include "comm/comm.h"
 
 static Comm comm;
 static int passed, failed;     // checks of this rank

@@ -32,16 +32,16 @@
 #ifndef EMU_H
 #define EMU_H
 
-#include "support/base.h" // random numbers
-#include <algorithm>      // min
-#include "emu_checks.h"   // optional checks of kernels' accesses
-#include "emu_symbols.h"  // names of kernels
-#include <deque>          // a stream is a queue
-#include <functional>     // of closures
-#include <map>            // allocations by address
-#include <math.h>         // kernels use expf, sqrtf, ...
-#include <sched.h>        // sched_yield
-#include <signal.h>       // a host dereference is a fault
+#include "base/base.h"   // random numbers
+#include <algorithm>     // min
+#include "emu_checks.h"  // optional checks of kernels' accesses
+#include "emu_symbols.h" // names of kernels
+#include <deque>         // a stream is a queue
+#include <functional>    // of closures
+#include <map>           // allocations by address
+#include <math.h>        // kernels use expf, sqrtf, ...
+#include <sched.h>       // sched_yield
+#include <signal.h>      // a host dereference is a fault
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>

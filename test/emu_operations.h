@@ -1,10 +1,10 @@
-// emu_operations.h: at the begin of each operation (ops.h) its scratch holds NaNs that may not be
+// emu_operations.h: at the begin of each operation (ops/ops.h) its scratch holds NaNs that may not be
 // read, so that nothing can go from one operation to the next in it. For programs with
 // -DEMU_CHECKED; the names of operations are taken from ops.h when such a program is built.
 #ifndef EMU_OPERATIONS_H
 #define EMU_OPERATIONS_H
 
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
 static inline void emu_operation(Stream *s) {
     char *begin = (char *)scratch(s);

@@ -3,7 +3,7 @@
 #ifndef TEST_POLICIES_H
 #define TEST_POLICIES_H
 
-#include "store/layout.h" // ZeroPolicy
+#include "state/layout.h" // ZeroPolicy
 
 // quantized: weights and gradients.
 #define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, p2p, offload)        \

@@ -1,8 +1,8 @@
 // test_base.c: the exact sum of base.h. Whatever the order of the terms, and however they are split
 // among ranks, it has the same bits, and they are right. Draws for rounding: keys that differ in
 // one bit have nothing in common.
-#include "support/base.h"
-#include "support/cores.h"
+#include "base/base.h"
+#include "base/cores.h"
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it

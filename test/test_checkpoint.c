@@ -5,8 +5,8 @@
 // cleaned, pruned and set aside as promised. Random places come from TEST_SEED (printed). What ends
 // the program runs in a child.
 #define STATE_PIECE 4100 // so that states go in many
-#include "ops_cpu.h"
-#include "checkpoint.h"
+#include "ops/cpu/ops_cpu.h"
+#include "state/checkpoint.h"
 #include "pipeline.h"
 #include "pseudo.h"
 

@@ -16,8 +16,8 @@
 //   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so;
 //                          then it needs it: must end with exit code 4
 #define OPS_IMPLEMENTATION
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
-#include "comm_nccl.cuh"
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "comm/comm_nccl.cuh"
 
 enum {
     MAX_RANKS = 4,

@@ -12,9 +12,9 @@
 // TEST_ALL=1: every combination; else some of each.
 // Last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed.
 #include "counts.h" // report; before what needs GNU's extensions
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 
-#include "checkpoint.h"
+#include "state/checkpoint.h"
 #include "pipeline.h"
 #include "engine/validator.h"
 #include "policies.h" // OFFLOAD

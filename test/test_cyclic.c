@@ -5,8 +5,8 @@
 // also in orders in which ranks put work aside, and damaged ones are refused for the right reason;
 // and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of
 // all parameters.
-#include "ops_cpu.h"
-#include "checkpoint.h"
+#include "ops/cpu/ops_cpu.h"
+#include "state/checkpoint.h"
 #include "dataloader.h"
 #include "pipeline.h"
 #include "engine/proof.h"

@@ -1,11 +1,11 @@
-// test_disk.c: a file of rooms and threads (store/disk.h) does what an array would, whatever its
+// test_disk.c: a file of rooms and threads (state/disk.h) does what an array would, whatever its
 // transfers come to.
 #include <sys/types.h>
 static ssize_t some_read(int file, void *memory, unsigned long bytes, off_t at);
 static ssize_t some_write(int file, const void *memory, unsigned long bytes, off_t at);
 #define DISK_READ some_read
 #define DISK_WRITE some_write
-#include "store/disk.h"
+#include "state/disk.h"
 
 #include <setjmp.h> // cmocka needs it
 

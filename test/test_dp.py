@@ -854,7 +854,7 @@ class Ledger(PrivateCheck):
             for event in train(**run).of("val"):
                 flags = [word for name in ("dp_accountant", "dp_neighbours") if name in run for word in ("--" + name.replace("_", "-"), run[name])]
                 expected = account(flags, q=5 / 28, sigma=run["dp_noise"], steps=event["step"], delta=1e-5)["epsilon"] if event["step"] else 0
-                # The run spends a little of its delta on its cap (privacy.h), and the interval is as wide as it is.
+                # The run spends a little of its delta on its cap (engine/privacy.h), and the interval is as wide as it is.
                 self.assertLess(abs(float(event["epsilon"]) - expected), 1e-3 * expected + 1e-12, (changes, event))
 
     def test_noise_for_a_target(self):
@@ -1073,7 +1073,7 @@ class Controls(PrivateCheck):
               ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
-              ("cross term between stages dropped", "kernels/clip_cpu.h", "product += dot; size +=", "product += 0.0 * dot; size +=", "stages", "of storage 0"),
+              ("cross term between stages dropped", "ops/cpu/clip_cpu.h", "product += dot; size +=", "product += 0.0 * dot; size +=", "stages", "of storage 0"),
               ("factors of another micro-batch", "engine/compute.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
                "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
 

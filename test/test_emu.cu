@@ -1,7 +1,7 @@
 // test_emu.cu: the emulation finds what is wrong. Each right program below gives its result under
 // every seed; the same program without its barrier, event or wait gives another result under some;
 // and what touches memory it must not is ended.
-#include "support/base.h"
+#include "base/base.h"
 #include "test/emu.h"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 // test_emu_checks.cu: what the checks of each access find (emu_checks.cc). Each kernel below is
 // there twice: as it should be, which runs to its end, and with one fault, which ends the program
 // with a message that names the kernel, the block, the thread and the line.
-#include "support/base.h"
+#include "base/base.h"
 #include "test/emu.h"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>

@@ -4,8 +4,8 @@
 // files lie as llm.c's, initial values are what the banner says, and every descriptor is the model
 // that its name promises. What must end the program runs in a child, whose exit code and message
 // are checked.
-#include "ops_cpu.h"
-#include "checkpoint.h"
+#include "ops/cpu/ops_cpu.h"
+#include "state/checkpoint.h"
 #include "engine/executor.h"
 #include "pipeline.h"
 

@@ -5,7 +5,7 @@
 // broken on purpose: deviation halved (moments, bins, tails), cosine for both of a pair
 // (correlation), the last stage of the transposition left out (tiles, slices), a step's upper half
 // left out (streams), no grid (grid), a tile counted from 0 (slices).
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #ifdef USE_SODIUM
 #include <sodium.h> // a second opinion
 #endif

@@ -1,9 +1,9 @@
 // test_offload.c: what offload.h puts on the host and on disk, against the plain way: a plan of
 // everything at each turn. Random models, layouts, policies, budgets, and placements to begin with.
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
 #include "offload.h"
-#include "store/store.h" // store_free
+#include "state/store.h" // store_free
 
 #include <setjmp.h> // cmocka needs it
 

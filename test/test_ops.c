@@ -14,7 +14,7 @@
 #define POLL_WORK 20000    // so that small products are cut for polling too
 #define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #endif
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>

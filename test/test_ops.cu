@@ -7,7 +7,7 @@
 #define CLASSIFIER_ROWS 256
 #endif
 #define OPS_IMPLEMENTATION
-#include "kernels/clip_cuda.cuh" // with ops_cuda.cuh: all operations
+#include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 #ifdef EMU_CHECKED
 #include "test/emu_operations.h"
 #endif

@@ -2,7 +2,7 @@
 // small model on few ranks makes a valid program that holds as many micro-batches as the paper says
 // and has the bubble it says. And timeline.h: what it draws. Damaged pipelines are among those of
 // test_schedule.c.
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
 #include "engine/timeline.h"
 #include "zero.h"

@@ -1,7 +1,7 @@
 // test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
 // any form, good and bad; the paper's plans on its configurations A and C; plans against brute
 // force and against PipeDream's; times of planning.
-#include "planner.h"
+#include "engine/planner.h"
 
 #include <setjmp.h> // cmocka needs it
 

@@ -642,7 +642,7 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-UPDATE, TRAINER, ZERO = "kernels/update_cpu.h", "engine/trainer.h", "zero.h"
+UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "zero.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -683,7 +683,7 @@ FAULTS = [
      "==> sqrt((double)t->model.units)}"),
     ("v2, storage", "engine/executor.h", "most = e->storage_clip; "
      "{exact_join(&e->squares, &squares) ==> (void)0}"),
-    ("skip-loss-z", "checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
+    ("skip-loss-z", "state/checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
     ("skip-grad-z", TRAINER, "norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
     # data
@@ -698,7 +698,7 @@ FAULTS = [
     ("v2", CYCLIC_H, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    ("v2, pieces", "store/layout.h", "begins ? begins[micro] : "
+    ("v2, pieces", "state/layout.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
     ("v2, documents", TRAINER, "e->stats_out.loss / (double){max_i64(counted, 1) "
@@ -716,21 +716,21 @@ FAULTS = [
     ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
     ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
     ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
-    ("chains", "checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
+    ("chains", "state/checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
     # one step late
     ("delay, rate and clip", TRAINER, "make_update(&t->options, lr, {t->progress.pending_norm ==> 0});"),
     ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2};"),
     ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
     # the model
-    ("sgd", "ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
-    ("sgd", "kernels/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
-    ("bf16", "support/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
+    ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
+    ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
+    ("bf16", "base/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
     # private steps
     ("dp: unit, abadi", "dp.h", "(float)(R / {sqrt(groups) ==> groups}), function};"),
     ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
     ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
-    ("dp: unit, automatic", "kernels/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),
-    ("dp: most are not clipped", "kernels/clip_cpu.h",
+    ("dp: unit, automatic", "ops/cpu/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),
+    ("dp: most are not clipped", "ops/cpu/clip_cpu.h",
      "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}"),
     ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
     # around steps
@@ -739,9 +739,9 @@ FAULTS = [
     ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     ("texts", "engine/executor.h",
      "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
-    ("initial", "gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
-    ("initial", "gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
-    ("speed", "gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+    ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
+    ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
+    ("speed", "model/gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
     ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
 ]
 
@@ -780,7 +780,7 @@ static inline int fault(int n) {
             file = os.path.relpath(path, ROOT)
             mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
             text = self.planted(test_train.get(path).decode(), file, mine)
-            if file == "support/base.h":
+            if file == "base/base.h":
                 text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
             os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
             with open(os.path.join(folder, file), "w") as out:

@@ -1,8 +1,8 @@
 // test_report.c: what the program tells that no run can show everywhere: the energy meter against
 // counters that are files of ours, memory against what the kernel says, words for a shell. The
 // log's events are tested on the real program (test_train.py).
-#include "ops_cpu.h"
-#include "report.h"
+#include "ops/cpu/ops_cpu.h"
+#include "engine/report.h"
 
 #include <setjmp.h> // cmocka needs it
 

@@ -3,7 +3,7 @@
 // reason, that the simulator gives the times one works out with a pencil, that the printer leaves
 // nothing out, that each sample is dealt to exactly one rank, and how often and how far ahead
 // parameters travel.
-#include "ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
 #include "zero.h"
 #include "engine/simulator.h"

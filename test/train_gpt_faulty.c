@@ -7,7 +7,7 @@
 //   crash   run into a segmentation fault
 // LATE="SEED PERCENT" does an errand of the store (p2p.h) that could be done now only in that share
 // of all looks, drawn by lot. DISK="HOW RANK N" for that rank's file of --offload-dir
-// (store/disk.h):
+// (state/disk.h):
 //   short   each transfer stops before it is complete, by a part of a block, and every third is
 //           interrupted before it begins
 //   stuck   from the N-th transfer on nothing gets on, without an error
@@ -16,7 +16,7 @@
 //   full    the file cannot be allocated
 // Quantized gradients of the tests' small models travel in several parcels here.
 #include <signal.h>
-#include "schedule.h" // Action
+#include "engine/schedule.h" // Action
 
 #define BUCKET_ELEMENTS 20000
 #include <stdbool.h>

@@ -1,0 +1,123 @@
+// files.h: operations on files and paths that may not be what they seem: opens only regular files,
+// creates only new files, and finds out whether two paths lead to one file.
+//
+// No function here writes through a symbolic link, or removes the file that a link leads to.
+#ifndef FILES_H
+#define FILES_H
+
+#include "base/base.h" // die's headers
+
+#include <fcntl.h>    // open
+#include <sys/stat.h> // kinds of files
+
+enum { PATH_BYTES = 4096, PATH_LINKS = 40 }; // as Linux limits them
+
+// Opens a regular file for reading. Returns NULL with errno otherwise: a pipe would block, and a
+// device has no end.
+static inline FILE *open_regular(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode)) { return fdopen(fd, "rb"); }
+    if (fd >= 0) {
+        close(fd);
+        errno = ENOTSUP;
+    }
+    return NULL;
+}
+// Creates a new file for writing. Returns -1 with errno on failure. Removes a regular file of this
+// name first (a crash may have left it). Anything else of this name stays, with errno EEXIST.
+static inline int file_create(const char *path, mode_t mode) {
+    struct stat info;
+    if (!lstat(path, &info) && S_ISREG(info.st_mode)) { unlink(path); }
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+}
+static inline void sync_folder(const char *path) { // makes renames in the folder durable, if it can
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return; }
+    fsync(fd);
+    close(fd);
+}
+static inline const char *file_kind_name(mode_t mode) {
+    switch (mode & S_IFMT) {
+    case S_IFREG: return "a file";
+    case S_IFDIR: return "a folder";
+    case S_IFLNK: return "a symbolic link";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The file that a path leads to
+
+static inline void path_cut(char *path) { // removes the last part
+    char *slash = strrchr(path, '/');
+    *(slash ? slash : path) = 0;
+}
+// Resolves a path to an absolute one without links, "." and "..". The file and folders above it
+// need not exist. Returns false if the path leads nowhere: it is empty or too long, or has too many
+// links.
+static inline bool path_resolve(const char *path, char resolved[PATH_BYTES]) {
+    char rest[2 * PATH_BYTES], joined[2 * PATH_BYTES], target[PATH_BYTES];
+    int links = 0;
+    resolved[0] = 0;
+    if (!*path || strlen(path) >= PATH_BYTES) { return false; }
+    if (*path != '/' && !getcwd(resolved, PATH_BYTES)) { return false; }
+    if (!strcmp(resolved, "/")) { resolved[0] = 0; }
+    strcpy(rest, path);
+    for (char *at = rest, *next; *at; at = next) {
+        const size_t length = strcspn(at, "/"), end = strlen(resolved);
+        next = at + length + (at[length] == '/');
+        at[length] = 0;
+        if (!strcmp(at, "..")) { path_cut(resolved); }
+        if (!*at || !strcmp(at, ".") || !strcmp(at, "..")) { continue; }
+        if (end + length + 2 > PATH_BYTES) { return false; }
+        snprintf(resolved + end, PATH_BYTES - end, "/%s", at);
+        const ssize_t n = readlink(resolved, target, sizeof target - 1);
+        if (n < 0) { continue; } // no link, or does not exist
+        target[n] = 0;
+        const int all = snprintf(joined, sizeof joined, "%s/%s", target, next);
+        if (++links > PATH_LINKS || all >= (int)sizeof joined) { return false; }
+        strcpy(rest, joined);
+        next = rest;
+        resolved[*target == '/' ? 0 : end] = 0;
+    }
+    if (!*resolved) { strcpy(resolved, "/"); }
+    return true;
+}
+
+// Identifies a file: an existing one by its device and inode, any other by its resolved path.
+typedef struct {
+    struct stat info;      // valid if the file exists
+    bool there;            // the file exists
+    char path[PATH_BYTES]; // resolved; "": it leads nowhere
+} FileIdentity;
+static inline FileIdentity file_identity(const char *path) {
+    FileIdentity f;
+    memset(&f, 0, sizeof f);
+    f.there = !stat(path, &f.info);
+    if (!path_resolve(path, f.path)) { f.path[0] = 0; }
+    return f;
+}
+// Returns whether writing one file would change the other. Files that are not regular, such as
+// /dev/null or a pipe, keep nothing.
+static inline bool file_same(const FileIdentity *a, const FileIdentity *b) {
+    if (a->there != b->there) { return false; }
+    if (!a->there) { return *a->path && !strcmp(a->path, b->path); }
+    const struct stat *x = &a->info, *y = &b->info;
+    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+// Returns the name after the last slash of a resolved path.
+static inline const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+// Returns whether a resolved path is inside a resolved folder, at any depth. A folder is not inside
+// itself.
+static inline bool path_in(const char *path, const char *folder) {
+    const size_t n = strcmp(folder, "/") ? strlen(folder) : 0;
+    return *folder && !strncmp(path, folder, n) && path[n] == '/' && path[n + 1];
+}
+
+#endif

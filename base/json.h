@@ -1,0 +1,229 @@
+// json.h: reads untrusted JSON, such as the planner's profiles.
+//
+// Data       One array of values in the order of the text. The members of an array or object follow
+//            it; `next` skips all of them. Strings stay in the text as they were written, with
+//            their escapes: they are compared and shown, never interpreted.
+// Invariants At most JSON_BYTES of text, at most JSON_DEPTH levels deep; every number is finite.
+//            Nothing outside the text is read, whatever it contains.
+#ifndef JSON_H
+#define JSON_H
+
+#include "base/base.h" // die, checked_malloc
+
+#include <ctype.h> // isdigit
+
+enum { JSON_BYTES = 1 << 26, JSON_DEPTH = 64 };
+// JSON_WORD: true, false or null
+typedef enum { JSON_WORD, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind;
+
+typedef struct {
+    JsonKind kind;
+    int next; // index of the value after this one and its members
+    // in the text, not terminated. name: of a member of an object, else NULL; text: of a string,
+    // word or number
+    const char *name, *text;
+    size_t name_bytes, bytes; // lengths of name and text
+    double number;
+} JsonValue;
+typedef struct {
+    char *text; // owned by this struct
+    JsonValue *values;
+    int count, capacity;
+    const char *at, *end, *trouble; // reading position and end; the error, or NULL
+} Json;
+
+static inline void json_free(Json *j) {
+    free(j->text);
+    free(j->values);
+    memset(j, 0, sizeof *j);
+}
+static inline bool json_fail(Json *j, const char *trouble) {
+    if (!j->trouble) { j->trouble = trouble; }
+    return false;
+}
+static inline char json_peek(Json *j) { // next character after white space; 0 at the end
+    while (j->at < j->end && strchr(" \t\r\n", *j->at) && *j->at) { j->at++; }
+    return (char)(j->at < j->end ? *j->at : 0);
+}
+static inline bool json_take(Json *j, char c) {
+    bool there = json_peek(j) == c;
+    j->at += there;
+    return there;
+}
+static inline int json_add(Json *j, JsonKind kind) {
+    if (j->count == j->capacity) {
+        j->capacity = j->capacity ? 2 * j->capacity : 256;
+        j->values = (JsonValue *)realloc(j->values, (size_t)j->capacity * sizeof(JsonValue));
+        if (!j->values) {
+            die(EXIT_RESOURCES, NULL, "cannot hold a file of %d values", j->capacity);
+        }
+    }
+    JsonValue v = {kind, 0, NULL, j->at, 0, 0, 0};
+    j->values[j->count] = v;
+    return j->count++;
+}
+
+static inline bool json_read_string(Json *j, const char **text, size_t *bytes) {
+    if (!json_take(j, '"')) { return json_fail(j, "a string in \"quotes\" was expected"); }
+    *text = j->at;
+    for (; j->at < j->end && *j->at != '"'; j->at++) {
+        if ((unsigned char)*j->at < ' ') {
+            return json_fail(j, "a string holds a control character");
+        }
+        if (*j->at == '\\' && ++j->at == j->end) { break; }
+    }
+    if (j->at == j->end) { return json_fail(j, "a string does not end"); }
+    *bytes = (size_t)(j->at++ - *text);
+    return true;
+}
+// Skips digits. Returns 0, 1 or 2 (2: two or more).
+static inline int json_digits(Json *j) {
+    const char *from = j->at;
+    while (j->at < j->end && isdigit((unsigned char)*j->at)) { j->at++; }
+    return (int)min_i64(j->at - from, 2);
+}
+static inline bool json_read_number(Json *j, JsonValue *v) {
+    char copy[64];
+    const char *from = j->at;
+    j->at += *j->at == '-';
+    bool zero = j->at < j->end && *j->at == '0';
+    int digits = json_digits(j);
+    bool good = digits && !(zero && digits > 1);
+    if (j->at < j->end && *j->at == '.') {
+        j->at++;
+        good = good && json_digits(j);
+    }
+    if (j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
+        j->at++;
+        j->at += j->at < j->end && (*j->at == '+' || *j->at == '-');
+        good = good && json_digits(j);
+    }
+    v->bytes = (size_t)(j->at - from);
+    if (!good || v->bytes >= sizeof copy) { return json_fail(j, "a number was expected"); }
+    memcpy(copy, from, v->bytes);
+    copy[v->bytes] = 0;
+    v->number = strtod(copy, NULL);
+    return isfinite(v->number) || json_fail(j, "a number is too large");
+}
+static inline bool json_read_word(Json *j, JsonValue *v) {
+    static const char *const words[] = {"true", "false", "null"};
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(j->end - j->at) >= n && !memcmp(j->at, words[i], n)) {
+            j->at += n;
+            v->bytes = n;
+            return true;
+        }
+    }
+    return json_fail(j, "a value was expected");
+}
+static inline bool json_read(Json *j, int depth);
+static inline bool json_read_members(Json *j, int depth, char close) {
+    j->at++;
+    if (json_take(j, close)) { return true; }
+    do {
+        const char *name = NULL;
+        size_t bytes = 0;
+        if (close == '}' && !(json_read_string(j, &name, &bytes) &&
+                              (json_take(j, ':') || json_fail(j, "a ':' was expected")))) {
+            return false;
+        }
+        int member = j->count;
+        if (!json_read(j, depth + 1)) { return false; }
+        j->values[member].name = name;
+        j->values[member].name_bytes = bytes;
+    } while (json_take(j, ','));
+    return json_take(j, close) || json_fail(j, "a ',' or the end of the list was expected");
+}
+// Reads one value and its members, at most JSON_DEPTH levels deep.
+static inline bool json_read(Json *j, int depth) {
+    bool good;
+    char c = json_peek(j);
+    if (depth == JSON_DEPTH) { return json_fail(j, "it is nested too deeply"); }
+    int me = json_add(j, c == '{'                                ? JSON_OBJECT
+                         : c == '['                              ? JSON_ARRAY
+                         : c == '"'                              ? JSON_STRING
+                         : c == '-' || isdigit((unsigned char)c) ? JSON_NUMBER
+                                                                 : JSON_WORD);
+    switch (j->values[me].kind) {
+    case JSON_OBJECT: good = json_read_members(j, depth, '}'); break;
+    case JSON_ARRAY: good = json_read_members(j, depth, ']'); break;
+    case JSON_STRING: good = json_read_string(j, &j->values[me].text, &j->values[me].bytes); break;
+    case JSON_NUMBER: good = json_read_number(j, &j->values[me]); break;
+    default: good = json_read_word(j, &j->values[me]);
+    }
+    j->values[me].next = j->count;
+    return good;
+}
+
+// Parses text and takes ownership of it. Returns false if it is no JSON; `trouble` then says what
+// was wrong at the character `at`.
+static inline bool json_parse(Json *j, char *text, size_t bytes) {
+    memset(j, 0, sizeof *j);
+    j->text = text;
+    j->at = text;
+    j->end = text + bytes;
+    return json_read(j, 0) &&
+           (j->at == j->end || !json_peek(j) ? j->at == j->end || json_fail(j, "a zero byte")
+                                             : json_fail(j, "the end was expected"));
+}
+// Reads a file. Ends the program (EXIT_INPUT) if it cannot be read or is no JSON; the message then
+// names `flag`.
+static inline Json json_open(const char *flag, const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
+    size_t capacity = 1 << 16, bytes = 0;
+    char *text = (char *)checked_malloc(capacity, "file");
+    for (size_t got; (got = fread(text + bytes, 1, capacity - bytes, f)) > 0;) {
+        bytes += got;
+        if (bytes < capacity) { continue; }
+        if (capacity >= JSON_BYTES) {
+            die(EXIT_INPUT, flag, "%s is larger than %d bytes", path, JSON_BYTES);
+        }
+        capacity *= 2;
+        text = (char *)realloc(text, capacity);
+        if (!text) { die(EXIT_RESOURCES, NULL, "cannot hold %zu bytes of %s", capacity, path); }
+    }
+    bool bad = ferror(f);
+    fclose(f);
+    if (bad) { die(EXIT_INPUT, flag, "cannot read %s", path); }
+    Json j;
+    if (!json_parse(&j, text, bytes)) {
+        int line = 1;
+        for (const char *c = text; c < j.at; c++) { line += *c == '\n'; }
+        die(EXIT_INPUT, flag, "%s is no JSON: line %d, byte %zu: %s", path, line,
+            (size_t)(j.at - text), j.trouble);
+    }
+    return j;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Access. Values are identified by their index; -1 is no value, and has no members.
+static inline bool json_is(const Json *j, int value, JsonKind kind) {
+    return value >= 0 && j->values[value].kind == kind;
+}
+// Return the first member of a list, and the member after a member; -1 if there is none.
+static inline int json_first(const Json *j, int list) {
+    bool has = (json_is(j, list, JSON_ARRAY) || json_is(j, list, JSON_OBJECT)) &&
+               j->values[list].next > list + 1;
+    return has ? list + 1 : -1;
+}
+static inline int json_next(const Json *j, int list, int member) {
+    return j->values[member].next < j->values[list].next ? j->values[member].next : -1;
+}
+static inline int json_members(const Json *j, int list) {
+    int n = 0;
+    for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) { n++; }
+    return n;
+}
+// Returns the member `name` of an object, or -1.
+static inline int json_get(const Json *j, int object, const char *name) {
+    int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1;
+    while (i >= 0 && (j->values[i].name_bytes != strlen(name) ||
+                      memcmp(j->values[i].name, name, strlen(name)) != 0)) {
+        i = json_next(j, object, i);
+    }
+    return i;
+}
+
+#endif

@@ -1,0 +1,702 @@
+// plan_costs.h: what a pipeline plan costs: models from profiles, links of a cluster, placement, memory,
+// and the replay of a plan's schedule, which decides.
+//
+// Models     A model is what a profile says: a list of units, each with the time that a sample
+//            takes forward and backward, the bytes of activations and parameters, and the bytes
+//            that cross the border before the unit. All of these but the parameters scale with the
+//            samples. Prefix sums give the cost of any stage.
+// Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
+//            which its ranks are taken from the nodes:
+//              APPEND   nodes in use first, beginning with the last node of the stage before
+//              FRESH    unused nodes first, so that sums stay inside nodes
+//              SCATTER  evenly over the nodes in use (over all, if none is): for small parameters
+//                       and large activations
+//              SPREAD   from the nodes with the most free ranks (not in the paper)
+// Invariants The stages of a plan have all units in order, and all ranks. The size of a micro-batch
+// divides the samples of a step.
+#ifndef PLAN_H
+#define PLAN_H
+
+#include "base/json.h"        // profiles
+#include "options.h"          // Cluster
+#include "pipeline.h"         // schedules, whose simulation decides
+#include "engine/simulator.h" // how long a plan's step takes
+
+// -------------------------------------------------------------------------------------------------
+// Models
+// maxima: of a profile; of a plan
+enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
+typedef struct {
+    int units;
+    // [units + 1] seconds of a sample in the units before this one
+    double *forward, *backward;
+    double *weight; // [units + 1] the part of backward that is weight parts
+    // [units + 1] bytes of activations that a sample's backward pass needs from the units before
+    double *activations;
+    // [units + 1] further bytes of gradients that a sample's waiting weight parts need
+    double *waiting;
+    double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
+    // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
+    double *cut;
+    // bytes of parameters, gradients and optimizer states for each byte of gradients
+    double states;
+    double batch; // samples with which the profile was taken
+} PlanModel;
+
+static inline PlanModel plan_model_make(int units) {
+    size_t n = (size_t)units + 1;
+    // fp32: parameters, gradients and two moments
+    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1};
+    m.forward = (double *)checked_calloc(7 * n, sizeof(double), "model");
+    m.backward = m.forward + n;
+    m.activations = m.forward + 2 * n;
+    m.parameters = m.forward + 3 * n;
+    m.cut = m.forward + 4 * n;
+    m.weight = m.forward + 5 * n;
+    m.waiting = m.forward + 6 * n;
+    return m;
+}
+static inline void plan_model_free(PlanModel *m) {
+    free(m->forward);
+    memset(m, 0, sizeof *m);
+}
+// Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
+// order. Half of the backward pass counts as the weight part, as for matrix products, and a waiting
+// weight part needs one gradient for each activation. plan_model_split() replaces these
+// assumptions.
+static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
+                                  double activation_bytes, double parameter_bytes) {
+    m->forward[u + 1] = m->forward[u] + forward_s;
+    m->backward[u + 1] = m->backward[u] + backward_s;
+    m->weight[u + 1] = m->weight[u] + backward_s / 2;
+    m->activations[u + 1] = m->activations[u] + activation_bytes;
+    m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
+    m->waiting[u + 1] = m->waiting[u] + activation_bytes;
+}
+// Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
+// waits.
+static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
+    m->weight[u + 1] = m->weight[u] + weight_s;
+    m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
+}
+
+// A profile while it is read: nodes in the file's order, edges as pairs of their indices.
+typedef struct {
+    const char *file;
+    Json json;
+    int model, nodes, edges;
+    double batch;
+    int *value, *place; // [nodes] value in the JSON file; unit that the node becomes
+    double *id;         // [nodes]
+    int (*edge)[2];     // [edges] indices of two nodes
+} ProfileReader;
+
+__attribute__((noreturn, format(printf, 2, 3))) static inline void
+profile_refuse(const ProfileReader *r, const char *format, ...) {
+    char what[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    die(EXIT_INPUT,
+        "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json",
+        "%s: %s", r->file, what);
+}
+// Returns a member of an object that must be a number from low to high.
+static inline double profile_number(const ProfileReader *r, int object, const char *name,
+                                    double low, double high) {
+    int v = json_get(&r->json, object, name);
+    if (!json_is(&r->json, v, JSON_NUMBER)) {
+        profile_refuse(r, "\"%s\" is missing, or no number, at byte %zu", name,
+                       (size_t)(r->json.values[object].text - r->json.text));
+    }
+    double x = r->json.values[v].number;
+    if (!(x >= low && x <= high)) {
+        profile_refuse(r, "\"%s\" must be from %g to %g, found %g", name, low, high, x);
+    }
+    return x;
+}
+// Returns the bytes of a node's outputs: "act_bytes" is a number, or a list with one for each
+// tensor.
+static inline double profile_outputs(const ProfileReader *r, int node) {
+    const double most = 1e15;
+    int list = json_get(&r->json, node, "act_bytes");
+    double sum = 0;
+    if (!json_is(&r->json, list, JSON_ARRAY)) {
+        return profile_number(r, node, "act_bytes", 0, most);
+    }
+    for (int i = json_first(&r->json, list); i >= 0; i = json_next(&r->json, list, i)) {
+        double x = json_is(&r->json, i, JSON_NUMBER) ? r->json.values[i].number : -1;
+        if (!(x >= 0 && x <= most)) {
+            profile_refuse(r, "\"act_bytes\" must be numbers from 0 to %g", most);
+        }
+        sum += x;
+    }
+    return sum;
+}
+static inline bool profile_is_input(const ProfileReader *r, int node) {
+    int name = json_get(&r->json, node, "name");
+    const JsonValue *v = &r->json.values[name];
+    if (!json_is(&r->json, name, JSON_STRING)) { profile_refuse(r, "a node has no \"name\""); }
+    return v->bytes >= 5 && !memcmp(v->text, "Input", 5);
+}
+
+// Returns the model of this name in the file; for an empty name, the only one.
+static inline int profile_find_model(const ProfileReader *r, const char *name) {
+    const Json *j = &r->json;
+    int models = json_get(j, 0, "models"), count = json_members(j, models);
+    if (!json_is(j, models, JSON_OBJECT) || !count) {
+        profile_refuse(r, "there are no \"models\"");
+    }
+    int model = *name ? json_get(j, models, name) : count == 1 ? json_first(j, models) : -1;
+    if (model >= 0) { return model; }
+    char names[300] = "";
+    for (int i = json_first(j, models), n = 0; i >= 0 && n < 200; i = json_next(j, models, i)) {
+        n += snprintf(names + n, sizeof names - (size_t)n, " %.*s",
+                      (int)min_i64((int64_t)j->values[i].name_bytes, 60), j->values[i].name);
+    }
+    profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL",
+                   name, *name ? "\"" : "", names);
+}
+static inline int profile_node_of_id(const ProfileReader *r, double id) {
+    for (int i = 0; i < r->nodes; i++) {
+        if (r->id[i] == id) { return i; }
+    }
+    return -1;
+}
+static inline void profile_read_nodes(ProfileReader *r) {
+    int list = json_get(&r->json, r->model, "nodes"), at = json_first(&r->json, list),
+        count = json_members(&r->json, list);
+    if (count < 1 || count > PLAN_UNITS) {
+        profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count);
+    }
+    r->value = (int *)checked_calloc((size_t)count * 2, sizeof(int), "profile");
+    r->place = r->value + count;
+    r->id = (double *)checked_calloc((size_t)count, sizeof(double), "profile");
+    for (; r->nodes < count; r->nodes++, at = json_next(&r->json, list, at)) {
+        if (!json_is(&r->json, at, JSON_OBJECT)) {
+            profile_refuse(r, "node %d of the list is no object", r->nodes + 1);
+        }
+        double id = profile_number(r, at, "id", 0, 1e9);
+        if (profile_node_of_id(r, id) >= 0) { profile_refuse(r, "two nodes have the id %g", id); }
+        r->value[r->nodes] = at;
+        r->id[r->nodes] = id;
+    }
+}
+static inline void profile_read_edges(ProfileReader *r) {
+    const Json *j = &r->json;
+    int list = json_get(j, r->model, "edges"), count = json_members(j, list),
+        at = json_first(j, list);
+    if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) {
+        profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES);
+    }
+    r->edge = (int(*)[2])checked_calloc((size_t)count, sizeof(int[2]), "profile");
+    for (; r->edges < count; r->edges++, at = json_next(j, list, at)) {
+        int end = json_is(j, at, JSON_ARRAY) && json_members(j, at) == 2 ? json_first(j, at) : -1;
+        for (int k = 0; k < 2; k++, end = end >= 0 ? json_next(j, at, end) : -1) {
+            int node =
+                json_is(j, end, JSON_NUMBER) ? profile_node_of_id(r, j->values[end].number) : -1;
+            if (node < 0) { profile_refuse(r, "edge %d is no pair of ids of nodes", r->edges + 1); }
+            r->edge[r->edges][k] = node;
+        }
+    }
+}
+// Orders the nodes as units: in the file's order if every edge goes forward in it. Otherwise the
+// next unit is always the node with the least id among those whose inputs are ordered.
+static inline void profile_order(ProfileReader *r) {
+    bool forward = true;
+    int *inputs = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    for (int e = 0; e < r->edges; e++) {
+        forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++;
+    }
+    for (int i = 0; i < r->nodes; i++) { r->place[i] = forward ? i : -1; }
+    for (int n = 0; n < r->nodes && !forward; n++) {
+        int next = -1;
+        for (int i = 0; i < r->nodes; i++) {
+            if (r->place[i] < 0 && !inputs[i] && (next < 0 || r->id[i] < r->id[next])) { next = i; }
+        }
+        if (next < 0) { profile_refuse(r, "its \"edges\" form a cycle"); }
+        r->place[next] = n;
+        for (int e = 0; e < r->edges; e++) { inputs[r->edge[e][1]] -= r->edge[e][0] == next; }
+    }
+    free(inputs);
+}
+// A node's outputs cross every border up to the last node that uses them.
+static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
+    int *last = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    for (int e = 0; e < r->edges; e++) {
+        last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
+    }
+    for (int i = 0; i < r->nodes; i++) {
+        for (int u = r->place[i] + 1; u <= last[i]; u++) { m->cut[u] += outputs[i]; }
+    }
+    free(last);
+}
+static inline PlanModel profile_units(const ProfileReader *r) {
+    PlanModel m = plan_model_make(r->nodes);
+    m.batch = r->batch;
+    double *outputs = (double *)checked_calloc((size_t)r->nodes, sizeof(double), "profile");
+    int *node_at = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }
+    for (int u = 0; u < m.units; u++) {
+        int node = r->value[node_at[u]];
+        double scale = profile_is_input(r, node) ? 0 : 1, per_sample = scale / r->batch,
+               seconds = 1e-3 * per_sample;
+        double forward = profile_number(r, node, "fwd_ms", 0, 1e9),
+               backward = profile_number(r, node, "bwd_ms", 0, 1e9);
+        outputs[node_at[u]] = per_sample * profile_outputs(r, node);
+        plan_model_add(&m, u, seconds * forward, seconds * backward, outputs[node_at[u]],
+                       scale * profile_number(r, node, "param_bytes", 0, 1e15));
+    }
+    profile_fill_cuts(r, outputs, &m);
+    free(outputs);
+    free(node_at);
+    if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
+        profile_refuse(r, "no node takes any time");
+    }
+    return m;
+}
+
+// Reads --profile FILE[:MODEL]:
+//   {"models":{NAME:{"profile_batch_size":, "edges":[[from,to]],
+//     "nodes":[{"id":,"name":,"fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}]}}}
+// Times and activations are those of the whole batch. Ends the program (EXIT_INPUT) on any other
+// text.
+static inline PlanModel profile_load(const char *text) {
+    char file[OPTION_TEXT_MAX + 1];
+    // the name of a file may contain a colon
+    const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
+    snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
+    ProfileReader r;
+    memset(&r, 0, sizeof r);
+    r.file = file;
+    r.json = json_open("--profile takes FILE or FILE:MODEL", file);
+    r.model = profile_find_model(&r, colon ? colon + 1 : "");
+    if (!json_is(&r.json, r.model, JSON_OBJECT)) { profile_refuse(&r, "the model is no object"); }
+    r.batch = profile_number(&r, r.model, "profile_batch_size", 1, 1e9);
+    profile_read_nodes(&r);
+    profile_read_edges(&r);
+    profile_order(&r);
+    PlanModel m = profile_units(&r);
+    free(r.value);
+    free(r.id);
+    free(r.edge);
+    json_free(&r.json);
+    return m;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Links: seconds of messages, by the constants of --cluster
+
+// All-reduce of `bytes` over n ranks: each rank sends 2 (n - 1) / n of them, over a node's link, or
+// inside a node where n / 2 pairs send at once.
+static inline double plan_all_reduce_s(const Cluster *c, int n, bool crosses, double bytes) {
+    if (n == 1 || bytes == 0) { return 0; }
+    double rate = crosses ? c->inter : c->intra * (n / 2);
+    return 2.0 * (n - 1) / n * bytes / (rate * 1e9) + 2e-6 * c->latency;
+}
+// The ranks of a stage: a range of the plan's list of ranks.
+typedef struct {
+    const int *ranks;
+    int n, first_node, last_node;
+} PlanRanks;
+static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ranks ascend
+    PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[n - 1] / c->ranks};
+    return p;
+}
+// Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
+// way. Several senders to one node share its gather rate.
+static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to,
+                                     double bytes) {
+    bool one_node = to->first_node == to->last_node;
+    int outside = 0;
+    if (!one_node) {
+        outside = from->n;
+    } else if (from->first_node != from->last_node || from->first_node != to->first_node) {
+        for (int i = 0; i < from->n; i++) {
+            outside += from->ranks[i] / c->ranks != to->first_node;
+        }
+    }
+    if (bytes == 0) { return 0; }
+    if (!outside) { return bytes / (c->intra * 1e9) + 1e-6 * c->latency; }
+    double share = one_node ? (double)outside / from->n : 1;
+    return share * bytes / ((one_node && outside > 1 ? c->gather : c->inter) * 1e9) +
+           1e-6 * c->latency;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Plans
+typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
+enum { PLACE_PAPER = PLACE_SPREAD }; // number of the paper's policies, which are first
+typedef struct {
+    int stages;
+    int64_t micro_batch; // samples
+    bool recompute;
+    PipelineKind kind;
+    Warmup warmup;
+    int units[PLAN_STAGES], replicas[PLAN_STAGES];
+    unsigned char policy[PLAN_STAGES];
+} Plan;
+
+// What to plan for.
+typedef struct {
+    const PlanModel *model;
+    Cluster cluster;
+    int64_t samples;     // samples of a step
+    double memory;       // bytes of a rank; INFINITY: no limit
+    int64_t micro_batch; // only this size; 0: any
+    // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
+    // arithmetic). Otherwise whole samples, as in a real run.
+    bool even_slices;
+} PlanTask;
+static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
+
+// Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
+// the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
+static inline int split_choice(int n, int node, int i) {
+    enum { FEW = 8 };
+    if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
+    if (i < FEW) { return i + 1; }
+    if (i < 2 * FEW) { return n - (i - FEW + 1); }
+    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node),
+        at = (i - 2 * FEW + 1) * step;
+    while (at <= FEW) { at += step; }
+    return at < n - FEW ? at : 0;
+}
+// Takes up to n ranks from the nodes that are in use (touched) or unused, from node `first` on, as
+// many as each has. Returns how many are missing.
+static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n,
+                             int *take) {
+    for (int i = 0; i < c->nodes && n; i++) {
+        int k = (first + i) % c->nodes;
+        if ((used[k] > 0) != touched || take[k]) { continue; }
+        take[k] = (int)min_i64(n, c->ranks - used[k]);
+        n -= take[k];
+    }
+    return n;
+}
+static inline int place_scatter(const Cluster *c, const int *used, bool touched, int n, int *take) {
+    for (bool moved = true; moved && n;) {
+        moved = false;
+        for (int k = 0; k < c->nodes && n; k++) {
+            if ((used[k] > 0) == touched && used[k] + take[k] < c->ranks) {
+                take[k]++;
+                n--;
+                moved = true;
+            }
+        }
+    }
+    return n;
+}
+static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
+    for (int level = 0; n; level++) {
+        for (int k = 0; k < c->nodes && n; k++) {
+            if (used[k] + take[k] == level) {
+                take[k]++;
+                n--;
+            }
+        }
+    }
+    return 0;
+}
+// Takes n ranks for the next stage (section 4.2 of the paper). used: [nodes] ranks in use; last:
+// the last node of the stage before; take: [nodes] receives the ranks taken from each node. Returns
+// the last node of this stage.
+static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
+                              int n, int *take) {
+    bool touched = policy != PLACE_FRESH;
+    memset(take, 0, (size_t)c->nodes * sizeof(int));
+    if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
+    for (int round = 0; round < 2 && n; round++) {
+        n = policy == PLACE_SCATTER
+                ? place_scatter(c, used, touched, n, take)
+                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+        touched = !touched;
+    }
+    for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
+    return last;
+}
+// Writes the ranks of a plan, stage by stage, to ranks[task_ranks]. scratch: [2 * nodes].
+static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
+    const Cluster *c = &t->cluster;
+    // last: the last node of the stage before
+    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
+    memset(used, 0, (size_t)c->nodes * sizeof(int));
+    for (int s = 0; s < p->stages; s++) {
+        last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
+        for (int k = 0; k < c->nodes; k++) {
+            for (int i = 0; i < take[k]; i++) { ranks[at++] = k * c->ranks + used[k] + i; }
+            used[k] += take[k];
+        }
+    }
+}
+
+// What a plan costs, for each stage.
+typedef struct {
+    // depth: micro-batches in flight for which there is memory, D
+    int stages, micro_batches, depth;
+    // seconds of a micro-batch; backward includes recomputation
+    double forward[PLAN_STAGES], backward[PLAN_STAGES];
+    // the part of backward that may wait: weight parts of zero-bubble schedules; else 0
+    double weight[PLAN_STAGES];
+    // seconds of a micro-batch's messages from this stage to the next, and back
+    double send[PLAN_STAGES], send_back[PLAN_STAGES];
+    // seconds of the all-reduce; of its part after the stage's last backward has ended
+    double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
+    double memory[PLAN_STAGES]; // bytes that a rank needs
+    int live[PLAN_STAGES];      // micro-batches in flight, K
+    // maximum of forwards before the first gradient arrives
+    int ahead[PLAN_STAGES];
+} PlanCosts;
+
+// Returns the plan for schedule_pipeline(): one unit and one rank for each stage, after a unit
+// without costs, since the first unit of a model has no input part. The caller frees the placement.
+static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64_t depth) {
+    // recompute is false: recomputation is in the costs
+    PipelinePlan plan = {placement_make(p->stages),
+                         p->kind,
+                         p->warmup,
+                         1,
+                         micro_batches,
+                         depth,
+                         false,
+                         CLIPS_NOTHING};
+    for (int s = 0; s < p->stages; s++) {
+        Stage *stage = &plan.placement.stage[s];
+        stage->first_unit = s ? s + 1 : 0;
+        stage->units = s ? 1 : 2;
+        stage->replicas = 1;
+        stage->ranks = (int *)checked_malloc(sizeof(int), "placement");
+        *stage->ranks = s;
+    }
+    return plan;
+}
+static inline int plan_live(const Plan *p, int stage, int depth, int micro_batches) {
+    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1,
+                         micro_batches,     depth,   false,     CLIPS_NOTHING};
+    return (int)pipeline_live(&plan, stage);
+}
+// Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
+// of each unit begins when its gradients are complete, the last unit's first; they run one after
+// another.
+static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses,
+                                      double rows, bool recompute) {
+    const PlanModel *m = t->model;
+    double computed = 0, sent = 0;
+    if (n == 1) { return 0; }
+    double latency = 2e-6 * t->cluster.latency,
+           per_byte = plan_all_reduce_s(&t->cluster, n, crosses, 1) - latency;
+    for (int u = end - 1; u >= first; u--) {
+        double bytes = m->parameters[u + 1] - m->parameters[u];
+        computed += rows * (m->backward[u + 1] - m->backward[u] +
+                            (recompute ? m->forward[u + 1] - m->forward[u] : 0));
+        if (bytes > 0) { sent = (sent > computed ? sent : computed) + per_byte * bytes + latency; }
+    }
+    return fmax(0, sent - computed);
+}
+// Computes *bytes of a rank: its states; for each micro-batch in flight what the backward pass
+// needs (only the input, if the rest is recomputed) and what waiting weight parts need; and what
+// one backward pass recomputes. Returns how many micro-batches can be in flight in `limit` bytes
+// (0: none).
+static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end,
+                                       double rows, double in_flight, double limit, double *bytes) {
+    const PlanModel *m = t->model;
+    double inner = rows * (m->activations[end] - m->activations[first]),
+           input = rows * m->cut[first],
+           waiting =
+               p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
+    double fixed =
+               m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0),
+           each = input + (p->recompute ? 0 : inner) + waiting;
+    *bytes = fixed + in_flight * each;
+    return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
+}
+// Returns whether the plan's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has
+// at most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums. A
+// rank exchanges messages with at most all replicas of the neighbouring stages.
+static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
+    const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
+    for (int s = 0; s < p->stages; s++) {
+        int64_t peers = (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
+        if (micro_batches * (of_unit * p->units[s] + 2 * peers) > SCHEDULE_MAX) { return false; }
+    }
+    return true;
+}
+// Returns the samples of a micro-batch that the busiest replica computes.
+static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) {
+    double share = (double)p->micro_batch / p->replicas[stage];
+    return t->even_slices ? share : ceil(share);
+}
+// Returns the samples of a micro-batch that the busiest replica holds: whole ones, even where its
+// time counts fractions.
+static inline double plan_held_rows(int64_t micro_batch, int replicas) {
+    return ceil((double)micro_batch / replicas);
+}
+static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
+    double depth = c->depth, bytes;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        double fits =
+            plan_stage_memory(t, p, first, first + p->units[s],
+                              plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
+        if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
+    }
+    if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
+    c->depth = (int)depth;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
+        c->ahead[s] =
+            (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
+        plan_stage_memory(t, p, first, first + p->units[s],
+                          plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
+                          &c->memory[s]);
+    }
+    return true;
+}
+// Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
+static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks, PlanCosts *c) {
+    const PlanModel *m = t->model;
+    PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
+    c->stages = p->stages;
+    c->micro_batches = (int)(t->samples / p->micro_batch);
+    c->depth = INT32_MAX;
+    if (!plan_memory(t, p, c)) { return false; }
+    for (int s = 0, first = 0; s < p->stages; s++) {
+        int end = first + p->units[s];
+        double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
+        bool crosses = here.first_node != here.last_node;
+        c->forward[s] = forward;
+        c->backward[s] =
+            rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
+        c->weight[s] =
+            p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+        c->reduce[s] = plan_all_reduce_s(&t->cluster, here.n, crosses,
+                                         m->parameters[end] - m->parameters[first]);
+        c->reduce_late[s] = plan_reduce_late(t, first, end, here.n, crosses, rows, p->recompute);
+        c->send[s] = c->send_back[s] = 0;
+        if (s + 1 < p->stages) {
+            PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
+            double bytes = (double)p->micro_batch * m->cut[end];
+            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes);
+            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
+            here = next;
+        }
+        first = end;
+    }
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// A bound
+
+// Returns a time that no schedule with these limits of micro-batches in flight beats. For each
+// stage it adds the way of the first micro-batch to the stage, the time until its last input part,
+// and what follows. The time until the last input part is at least all that the stage computes (of
+// the forwards only some run before the first gradient is back), and at least the round trips in
+// sequence that the limit of micro-batches in flight forces. What follows is the way back, or the
+// stage's last weight part and its all-reduce. Other bounds are all that a stage computes, weight
+// parts included, and its all-reduce; and all messages in or out.
+static inline double plan_bound(const PlanCosts *c) {
+    // back: from here to the end, not counting this stage's all-reduce
+    double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0;
+    const int M = c->micro_batches;
+    for (int s = 0; s < c->stages; s++) {
+        trip += c->forward[s] + c->backward[s] - c->weight[s] + c->send[s] + c->send_back[s];
+    }
+    for (int s = 0; s < c->stages; s++) {
+        const int K = c->ahead[s];
+        double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W,
+               late = c->reduce_late[s], drain = fmax(back, W + late);
+        double computing = trip + (M - 1) * B + (M - K) * F,
+               waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
+        double out = F + M * (c->send[s] + last_back) + back - last_back,
+               in = M * (last_send + c->send_back[s]) - last_send + B + drain;
+        bound = fmax(bound,
+                     fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late),
+                                 fmax(out, in)));
+        trip -= F + B + c->send[s] + c->send_back[s];
+        last_send = c->send[s];
+        last_back = c->send_back[s];
+        fill += F + last_send;
+        back = drain + B + last_back; // the next stage's, to and from this one
+    }
+    return bound;
+}
+
+// -------------------------------------------------------------------------------------------------
+// What decides: the schedule's replay
+
+static inline ActionCost plan_action_cost(const void *context, int rank, const Action *a) {
+    const PlanCosts *c = (const PlanCosts *)context;
+    ActionCost cost = {0, 0};
+    switch (a->kind) {
+    case ACT_FORWARD: cost.compute_s = a->unit ? c->forward[rank] : 0; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = c->backward[rank] - c->weight[rank]; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = a->unit ? c->weight[rank] : 0; break;
+    case ACT_SEND_FORWARD: cost.message_s = c->send[rank]; break;
+    case ACT_SEND_BACKWARD: cost.message_s = c->send_back[rank - 1]; break;
+    case ACT_REDUCE: cost.message_s = c->reduce_late[rank]; break;
+    default: break;
+    }
+    return cost;
+}
+// Returns the map of a model whose units are the stages, each with one storage, after a unit
+// without costs.
+static inline UnitMap plan_unit_map(int stages) {
+    UnitMap map;
+    size_t n = (size_t)stages + 1;
+    memset(&map, 0, sizeof map);
+    map.units = stages + 1;
+    map.storages = stages;
+    map.lent = -1;
+    map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
+    map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
+    map.made = (unsigned char(*)[2])checked_calloc(n, 2, "map");
+    for (int s = 0; s < stages; s++) {
+        map.of_unit[s + 1][0] = s;
+        map.of_unit_count[s + 1] = 1;
+    }
+    return map;
+}
+// Returns the step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce;
+// all ranks meet at the end.
+static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_batches) {
+    Program program;
+    memset(&program, 0, sizeof program);
+    program.map = plan_unit_map(p->stages);
+    program.ranks = p->stages;
+    program.rank = (Schedule *)checked_calloc((size_t)p->stages, sizeof(Schedule), "schedules");
+    PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);
+    schedule_pipeline(&program, &plan, micro_batches, true);
+    placement_free(&plan.placement);
+    for (int s = 0; s < p->stages; s++) {
+        schedule_add(&program.rank[s], action_make(ACT_REDUCE, -1, s, 0));
+        schedule_add(&program.rank[s], action_make(ACT_NORM, -1, -1, 0));
+    }
+    return program;
+}
+// Returns the seconds of a step with this number of micro-batches.
+static inline double plan_replay(const Plan *p, const PlanCosts *c, int micro_batches) {
+    Program program = plan_program(p, c, micro_batches);
+    double step = schedule_simulate(&program, plan_action_cost, c, NULL);
+    program_free(&program);
+    return step;
+}
+// Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two
+// shorter replays: by then each further micro-batch takes the same time.
+static inline double plan_simulate(const Plan *p, const PlanCosts *c) {
+    int half = 2 * p->stages + 16, M = c->micro_batches;
+    if (M <= 4 * half || p->kind == PIPELINE_GPIPE) { return plan_replay(p, c, M); }
+    double longer = plan_replay(p, c, 2 * half);
+    return longer + (longer - plan_replay(p, c, half)) / half * (M - 2 * half);
+}
+// Returns the share of all ranks' time in which they do not compute.
+static inline double plan_bubble(const Plan *p, const PlanCosts *c, double step_s) {
+    double computing = 0, ranks = 0;
+    for (int s = 0; s < p->stages; s++) {
+        computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]);
+        ranks += p->replicas[s];
+    }
+    return 1 - computing / (ranks * step_s);
+}
+
+#endif

@@ -1,0 +1,750 @@
+// schedule.h: who computes what and when, as data: one array of actions per rank, for ONE optimizer
+// step.
+//
+// Builders (pipeline.h, cyclic.h, schedule_sequential here) write the compute and message actions.
+// Policies lower them: zero.h inserts PREFETCH, ACQUIRE, RELEASE, REDUCE, NORM and UPDATE into the
+// same arrays; this file inserts RECOMPUTE, CLIP and the moves of activations. Nothing else happens
+// in a step. So ONE validator proves a program before it runs (engine/validator.h), ONE executor
+// runs it (engine/executor.h), ONE simulator times it (engine/simulator.h), ONE printer prints it,
+// and predicted traffic is a sum over actions.
+//
+// Fields of an action:
+//   micro            micro-batch of this step, from 0
+//   first_row, rows  its samples: a range of the step's S samples. Ranks and actions may have
+//                    different ranges. With 0 rows a rank only joins the collectives of the others.
+//   unit, storage    numbers as in gpt.h; this header knows them only through a UnitMap
+//   step, version    relative to the step that runs: version 0 of the parameters is the one before
+//                    this step's update, version 1 the one after it
+//   peer             the other rank of a SEND or RECV
+//   near             PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
+//   use              borrowed parameters (state/layout.h: borrows): which use of the step this is;
+//                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
+#ifndef SCHEDULE_H
+#define SCHEDULE_H
+
+#include "base/base.h" // checked_malloc, die
+
+typedef enum {
+    // compute: one unit, one micro-batch
+    ACT_FORWARD,
+    ACT_BACKWARD_INPUT,
+    ACT_BACKWARD_WEIGHT,
+    ACT_RECOMPUTE,
+    ACT_CLIP, // makes each sample's clipping factor; its unit is the first one of the stage
+    ACT_TIED, // adds the head's part of the gradient of wte (see Clips)
+    // messages of a unit and micro-batch; each RECV follows its SEND here
+    ACT_SEND_FORWARD, // output of a unit
+    ACT_RECV_FORWARD,
+    ACT_SEND_BACKWARD, // gradient of a unit's input
+    ACT_RECV_BACKWARD,
+    ACT_SEND_NORM, // each sample's norm in a stage, to the first stage; unit: the stage's last one
+    ACT_RECV_NORM,
+    ACT_SEND_FACTOR, // each sample's clipping factor, from the first stage; unit: as for NORM
+    ACT_RECV_FACTOR,
+    // messages of a storage
+    ACT_SEND_SUM, // gradient, summed over the micro-batches so far
+    ACT_RECV_SUM,
+    ACT_SEND_PARAMETERS, // version after the update of this step
+    ACT_RECV_PARAMETERS,
+    ACT_SEND_PART, // one unit's part of a micro-batch's gradient
+    ACT_RECV_PART,
+    ACT_SEND_STATS, // step statistics (loss, norm); not of a storage
+    ACT_RECV_STATS,
+    // states of a storage
+    ACT_PREFETCH,
+    ACT_ACQUIRE,
+    ACT_RELEASE,
+    ACT_REDUCE,
+    ACT_NORM, // of all storages
+    ACT_UPDATE,
+    ACT_ADD,   // adds a received part to a sum
+    ACT_STATS, // version 0: this rank adds its step statistics; 1: this rank has the complete ones
+    ACT_FETCH, // piece of a storage's states, from the host to the device
+    ACT_EVICT, // the same, from the device to the host (state/host.h)
+    ACT_READ,  // piece of a storage's states, from the disk to the host
+    ACT_WRITE, // the same, from the host to the disk (state/disk.h)
+    ACT_FETCH_STASH, // activations of a unit and micro-batch, from the host to the device
+    ACT_EVICT_STASH, // the same, from the device to the host
+    ACT_FETCH_SUM,   // sum of a storage's gradient, from the host to the device
+    ACT_EVICT_SUM,   // the same, from the device to the host
+    ACTION_KINDS
+} ActionKind;
+static const char *const action_names[ACTION_KINDS] = {
+    "FORWARD",
+    "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT",
+    "RECOMPUTE",
+    "CLIP",
+    "TIED",
+    "SEND_FORWARD",
+    "RECV_FORWARD",
+    "SEND_BACKWARD",
+    "RECV_BACKWARD",
+    "SEND_NORM",
+    "RECV_NORM",
+    "SEND_FACTOR",
+    "RECV_FACTOR",
+    "SEND_SUM",
+    "RECV_SUM",
+    "SEND_PARAMETERS",
+    "RECV_PARAMETERS",
+    "SEND_PART",
+    "RECV_PART",
+    "SEND_STATS",
+    "RECV_STATS",
+    "PREFETCH",
+    "ACQUIRE",
+    "RELEASE",
+    "REDUCE",
+    "NORM",
+    "UPDATE",
+    "ADD",
+    "STATS",
+    "FETCH",
+    "EVICT",
+    "READ",
+    "WRITE",
+    "FETCH_STASH",
+    "EVICT_STASH",
+    "FETCH_SUM",
+    "EVICT_SUM",
+};
+static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
+static inline bool action_reads_parameters(ActionKind kind) {
+    return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE;
+}
+static inline bool action_of_pieces(ActionKind kind) {
+    return kind == ACT_UPDATE || (kind >= ACT_FETCH && kind <= ACT_WRITE);
+}
+static inline bool action_of_stash(ActionKind kind) {
+    return kind == ACT_FETCH_STASH || kind == ACT_EVICT_STASH;
+}
+static inline bool action_moves(ActionKind kind) { // between host and device
+    return kind == ACT_FETCH || kind == ACT_EVICT ||
+           (kind >= ACT_FETCH_STASH && kind <= ACT_EVICT_SUM);
+}
+static inline bool action_is_message(ActionKind kind) {
+    return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_STATS;
+}
+// Each kind of SEND is followed by its RECV.
+static inline bool action_sends(ActionKind kind) {
+    return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0;
+}
+static inline bool action_receives(ActionKind kind) {
+    return action_is_message(kind) && !action_sends(kind);
+}
+// A message with rows of a micro-batch.
+static inline bool action_of_rows(ActionKind kind) {
+    return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_FACTOR;
+}
+
+typedef struct {
+    ActionKind kind;
+    int unit, storage, micro, peer; // -1: does not apply
+    int64_t first_row, rows;
+    int64_t step, version;
+    bool near;
+    int use;
+} Action;
+
+// Pieces of states from the host that are on the device at once, at most: one arrives while the
+// other leaves.
+enum { MOVING_PIECES = 2 };
+// Pieces of states from a disk that are on the host at once, at most: one is read, two are moving
+// or being updated, one is written.
+enum { DISK_PIECES = 4 };
+// Actions of a rank, at most: enough for some ten thousand micro-batches of a large model.
+enum { SCHEDULE_MAX = 1 << 22 };
+typedef struct {
+    Action *actions;
+    int count, capacity;
+} Schedule;
+
+// Which action makes a unit's part of a storage's gradient. It is the weight part, except for the
+// head's part of wte: that is made by the head's input part (gpt.h). Where samples are clipped, it
+// is made together with the embedding's part (dp.h); if the embedding is on another stage, by TIED.
+typedef enum {
+    MADE_BY_WEIGHT_PART,
+    MADE_BY_INPUT_PART,
+    MADE_ELSEWHERE,
+    MADE_BY_TIED
+} GradientMaker;
+
+// Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
+// of a pipeline both use wte, so some norm needs parts from several stages. NORM sends the first
+// stage what another stage knows of it. CLIP makes the sample's factor from all parts. FACTOR sends
+// it to the other stages, where everything that is scaled by it waits. With groups inside stages
+// only TIED waits: the classifier's part of wte.
+typedef enum {
+    CLIPS_NOTHING,
+    CLIPS_UNITS,  // one norm for each unit
+    CLIPS_STAGES, // one norm for each stage; its weight parts follow its CLIP
+    CLIPS_ALL     // one norm for all units; all weight parts follow FACTOR
+} Clips;
+
+// Where the sum of a storage's gradient is between micro-batches:
+//   SUM_STAYS       on the device
+//   SUM_COMES_BACK  on the host; it returns to the device before the next gradient is added
+//                   (where one rank alone has the storage, so the device adds while it computes)
+//   SUM_IS_ADDED    on the host; each micro-batch's gradient is moved there and added
+typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
+
+// What a schedule must know about the model and its states: which storages each unit uses, and
+// where their states are. zero.h makes it (unit_map).
+typedef struct {
+    int units, storages;
+    int (*of_unit)[2];        // [units] storages that the unit uses
+    int *of_unit_count;       // [units] how many: 1 or 2
+    unsigned char (*made)[2]; // [units] GradientMaker of the unit's part of each storage's gradient
+    // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
+    int *param_slot, *grad_slot;
+    bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
+    bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
+    bool *tied;          // [storages] used by several stages: its gradient is reduced last
+    int *pieces;         // [storages] pieces in which states on the host are updated; 0: none there
+    // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
+    // Otherwise FETCH brings the states to the device, and EVICT takes them back.
+    bool cpu_update;
+    bool *on_disk; // [storages] some states are on disk: READ before, WRITE after the update
+    // Host updates run one step late, while the device computes with the previous version.
+    bool delays;
+    SumPlace *sums; // [storages] place of the gradient's sum between micro-batches
+    int *stage;     // [units] stage of a unit; NULL: one stage, or no clipping
+    bool *stash;    // [units] activations are on the host between the passes; NULL: none
+    // The stash has the inputs of units, because all else is recomputed; else what is inside units.
+    bool stash_inputs;
+    // Storage that stays acquired from the head's backward pass to the embedding's weight part,
+    // which reads it; -1: none.
+    int lent;
+} UnitMap;
+
+// The capacity of a rank: how many it can hold at once.
+typedef struct {
+    int64_t in_flight; // micro-batches with activations: from first forward to last weight part
+    // micro-batches whose input, whose output gradient was received: until the last weight part
+    int64_t inputs, gradients;
+    int64_t works; // units' backward inputs whose weight part has not run
+    // micro-batches with clipping norms that cross stages: from the first norm that is received or
+    // made to be sent, until nothing needs the norms and factors any more
+    int64_t clips;
+} Limits;
+
+// Limits of a rank that works on one micro-batch at a time and has all stages.
+static inline Limits limits_of_one(void) {
+    const Limits one = {1, 0, 0, 1, 0};
+    return one;
+}
+static inline Limits limits_of_both(Limits a, Limits b) {
+    Limits both = {max_i64(a.in_flight, b.in_flight), max_i64(a.inputs, b.inputs),
+                   max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
+                   max_i64(a.clips, b.clips)};
+    return both;
+}
+
+// The whole job: one schedule for each rank. program_free() frees it.
+typedef struct {
+    UnitMap map;
+    int ranks, micro_batches;
+    int64_t samples; // samples of the step; each unit computes each sample once, on some rank
+    Limits *limits;  // [ranks]
+    bool recompute;
+    Clips clips;
+    Schedule *rank;
+} Program;
+// Returns whether a clipping norm needs parts from several stages.
+static inline bool program_crosses(const Program *p) { return p->clips && p->map.stage; }
+// Returns whether weight parts wait for a norm over several units.
+static inline bool program_waits(const Program *p) { return p->clips >= CLIPS_STAGES; }
+// Returns whether this unit is the last one of a stage that sends its norms to the first stage.
+static inline bool program_sends_norms(const Program *p, int unit) {
+    if (!program_crosses(p) || p->map.stage[unit] == 0) { return false; }
+    return unit == p->map.units - 1 ||
+           (p->clips == CLIPS_ALL && p->map.stage[unit + 1] != p->map.stage[unit]);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Building
+static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
+    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false, 0};
+    return a;
+}
+static inline void schedule_add(Schedule *s, Action a) {
+    if (s->count == SCHEDULE_MAX) {
+        die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens",
+            "a step has more than %d actions", SCHEDULE_MAX);
+    }
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 64;
+        s->actions = (Action *)realloc(s->actions, (size_t)s->capacity * sizeof(Action));
+        if (!s->actions) {
+            die(EXIT_RESOURCES, NULL, "cannot hold a schedule of %d actions", s->capacity);
+        }
+    }
+    s->actions[s->count++] = a;
+}
+// Returns how many of the step's samples the actions span; *first is the first of them (0 if none).
+static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
+    int64_t begin = INT64_MAX, end = 0;
+    for (int i = 0; i < s->count; i++) {
+        const Action *a = &s->actions[i];
+        if (a->rows) {
+            begin = min_i64(begin, a->first_row);
+            end = max_i64(end, a->first_row + a->rows);
+        }
+    }
+    *first = end ? begin : 0;
+    return end - *first;
+}
+static inline void schedule_free(Schedule *s) {
+    free(s->actions);
+    memset(s, 0, sizeof *s);
+}
+static inline void program_free(Program *p) {
+    for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
+    free(p->rank);
+    free(p->map.of_unit);
+    free(p->map.of_unit_count);
+    free(p->map.made);
+    free(p->map.param_slot);
+    free(p->map.grad_slot);
+    free(p->map.gathers);
+    free(p->map.reduces_often);
+    free(p->map.tied);
+    free(p->map.pieces);
+    free(p->map.on_disk);
+    free(p->map.sums);
+    free(p->map.stage);
+    free(p->map.stash);
+    free(p->limits);
+    memset(p, 0, sizeof *p);
+}
+// Gives all ranks the same limits.
+static inline void program_limit(Program *p, Limits limits) {
+    free(p->limits);
+    p->limits = (Limits *)checked_malloc((size_t)p->ranks * sizeof(Limits), "limits");
+    for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
+}
+
+// Builds the schedule of plain data parallelism: sequential accumulation of gradients. Each rank
+// gets a contiguous, nearly equal part of the step's `samples`. It processes at most `micro_rows`
+// of them at a time, forward then backward. All ranks have the same number of micro-batches (at
+// least 1), because they gather and reduce together; the last one may be empty on some ranks. The
+// caller has set the map, the ranks and empty lists of p. training = false: forwards only
+// (evaluation).
+static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows,
+                                       bool training) {
+    p->micro_batches =
+        (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p->ranks), micro_rows)), SCHEDULE_MAX);
+    for (int r = 0; r < p->ranks; r++) {
+        int64_t begin = part_begin(samples, p->ranks, r),
+                end = part_begin(samples, p->ranks, r + 1);
+        for (int micro = 0; micro < p->micro_batches;
+             micro++, begin = min_i64(begin + micro_rows, end)) {
+            Action a = action_make(ACT_FORWARD, 0, -1, micro);
+            a.first_row = begin;
+            a.rows = min_i64(micro_rows, end - begin);
+            for (a.unit = 0; a.unit < p->map.units; a.unit++) { schedule_add(&p->rank[r], a); }
+            for (a.unit = p->map.units - 1; training && a.unit >= 0; a.unit--) {
+                // the embedding has no input gradient
+                if (a.unit > 0) {
+                    a.kind = ACT_BACKWARD_INPUT;
+                    schedule_add(&p->rank[r], a);
+                }
+                a.kind = ACT_BACKWARD_WEIGHT;
+                schedule_add(&p->rank[r], a);
+            }
+        }
+    }
+    p->samples = samples;
+    program_limit(p, limits_of_one());
+}
+
+// Lowering for recomputation: only block inputs are kept. Inserts RECOMPUTE, which computes a
+// block's other activations again, just before the block's backward pass.
+static inline void schedule_lower_recompute(Program *p) {
+    p->recompute = true;
+    for (int r = 0; r < p->ranks; r++) {
+        Schedule out = {NULL, 0, 0};
+        for (int i = 0; i < p->rank[r].count; i++) {
+            Action a = p->rank[r].actions[i];
+            bool block = a.unit > 0 && a.unit < p->map.units - 1;
+            if (a.kind == ACT_BACKWARD_INPUT && block) {
+                Action again = a;
+                again.kind = ACT_RECOMPUTE;
+                schedule_add(&out, again);
+            }
+            schedule_add(&out, a);
+        }
+        schedule_free(&p->rank[r]);
+        p->rank[r] = out;
+    }
+}
+
+// Lowering for clipping: moves the weight parts of each micro-batch behind its last backward action
+// and a CLIP, since a sample's factor depends on the norm of its gradient over all units of the
+// rank. Actions of other micro-batches stay where they are. For programs of one stage: pipeline.h
+// clips by itself.
+static inline void lower_clip(Schedule *in, int micro_batches) {
+    // [micro] the last, the first of its backward actions
+    int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"),
+        *first = last + micro_batches;
+    Schedule out = {NULL, 0, 0};
+    for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
+    for (int i = 0; i < in->count; i++) {
+        const Action *a = &in->actions[i];
+        if (a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_BACKWARD_WEIGHT) { continue; }
+        last[a->micro] = i;
+        first[a->micro] = first[a->micro] < 0 ? i : first[a->micro];
+    }
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
+        if (a.micro < 0 || last[a.micro] != i) { continue; }
+        a.kind = ACT_CLIP;
+        a.unit = 0;
+        schedule_add(&out, a);
+        for (int k = first[a.micro]; k <= i; k++) {
+            if (in->actions[k].kind == ACT_BACKWARD_WEIGHT && in->actions[k].micro == a.micro) {
+                schedule_add(&out, in->actions[k]);
+            }
+        }
+    }
+    free(last);
+    schedule_free(in);
+    *in = out;
+}
+static inline void schedule_lower_clip(Program *p) {
+    p->clips = CLIPS_STAGES;
+    for (int r = 0; r < p->ranks; r++) {
+        p->limits[r].works = max_i64(p->limits[r].works, p->map.units);
+        lower_clip(&p->rank[r], p->micro_batches);
+    }
+}
+
+// The stash: activations that are on the host between the forward and the backward pass. On the
+// device they are written to, and read from, one of STASH_SLOTS slots, which units take in turns.
+// If units' inputs are kept (stash_inputs), the forward pass of a unit reads its input from a
+// slot and writes the next unit's. Otherwise it writes what is kept inside its unit. The next two
+// functions return the unit whose stashed activations an action makes or reads, or -1 for none.
+enum { STASH_SLOTS = 2 };
+static inline int stash_slot(int unit) { return unit % STASH_SLOTS; }
+static inline int action_makes_stash(const UnitMap *map, const Action *a) {
+    const int unit = a->unit + map->stash_inputs;
+    return map->stash && a->kind == ACT_FORWARD && a->rows > 0 && unit < map->units &&
+                   map->stash[unit]
+               ? unit
+               : -1;
+}
+static inline int action_reads_stash(const UnitMap *map, const Action *a) {
+    const bool backward = a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT,
+               input = a->kind == ACT_FORWARD || a->kind == ACT_RECOMPUTE;
+    return map->stash && (backward || (map->stash_inputs && input)) && a->rows > 0 &&
+                   map->stash[a->unit]
+               ? a->unit
+               : -1;
+}
+// Returns the slot whose copies an action must wait for, or -1. A forward pass waits until the
+// slot's former content has left. A backward pass or a recomputation waits until its activations
+// have arrived. (What a forward pass reads was made on the device, so it does not wait for that.)
+static inline int action_awaits_stash(const UnitMap *map, const Action *a) {
+    const int unit =
+        a->kind == ACT_FORWARD ? action_makes_stash(map, a) : action_reads_stash(map, a);
+    return unit < 0 ? -1 : stash_slot(unit);
+}
+// Lowering of the stash. EVICT_STASH follows the action that makes activations, if their slot is
+// needed for others before the backward pass. FETCH_STASH follows the last use of the slot before
+// the activations are needed again. Uses of slots are numbered: use 2 i is what action i reads, use
+// 2 i + 1 what it makes.
+typedef struct {
+    // [uses] following use of the same slot, of the same activations; -1: none
+    int *next, *again;
+} StashUses;
+static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
+    return (use % 2 ? action_makes_stash : action_reads_stash)(map, &s->actions[use / 2]);
+}
+static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
+    const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
+    StashUses of = {(int *)checked_malloc((2 * uses + keys) * sizeof(int), "lowering"), NULL};
+    // [units][micro-batches] next use of these activations; [slots] next use of the slot
+    int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1};
+    of.again = of.next + uses;
+    for (size_t i = 0; i < keys; i++) { first[i] = -1; }
+    for (int use = (int)uses - 1; use >= 0; use--) {
+        const int unit = stash_user(map, s, use);
+        if (unit < 0) { continue; }
+        int *mine = &first[unit * micro_batches + s->actions[use / 2].micro],
+            *slot = &in_slot[stash_slot(unit)];
+        of.next[use] = *slot;
+        of.again[use] = *mine;
+        *slot = *mine = use;
+    }
+    return of;
+}
+// Returns whether others take the slot before the last use of the activations that this use makes.
+static inline bool stash_leaves(const StashUses *of, int use) {
+    while (of->again[use] >= 0 && of->again[use] == of->next[use]) { use = of->again[use]; }
+    return of->again[use] >= 0;
+}
+static inline void lower_stash(const UnitMap *map, Schedule *in, int micro_batches) {
+    const StashUses of = stash_uses(map, in, micro_batches);
+    Schedule out = {NULL, 0, 0};
+    for (int use = 0; use < 2 * in->count; use++) {
+        Action a = in->actions[use / 2];
+        const int unit = stash_user(map, in, use), next = unit < 0 ? -1 : of.next[use];
+        if (use % 2 == 0) { schedule_add(&out, a); }
+        if (unit >= 0 && use % 2 && stash_leaves(&of, use)) {
+            a.kind = ACT_EVICT_STASH;
+            a.unit = unit;
+            schedule_add(&out, a);
+        }
+        if (next < 0 || next == of.again[use] || in->actions[next / 2].kind == ACT_FORWARD) {
+            continue;
+        }
+        a = in->actions[next / 2];
+        a.kind = ACT_FETCH_STASH;
+        schedule_add(&out, a);
+    }
+    free(of.next);
+    schedule_free(in);
+    *in = out;
+}
+static inline void schedule_lower_stash(Program *p) {
+    for (int r = 0; r < p->ranks && p->map.stash; r++) {
+        lower_stash(&p->map, &p->rank[r], p->micro_batches);
+    }
+}
+
+// Returns whether this action adds to the gradient of a storage.
+static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
+    if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_TIED) {
+        return false;
+    }
+    const GradientMaker maker = a->kind == ACT_BACKWARD_INPUT ? MADE_BY_INPUT_PART
+                                : a->kind == ACT_TIED         ? MADE_BY_TIED
+                                                              : MADE_BY_WEIGHT_PART;
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+        if (map->of_unit[a->unit][k] == storage) { return map->made[a->unit][k] == maker; }
+    }
+    return false;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Walking: plays the program with rendezvous messages, in an order that a real run could have. A
+// visit has SEND and RECV together: first the sender with peer = the receiver's rank, then the
+// receiver with peer = the sender's rank. For other actions peer is -1.
+typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int peer);
+
+static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
+    const bool kinds = action_sends(send->kind) && (int)recv->kind == (int)send->kind + 1;
+    return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit &&
+           send->storage == recv->storage && send->micro == recv->micro &&
+           send->step == recv->step && send->version == recv->version && send->use == recv->use &&
+           send->first_row == recv->first_row && send->rows == recv->rows;
+}
+
+// Returns the index of a rank's NORM, the last one if there are several. Without a NORM it is one
+// beyond the length of the list, which no rank reaches.
+static inline int schedule_norm_index(const Schedule *s) {
+    for (int i = s->count - 1; i >= 0; i--) {
+        if (s->actions[i].kind == ACT_NORM) { return i; }
+    }
+    return s->count + 1;
+}
+
+// State of a walk. A rank that becomes able to move is woken by the rank that made this possible.
+// So a walk takes time in proportion to the actions, however many ranks wait.
+typedef struct {
+    const Program *program;
+    ScheduleVisit visit;
+    void *context;
+    int *at;            // [ranks] index of the next action
+    int *norm;          // [ranks] schedule_norm_index
+    int *awake, count;  // [count] ranks that may be able to move
+    bool *listed, *met; // in that list; has reached its NORM
+    int meeting;        // ranks that have reached their NORM
+    // If the start of a collective waits for all members (else NULL):
+    int *members;         // [storages] ranks that take part in its collectives
+    int *reached, *first; // [storages] members that have reached the next one; first of them, or -1
+    int *after;           // [ranks] the member that is listed after this one, or -1
+    bool *waits, *begins; // [ranks] waits for other members; all of them have come
+} Walk;
+
+static inline void walk_wake(Walk *w, int r) {
+    if (!w->listed[r]) {
+        w->listed[r] = true;
+        w->awake[w->count++] = r;
+    }
+}
+// Rank r has reached a NORM, where all ranks meet. Returns whether it may continue.
+static inline bool walk_meet(Walk *w, int r) {
+    const int ranks = w->program->ranks;
+    if (w->at[r] != w->norm[r]) { return false; }
+    if (!w->met[r] && ++w->meeting == ranks) {
+        for (int q = 0; q < ranks; q++) { walk_wake(w, q); }
+    }
+    w->met[r] = true;
+    return w->meeting == ranks;
+}
+// Returns whether an action starts a collective of the ranks that have its storage.
+static inline bool walk_is_collective(const Walk *w, const Action *a) {
+    return (a->kind == ACT_PREFETCH || a->kind == ACT_REDUCE) && a->storage >= 0 &&
+           a->storage < w->program->map.storages;
+}
+// Rank r has reached a collective of a storage. Returns whether all its members have.
+static inline bool walk_join(Walk *w, int r, int storage) {
+    const bool begins = w->begins[r];
+    w->begins[r] = false;
+    if (begins || w->waits[r]) { return begins; }
+    if (++w->reached[storage] < w->members[storage]) {
+        w->waits[r] = true;
+        w->after[r] = w->first[storage];
+        w->first[storage] = r;
+        return false;
+    }
+    for (int q = w->first[storage]; q >= 0; q = w->after[q]) {
+        w->waits[q] = false;
+        w->begins[q] = true;
+        walk_wake(w, q);
+    }
+    w->reached[storage] = 0;
+    w->first[storage] = -1;
+    return true;
+}
+// Returns whether the next action of rank r sends what the next action of rank q receives.
+static inline bool walk_matches(const Walk *w, int r, int q) {
+    const Program *p = w->program;
+    if (r < 0 || r >= p->ranks || q < 0 || q >= p->ranks || w->at[r] >= p->rank[r].count ||
+        w->at[q] >= p->rank[q].count) {
+        return false;
+    }
+    return actions_match(&p->rank[r].actions[w->at[r]], r, &p->rank[q].actions[w->at[q]], q);
+}
+// Rank r has reached a SEND. If its peer waits for this message, both continue.
+static inline bool walk_send(Walk *w, int r, const Action *a) {
+    const int q = a->peer;
+    if (!walk_matches(w, r, q)) { return false; }
+    w->visit(w->context, r, a, q);
+    w->visit(w->context, q, &w->program->rank[q].actions[w->at[q]], r);
+    w->at[q]++;
+    walk_wake(w, q);
+    return true;
+}
+// Moves rank r as far as it can.
+static inline void walk_rank(Walk *w, int r) {
+    const Schedule *s = &w->program->rank[r];
+    for (; w->at[r] < s->count; w->at[r]++) {
+        const Action *a = &s->actions[w->at[r]];
+        if (action_receives(a->kind)) { // the sender moves both
+            if (walk_matches(w, a->peer, r)) { walk_wake(w, a->peer); }
+            return;
+        }
+        if (action_sends(a->kind)) {
+            if (!walk_send(w, r, a)) { return; }
+            continue;
+        }
+        if (a->kind == ACT_NORM && !walk_meet(w, r)) { return; }
+        if (w->members && walk_is_collective(w, a) && !walk_join(w, r, a->storage)) { return; }
+        w->visit(w->context, r, a, -1);
+    }
+}
+
+// Makes starts of collectives wait: counts the members of each storage's collectives.
+static inline void walk_count_members(Walk *w) {
+    const Program *p = w->program;
+    const size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
+    w->members = (int *)checked_calloc(3 * storages + n, sizeof(int), "walk");
+    w->reached = w->members + storages;
+    w->first = w->reached + storages;
+    w->after = w->first + storages;
+    w->waits = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
+    w->begins = w->waits + n;
+    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            // `first` is the last rank that was counted, until the walk begins
+            if (walk_is_collective(w, a) && w->first[a->storage] != r) {
+                w->first[a->storage] = r;
+                w->members[a->storage]++;
+            }
+        }
+    }
+    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
+}
+static inline int walk_program(const Program *p, int *at, bool collectives_wait,
+                               ScheduleVisit visit, void *context) {
+    const size_t n = (size_t)p->ranks;
+    Walk w;
+    int stuck = -1;
+    memset(&w, 0, sizeof w);
+    w.program = p;
+    w.visit = visit;
+    w.context = context;
+    w.at = at;
+    if (collectives_wait) { walk_count_members(&w); }
+    w.norm = (int *)checked_malloc(2 * n * sizeof(int), "walk");
+    w.awake = w.norm + n;
+    w.listed = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
+    w.met = w.listed + n;
+    for (int r = p->ranks - 1; r >= 0; r--) {
+        at[r] = 0;
+        w.norm[r] = schedule_norm_index(&p->rank[r]);
+        walk_wake(&w, r);
+    }
+    while (w.count) {
+        int r = w.awake[--w.count];
+        w.listed[r] = false;
+        walk_rank(&w, r);
+    }
+    for (int r = p->ranks - 1; r >= 0; r--) { stuck = at[r] < p->rank[r].count ? r : stuck; }
+    free(w.norm);
+    free(w.listed);
+    free(w.members);
+    free(w.waits);
+    return stuck;
+}
+// Walks through the program. Returns -1, or the first rank that is stuck for ever. at: [ranks]
+// receives the index of the action that each rank has reached.
+static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
+    return walk_program(p, at, false, visit, context);
+}
+static inline void walk_visit_nothing(void *context, int rank, const Action *action, int peer) {
+    (void)context;
+    (void)rank;
+    (void)action;
+    (void)peer;
+}
+// The same, if a rank that starts a collective (PREFETCH, REDUCE) waits there for all members.
+// Transports may make it wait: they hold a limited number of collectives (staged messages: two),
+// and the next one waits until the oldest is complete.
+static inline int schedule_walk_collectives(const Program *p, int *at) {
+    return walk_program(p, at, true, walk_visit_nothing, NULL);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Printer: one line per action, one block per rank.
+static inline void schedule_print(FILE *to, const Program *p) {
+    for (int r = 0; r < p->ranks; r++) {
+        fprintf(to, "rank %d: %d actions\n", r, p->rank[r].count);
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            fprintf(to, "  %5d %-16s", i, action_names[a->kind]);
+            if (a->unit >= 0) {
+                fprintf(to, " unit %-3d micro-batch %-3d samples %" PRId64 "..%" PRId64, a->unit,
+                        a->micro, a->first_row, a->first_row + a->rows - 1);
+            }
+            if (a->storage >= 0) {
+                fprintf(to, " storage %-3d version %" PRId64, a->storage, a->version);
+            }
+            if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
+            if (a->near) { fprintf(to, " near"); }
+            if (a->storage >= 0 && p->map.pieces && p->map.pieces[a->storage] &&
+                action_of_pieces(a->kind)) {
+                fprintf(to, " piece %d", a->use);
+            }
+            fprintf(to, "\n");
+        }
+    }
+}
+
+#endif

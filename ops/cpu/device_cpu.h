@@ -1,0 +1,290 @@
+// device_cpu.h: what the operations on the CPU have in common: the team of threads, polling for
+// messages, memory, numbers of bf16, and scalar functions that the vectoriser can inline. The
+// contract of the operations is ops.h.
+#ifndef DEVICE_CPU_H
+#define DEVICE_CPU_H
+
+#include "ops/cpu/update_cpu.h" // optimizers; the contract (ops.h)
+#if __has_include(<cblas.h>)
+#include <cblas.h> // cblas_sgemm
+#else
+#include <mkl_cblas.h> // the same from MKL
+#endif
+#include <omp.h>      // the team of threads
+#include <sys/mman.h> // mmap; madvise for huge pages
+
+// -------------------------------------------------------------------------------------------------
+// In this file, and only here, Real is float.
+static inline float *f32(Real *p) { return (float *)p; }
+static inline const float *f32_const(const Real *p) { return (const float *)p; }
+static inline Real *real_at(Real *p, int64_t elements) { return (Real *)(f32(p) + elements); }
+static inline const Real *real_at_const(const Real *p, int64_t elements) {
+    return (const Real *)(f32_const(p) + elements);
+}
+static inline size_t ops_real_bytes(void) { return sizeof(float); }
+
+// Vectors of the machine's width, for the product whose sums must stay in registers. They are never
+// passed by value, because the ABI of that depends on the target.
+#ifdef __AVX512F__
+enum { LANES = 16, PANEL = 8 }; // 8 x 2 of the 32 registers hold sums
+#else
+enum { LANES = 8, PANEL = 4 }; // 4 x 2 of the 16 registers
+#endif
+typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#ifndef POLL_WORK // tests make it smaller
+// Multiply-adds between two calls of progress: 1 to 2 ms. Longer gaps would leave the network idle.
+#define POLL_WORK 100000000
+#endif
+
+static inline void poll_after_row(Stream *s, int64_t row) {
+    if (row % 1024 == 1023) { poll_messages(s); }
+}
+
+// BLAS must not start threads inside our own. blas_serial_here() sets the OpenMP thread count,
+// inside a parallel region, for this thread and region only. A region of one thread does not count
+// as parallel, so a BLAS that uses OpenMP would otherwise start a team there. blas_serial_once()
+// turns off the threads that a BLAS manages itself, if it is OpenBLAS or MKL.
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern void openblas_set_num_threads(int) __attribute__((weak));
+extern void MKL_Set_Num_Threads(int) __attribute__((weak));
+#ifdef __cplusplus
+}
+#endif
+static inline void blas_serial_once(void) {
+    static bool warned = false;
+    if (warned) { return; }
+    warned = true;
+    int threads = omp_get_max_threads(); // OpenBLAS changes it below
+    if (openblas_set_num_threads) { openblas_set_num_threads(1); }
+    if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
+    omp_set_num_threads(threads);
+}
+static inline void blas_serial_here(void) { omp_set_num_threads(1); }
+
+// On the CPU every operation returns when it is done, so there is nothing to wait for.
+static inline void ops_open(Stream *s, int place, DType real) {
+    (void)place;
+    (void)real;
+    // Also for regions that give no thread count. More threads would run on the cores of other
+    // ranks, and wait for them.
+    omp_set_num_threads(s->threads);
+}
+static inline void ops_close(Stream *s) { (void)s; }
+static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
+static inline const char *ops_attention(void) { return "own"; }
+static inline const char *ops_products(void) { return "CBLAS"; }
+static inline const char *ops_device(double *bf16_flops) {
+    *bf16_flops = 0;
+    return "";
+}
+static inline void ops_wait(Stream *s) { (void)s; }
+// A CPU's library computes a product in one way only.
+static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
+static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
+    (void)s;
+    seen->count = 0;
+}
+static inline void ops_matmuls_use(Stream *s, const MatmulChoices *choices) {
+    (void)s;
+    (void)choices;
+}
+static inline MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted,
+                                          MatmulChoices *made) {
+    const MatmulGain none = {0, 0, 0, 0};
+    (void)s;
+    (void)wanted;
+    made->count = 0;
+    return none;
+}
+// On the CPU a call costs nothing, so nothing is recorded.
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
+    (void)s;
+    (void)key;
+    (void)bytes;
+    return true;
+}
+static inline void ops_repeat_end(Stream *s) { (void)s; }
+
+struct OpsMark {
+    double at;
+};
+static inline OpsMark *ops_mark_make(void) {
+    return (OpsMark *)checked_calloc(1, sizeof(OpsMark), "marks");
+}
+static inline void ops_mark_free(OpsMark *m) { free(m); }
+static inline void ops_mark(Stream *s, OpsMark *m) {
+    (void)s;
+    m->at = seconds_now();
+}
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
+    (void)s;
+    return to->at - from->at;
+}
+static inline void ops_range_begin(const char *what, const char *of, int number) {
+    (void)what;
+    (void)of;
+    (void)number;
+}
+static inline void ops_range_end(void) {}
+static inline void ops_profiler(bool on) { (void)on; }
+
+// --- memory and precision ------------------------------------------------------------------------
+// A large allocation is its own mapping, whose pages are zero. The team touches the pages, so that
+// they exist and, on a NUMA machine, are near a thread that uses them. Huge pages are requested for
+// whole 2 MiB only, so the resident size is the requested size. A small allocation ends exactly
+// where requested, so that sanitizers detect an overrun.
+enum { HUGE_PAGE = 2 << 20 };
+typedef struct { // stored in front of the returned pointer
+    void *whole;
+    size_t mapped; // bytes of the mapping; 0 if it came from posix_memalign
+} Allocation;
+static inline void *ops_alloc(size_t bytes) {
+    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, mapped = bytes + 64 + align;
+    if (mapped < bytes) { return NULL; }
+    void *whole = MAP_FAILED;
+    if (align == HUGE_PAGE) {
+        whole = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    } else if (!posix_memalign(&whole, 64, bytes + 64)) {
+        memset(whole, 0, bytes + 64);
+    }
+    if (whole == MAP_FAILED || !whole) { return NULL; }
+    char *p = (char *)whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
+    Allocation a = {whole, align == HUGE_PAGE ? mapped : 0};
+    memcpy(p - sizeof a, &a, sizeof a);
+    if (a.mapped) { madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); }
+    const int64_t pages = a.mapped ? ceil_div((int64_t)bytes, 4096) : 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < pages; i++) { p[i * 4096] = 0; }
+    return p;
+}
+static inline void ops_free(void *p) {
+    Allocation a = {NULL, 0};
+    if (p) { memcpy(&a, (char *)p - sizeof a, sizeof a); }
+    if (a.mapped) {
+        munmap(a.whole, a.mapped);
+    } else {
+        free(a.whole);
+    }
+}
+static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
+static inline void ops_free_host(void *p) { free(p); }
+// On the CPU this is the same memory as ops_alloc()'s.
+static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
+    *pinned = true;
+    return ops_alloc(bytes);
+}
+static inline void ops_free_far(void *p, bool pinned) {
+    (void)pinned;
+    ops_free(p);
+}
+static inline void ops_link_open(Stream *link, const Stream *of) { *link = *of; }
+static inline void ops_link_close(Stream *link) { memset(link, 0, sizeof *link); }
+// Nothing to do: earlier calls have returned, so their work is done.
+static inline void ops_follow(Stream *s, Stream *after) {
+    (void)s;
+    (void)after;
+}
+static inline bool ops_memory_apart(void) { return false; }
+static inline double ops_memory_available(void) { return (double)INFINITY; }
+
+static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
+    const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < blocks; b++) {
+        memcpy((char *)to + b * block, (const char *)from + b * block,
+               (size_t)min_i64(block, (int64_t)bytes - b * block));
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_zero(Stream *s, void *p, size_t bytes) {
+    const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < blocks; b++) {
+        memset((char *)p + b * block, 0, (size_t)min_i64(block, (int64_t)bytes - b * block));
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
+    ops_copy(s, device, host, bytes);
+}
+static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
+    ops_copy(s, host, device, (size_t)n * sizeof(float));
+}
+static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
+    ops_copy(s, host, device, bytes);
+}
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
+    ops_copy(s, host, device, bytes);
+}
+
+static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+        return;
+    }
+    float *y = f32(out);
+    const uint16_t *x = (const uint16_t *)in;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+#pragma omp simd
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) {
+            y[i] = bf16_to_float(x[i]);
+        }
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
+                                     Rounding r) {
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+        round_part((uint16_t *)out, in, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
+    ops_convert_float(s, out, f32_const(in), dtype, n, round_to_nearest());
+}
+
+// --- scalar functions that the vectoriser can inline ---------------------------------------------
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split into two parts, so r is
+// exact to its last bit. A polynomial of degree 7 (coefficients from Moshier's Cephes) gives e^r.
+// The error is below 1.5 units in the last place. Below -87.3 the result is 0 (it would be
+// denormal); above 88.3 it is e^88.3. NaN stays NaN.
+static inline float fast_exp(float x) {
+    float t = x > 88.3f ? 88.3f : x;
+    t = t < -87.3f ? -87.3f : t;
+    float n = rintf(t * 1.44269504f);
+    float r = t - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    uint32_t bits = ((uint32_t)(int32_t)n + 127u) << 23; // unsigned, since n is arbitrary for a NaN
+    float power;
+    memcpy(&power, &bits, 4);
+    return x < -87.3f ? 0.0f : p * power;
+}
+
+// GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form
+// needs no tanh and has no cancellation for x << 0. gelu_sigmoid_power() returns -2u.
+static inline float gelu_sigmoid_power(float x) {
+    return -1.5957691216f * (x + 0.044715f * x * x * x);
+}
+static inline float gelu_value(float x) { return x / (1.0f + fast_exp(gelu_sigmoid_power(x))); }
+static inline float gelu_slope(float x) {
+    float e = fast_exp(gelu_sigmoid_power(x)), sigmoid = 1.0f / (1.0f + e);
+    return sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x);
+}
+
+#endif

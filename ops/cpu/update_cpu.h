@@ -1,0 +1,126 @@
+// update_cpu.h: optimizers, sums and norms in host memory. The CPU build uses them for everything,
+// the GPU build for states that are on the host (offload.h).
+//
+// Each makes one pass over memory with a team of threads, vectorised. A block of elements is read,
+// updated and written, and rounded while it is in the L1 cache. Messages move between blocks.
+#ifndef UPDATE_CPU_H
+#define UPDATE_CPU_H
+
+#include "ops/ops.h" // the contract
+#include <omp.h>     // omp_get_thread_num
+
+enum {
+    BLOCK = 16384,     // elements that a thread takes at a time in element-wise operations
+    BLOCKS_A_POLL = 16 // blocks between two calls of progress
+};
+// Lets messages move if the calling thread is the team's first; only that one may use MPI.
+static inline void poll_messages(Stream *s) {
+    if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
+}
+static inline void poll_after_block(Stream *s, int64_t block) {
+    if (block % BLOCKS_A_POLL == BLOCKS_A_POLL - 1) { poll_messages(s); }
+}
+
+static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end,
+                              Rounding r) {
+    if (r.stochastic) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++) { rounded[i] = round_stochastic(x[i], r, i); }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
+}
+
+enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
+static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m,
+                                  float *v, const float *grad, int64_t n, OptimizerStep o) {
+    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
+    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+        for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) {
+                const float g = grad[i] * o.grad_scale;
+                m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
+                v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
+                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) +
+                                     o.weight_decay * master[i]);
+            }
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
+        }
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
+                                const float *grad, int64_t n, OptimizerStep o) {
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
+        for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) {
+                b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
+                master[i] -= o.lr * b[i];
+            }
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
+        }
+        poll_after_block(s, k);
+    }
+}
+
+static inline void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n,
+                                  Rounding r) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+        round_part(rounded, x, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+#pragma omp simd
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { out[i] += in[i]; }
+        poll_after_block(s, b);
+    }
+}
+
+// Element i of a chunk is added to sum i mod 32, and the sums are added in order. So the result has
+// the same bits on any machine and for any thread count.
+static inline void add_squares(double sum[32], const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+#pragma omp simd
+        for (int64_t l = 0; l < 32; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
+    }
+    for (int64_t l = 0; i + l < n; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
+}
+static inline double chunk_squares(const float *x, int64_t n) {
+    double sum[32] = {0};
+    double total = 0.0;
+    add_squares(sum, x, n);
+    for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
+    return total;
+}
+static inline void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n,
+                                       int64_t chunk, double scale) {
+#pragma omp parallel num_threads(s->threads)
+    {
+        ExactSum mine;
+        memset(&mine, 0, sizeof mine);
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < ceil_div(n, chunk); i++) {
+            exact_add(&mine, scale * chunk_squares(x + i * chunk, min_i64(chunk, n - i * chunk)));
+            poll_after_block(s, i);
+        }
+#pragma omp critical(exact_sums)
+        exact_join(sum, &mine);
+    }
+}
+
+#endif

@@ -1,0 +1,779 @@
+// attention_cuda.cuh: causal attention on a GPU. The contract is ops.h. There are two families of
+// kernels:
+//
+// Tensor cores  bf16, and head sizes that are multiples of 8, up to 128 (padded to 64 or 128 with
+//               zeros in shared memory).
+// Plain         Everything else: fp32, and other head sizes, up to 256.
+//
+// Both work on tiles of queries and keys with a running softmax, so nothing of size T x T is
+// stored. A block has one tile of queries (or keys) and visits the tiles of keys (or queries) that
+// it needs; tiles above the diagonal are skipped. Backward runs two kernels, which both compute the
+// scores again. One sums dk and dv over the queries, the other sums dq over the keys. So no two
+// blocks add to the same element, every sum has one order, and the same call gives the same bits.
+// The price is 7 products of tiles instead of 5 with atomics.
+//
+// Budget on an H200, per clock and SM: mma.sync does about 2,600 flop (0.63 of wgmma's rate), and
+// shared memory delivers 128 bytes.
+// head 64       A warp has 32 rows. Forward, dk with dv, and dq do 26, 21 and 19 flop per byte of
+//               shared memory, or 3,300, 2,700 and 2,500 flop. The tensor cores are the limit.
+// head 128      A warp has 32 rows forward, 16 backward (dk and dv fill the registers): 21, 13 and
+//               12 flop per byte, or 2,700, 1,600 and 1,500 flop. Shared memory limits backward.
+// occupancy     Registers on sm_90 are 244, 253, 228 (head 64) and 255, 248, 164 (head 128); the
+//               forward kernel of head 128 spills 16 bytes. On sm_80: 225, 255, 236 and 250, 244,
+//               166, none spilled (-Xptxas -v of CUDA 13.0). 55 to 70 KB of shared memory allow two
+//               blocks, or 8 warps, per SM.
+//
+// Published rates of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at head
+// 128. Half of that is 35 % and 48 % of the rate of mma.sync.
+#ifndef ATTENTION_CUDA_CUH
+#define ATTENTION_CUDA_CUH
+
+#include "ops/cuda/device_cuda.cuh" // helpers of kernels, the device's stream
+#ifdef USE_CUDNN
+#include "ops/cuda/attention_cudnn.cuh" // preferred where it is compiled in
+#endif
+
+typedef struct {
+    int64_t rows, T, C, NH, D;
+    float scale;
+} AttentionShape;
+template <class Kernel> static inline void allow_shared(Kernel kernel, int bytes) {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
+        cudaSuccess) {
+        return;
+    }
+    die(EXIT_INPUT, "choose more heads",
+        "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
+        bytes);
+}
+static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
+    return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows);
+}
+
+// delta(rows, NH, T) = dout . out within a head, which equals the sum of p dp over a row of scores.
+// One warp per row.
+template <class R>
+__global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n,
+                                       int64_t T, int64_t NH, int D) {
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = i % T, head = i / T % NH,
+                  b = i / T / NH;
+    if (i >= n) { return; }
+    const int64_t at = ((b * T + t) * NH + head) * D;
+    float sum = 0.0f;
+    for (int d = (int)threadIdx.x % 32; d < D; d += 32) {
+        sum += read(dout + at + d) * read(out + at + d);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) { delta[i] = sum; }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Tensor cores. A warp multiplies 16 x 16 by 16 x 8 at a time. Lane l holds four elements of the
+// result: element e is in row l/4 + e/2 * 8 and column l%4 * 2 + e%2. Two adjacent results, rounded
+// to bf16, are exactly what a lane must hold of the left operand of the next product. So scores go
+// from one product to the next without leaving the registers.
+
+#ifdef __CUDACC__ // test/emu.h has emulations of these
+typedef __nv_bfloat16 Bf16;
+// d(16, 8) += a(16, 16) b(16, 8), with b as two halves of 8 rows
+__device__ void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_upper), "r"(b_lower));
+}
+__device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l%8 of matrix l/8.
+// Of each matrix it gets row l/4, columns l%4 * 2 and the next; or, transposed, column l/4, rows
+// l%4 * 2 and the next.
+__device__ void load_matrices(unsigned m[4], const Bf16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+// Starts a copy into shared memory, or writes zeros if `there` is false. After copy_async_wait(),
+// the copies of the calling thread have arrived.
+__device__ void copy_async_16(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ void copy_async_4(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 4 : 0)
+                 : "memory");
+}
+__device__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// error up to 2 units in the last place; results below 2^-126 become 0
+__device__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+enum {
+    MMA_WARPS = 4,
+    MMA_THREADS = 32 * MMA_WARPS,
+    // Padding of a row in shared memory after its HEAD elements. So eight consecutive rows start in
+    // eight different groups of banks.
+    SPARE = 8
+};
+#define LOG2_E 1.4426950409f
+
+__device__ int lane() { return (int)threadIdx.x % 32; }
+__device__ int fragment_row(int half) { return lane() / 4 + 8 * half; }
+__device__ int fragment_column(int e) { return lane() % 4 * 2 + e; }
+__device__ unsigned pack_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    unsigned bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+__device__ float over_quad(float x, bool maximum) { // over the four lanes that share a row
+    for (int d = 1; d <= 2; d *= 2) {
+        const float other = __shfl_xor_sync(ALL_LANES, x, d);
+        x = maximum ? fmaxf(x, other) : x + other;
+    }
+    return x;
+}
+
+template <int M, int N> __device__ void clear_tiles(float x[M][N][4]) {
+    UNROLL for (int i = 0; i < M * N * 4; i++) { x[i / (4 * N)][i / 4 % N][i % 4] = 0.0f; }
+}
+// Starts copying to(ROWS, HEAD) = rows of from(rows, D), which are `stride` apart, padded with
+// zeros.
+template <int HEAD, int ROWS>
+__device__ void start_tile(Bf16 *to, const Bf16 *from, int64_t rows, int D, int64_t stride) {
+    UNROLL for (int i = 0; i < ROWS * HEAD / 8; i += MMA_THREADS) {
+        const int at = i + (int)threadIdx.x, row = at / (HEAD / 8), d = at % (HEAD / 8) * 8;
+        const bool there = row < rows && d < D;
+        copy_async_16(to + row * (HEAD + SPARE) + d, there ? from + row * stride + d : from, there);
+    }
+}
+// For a warp: product(16 M, N) = a(16 M, HEAD) b(N, HEAD)^T.
+template <int HEAD, int M, int N>
+__device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, const Bf16 *b) {
+    clear_tiles<M, N / 8>(product);
+    UNROLL for (int d = 0; d < HEAD; d += 16) {
+        unsigned left[M][4], right[4];
+        UNROLL for (int m = 0; m < M; m++) {
+            load_matrices(left[m],
+                          a + (16 * m + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
+        }
+        UNROLL for (int n = 0; n < N; n += 16) {
+            load_matrices(right, b + (n + lane() / 16 * 8 + lane() % 8) * (HEAD + SPARE) + d +
+                                     lane() / 8 % 2 * 8);
+            UNROLL for (int m = 0; m < M; m++) {
+                mma_bf16(product[m][n / 8], left[m], right[0], right[1]);
+                mma_bf16(product[m][n / 8 + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+// For a warp: sum(16 M, HEAD) += w(16 M, N) b(N, HEAD), with w rounded to bf16.
+template <int HEAD, int M, int N>
+__device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][4], const Bf16 *b) {
+    UNROLL for (int n = 0; n < N; n += 16) {
+        unsigned left[M][4], right[4];
+        UNROLL for (int m = 0; m < M; m++) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                left[m][i] =
+                    pack_bf16(w[m][n / 8 + i / 2][i % 2 * 2], w[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+            }
+        }
+        UNROLL for (int d = 0; d < HEAD; d += 16) {
+            load_matrices_transposed(right,
+                                     b + (n + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
+            UNROLL for (int m = 0; m < M; m++) {
+                mma_bf16(sum[m][d / 8], left[m], right[0], right[1]);
+                mma_bf16(sum[m][d / 8 + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+// For a warp: to(rows, D), with rows `stride` apart, = factor * sum(16 M, HEAD).
+template <int HEAD, int M>
+__device__ void store_sums(Bf16 *to, const float sum[M][HEAD / 8][4], const float factor[M][2],
+                           int64_t rows, int D, int64_t stride) {
+    UNROLL for (int m = 0; m < M; m++) {
+        UNROLL for (int half = 0; half < 2; half++) {
+            const int row = 16 * m + fragment_row(half);
+            UNROLL for (int n = 0; n < HEAD / 8; n++) {
+                const int d = 8 * n + fragment_column(0);
+                const float f = factor[m][half], *pair = &sum[m][n][2 * half];
+                if (row < rows && d < D) {
+                    *(unsigned *)(void *)(to + row * stride + d) =
+                        pack_bf16(f * pair[0], f * pair[1]);
+                }
+            }
+        }
+    }
+}
+
+// Adds a tile of scores to the running softmax of 16 M queries. Scores become 2^(factor (score -
+// top)), and the earlier sums are rescaled.
+template <int HEAD, int M, int N>
+__device__ void softmax_scores(float scores[M][N / 8][4], float sum[M][HEAD / 8][4],
+                               float top[M][2], float total[M][2], float factor) {
+    UNROLL for (int m = 0; m < M; m++) {
+        UNROLL for (int half = 0; half < 2; half++) {
+            float highest = top[m][half];
+            UNROLL for (int i = 0; i < N / 4; i++) {
+                highest = fmaxf(highest, scores[m][i / 2][2 * half + i % 2]);
+            }
+            highest = over_quad(highest, true); // finite: each query sees a key of the first tile
+            const float before = power_of_2(factor * (top[m][half] - highest));
+            top[m][half] = highest;
+            total[m][half] *= before;
+            UNROLL for (int i = 0; i < N / 4; i++) {
+                float *score = &scores[m][i / 2][2 * half + i % 2];
+                total[m][half] += *score = power_of_2(factor * *score - factor * highest);
+            }
+            UNROLL for (int i = 0; i < HEAD / 4; i++) { sum[m][i / 2][2 * half + i % 2] *= before; }
+        }
+    }
+}
+// Sets the scores of keys after their query to -infinity. `behind` is the position of the first key
+// minus the position of the first query. TRANSPOSED: rows are keys.
+template <bool TRANSPOSED, int M, int N>
+__device__ void hide_scores(float scores[M][N / 8][4], int behind) {
+    UNROLL for (int i = 0; i < M * N / 2; i++) {
+        const int m = i / (N / 2), n = i / 4 % (N / 8), e = i % 4,
+                  row = 16 * m + fragment_row(e / 2), column = 8 * n + fragment_column(e % 2);
+        if ((TRANSPOSED ? row - column : column - row) + behind > 0) {
+            scores[m][n][e] = -INFINITY;
+        }
+    }
+}
+template <int HEAD, int M, int KEYS>
+__global__ void __launch_bounds__(MMA_THREADS)
+    attention_mma_kernel(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape a) {
+    enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
+    DYNAMIC_SHARED(Bf16, q);
+    Bf16 *k = q + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
+    // blocks with the most keys first
+    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
+              end = (int)least(q0 + QUERIES, T);
+    const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
+    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C;
+    const Bf16 *from = qkv + b * T * stride + head * D;
+    float sum[M][HEAD / 8][4], top[M][2], total[M][2];
+    clear_tiles<M, HEAD / 8>(sum);
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        top[i / 2][i % 2] = -INFINITY;
+        total[i / 2][i % 2] = 0.0f;
+    }
+    start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
+    start_tile<HEAD, KEYS>(k, from + a.C, T, D, stride);
+    start_tile<HEAD, KEYS>(v, from + 2 * a.C, T, D, stride);
+    for (int k0 = 0, now = 0; k0 < end; k0 += KEYS, now = STAGE - now) {
+        const int next = k0 + KEYS;
+        copy_async_wait();
+        __syncthreads(); // this tile is complete, and all threads are done with the one before
+        if (next < end) {
+            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
+                                   stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+                                   stride);
+        }
+        // Skip keys after all queries of this warp, and warps without queries.
+        if (k0 >= first + 16 * M || first >= T) { continue; }
+        float scores[M][KEYS / 8][4];
+        multiply_transposed<HEAD, M, KEYS>(scores, q + of_warp * (HEAD + SPARE), k + now);
+        if (next > first) { hide_scores<false, M, KEYS>(scores, k0 - first); }
+        softmax_scores<HEAD, M, KEYS>(scores, sum, top, total, a.scale * LOG2_E);
+        multiply_add<HEAD, M, KEYS>(sum, scores, v + now);
+    }
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        float *x = &total[i / 2][i % 2];
+        const int query = first + i / 2 * 16 + fragment_row(i % 2);
+        *x = over_quad(*x, false);
+        if (lane() % 4 == 0 && query < T) {
+            lse[(b * a.NH + head) * T + query] = a.scale * top[i / 2][i % 2] + logf(*x);
+        }
+        *x = 1.0f / *x;
+    }
+    store_sums<HEAD, M>(out + (b * T + first) * a.C + head * D, sum, total, T - first, D, a.C);
+}
+
+// Backward for keys. A warp has 16 M keys and computes transposed scores (keys, queries), so that
+// it can sum over queries.
+template <int HEAD, int M, int QUERIES>
+__global__ void __launch_bounds__(MMA_THREADS)
+    attention_mma_keys_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
+                              const float *delta, AttentionShape a) {
+    enum { KEYS = 16 * M * MMA_WARPS, STAGE = QUERIES * (HEAD + SPARE) };
+    DYNAMIC_SHARED(Bf16, k);
+    Bf16 *v = k + KEYS * (HEAD + SPARE), *q = v + KEYS * (HEAD + SPARE), *dy = q + 2 * STAGE;
+    float *statistics = (float *)(void *)(dy + 2 * STAGE); // lse and delta of each stage
+    const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS,
+              of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
+    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
+    const Bf16 *from = qkv + b * T * stride + head * D, *dy_from = dout + b * T * a.C + head * D;
+    float dk[M][HEAD / 8][4], dv[M][HEAD / 8][4];
+    clear_tiles<M, HEAD / 8>(dk), clear_tiles<M, HEAD / 8>(dv);
+    const auto start_queries = [&](int q0, int stage) {
+        start_tile<HEAD, QUERIES>(q + stage * STAGE, from + q0 * stride, T - q0, D, stride);
+        start_tile<HEAD, QUERIES>(dy + stage * STAGE, dy_from + q0 * a.C, T - q0, D, a.C);
+        for (int i = (int)threadIdx.x; i < 2 * QUERIES; i += MMA_THREADS) {
+            const bool there = q0 + i % QUERIES < T;
+            copy_async_4(statistics + 2 * QUERIES * stage + i,
+                         (i < QUERIES ? lse : delta) + row + (there ? q0 + i % QUERIES : 0), there);
+        }
+    };
+    start_tile<HEAD, KEYS>(k, from + k0 * stride + a.C, T - k0, D, stride);
+    start_tile<HEAD, KEYS>(v, from + k0 * stride + 2 * a.C, T - k0, D, stride);
+    start_queries(k0, 0);
+    for (int q0 = k0, stage = 0; q0 < T; q0 += QUERIES, stage = 1 - stage) {
+        copy_async_wait();
+        __syncthreads();
+        if (q0 + QUERIES < T) { start_queries(q0 + QUERIES, 1 - stage); }
+        // Skip queries before all keys of this warp, and warps without keys.
+        if (q0 + QUERIES <= first || first >= T) { continue; }
+        float p[M][QUERIES / 8][4], dp[M][QUERIES / 8][4];
+        multiply_transposed<HEAD, M, QUERIES>(p, k + of_warp * (HEAD + SPARE), q + stage * STAGE);
+        multiply_transposed<HEAD, M, QUERIES>(dp, v + of_warp * (HEAD + SPARE), dy + stage * STAGE);
+        if (q0 < first + 16 * M) { hide_scores<true, M, QUERIES>(p, first - q0); }
+        // Queries beyond T add nothing, because their dout and delta are 0.
+        UNROLL for (int i = 0; i < M * QUERIES / 2; i++) {
+            const int m = i / (QUERIES / 2), n = i / 4 % (QUERIES / 8), e = i % 4;
+            const float *of_query =
+                statistics + 2 * QUERIES * stage + 8 * n + fragment_column(e % 2);
+            p[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - LOG2_E * of_query[0]);
+            dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - of_query[QUERIES]);
+        }
+        multiply_add<HEAD, M, QUERIES>(dv, p, dy + stage * STAGE);
+        multiply_add<HEAD, M, QUERIES>(dk, dp, q + stage * STAGE);
+    }
+    float one[M][2], scale[M][2];
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        one[i / 2][i % 2] = 1.0f;
+        scale[i / 2][i % 2] = a.scale;
+    }
+    Bf16 *to = dqkv + (b * T + first) * stride + head * D;
+    store_sums<HEAD, M>(to + a.C, dk, scale, T - first, D, stride);
+    store_sums<HEAD, M>(to + 2 * a.C, dv, one, T - first, D, stride);
+}
+// Backward for queries. A warp has 16 M queries and sums over the keys that they see.
+template <int HEAD, int M, int KEYS>
+__global__ void __launch_bounds__(MMA_THREADS)
+    attention_mma_queries_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
+                                 const float *delta, AttentionShape a) {
+    enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
+    DYNAMIC_SHARED(Bf16, q);
+    Bf16 *dy = q + QUERIES * (HEAD + SPARE), *k = dy + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
+    const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
+              end = (int)least(q0 + QUERIES, T);
+    const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
+    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
+    const Bf16 *from = qkv + b * T * stride + head * D;
+    float dq[M][HEAD / 8][4], of_lse[M][2], of_delta[M][2], scale[M][2];
+    clear_tiles<M, HEAD / 8>(dq);
+    UNROLL for (int i = 0; i < 2 * M; i++) {
+        const int query = first + i / 2 * 16 + fragment_row(i % 2);
+        of_lse[i / 2][i % 2] = query < T ? LOG2_E * lse[row + query] : 0.0f;
+        of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
+        scale[i / 2][i % 2] = a.scale;
+    }
+    start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
+    start_tile<HEAD, QUERIES>(dy, dout + (b * T + q0) * a.C + head * D, T - q0, D, a.C);
+    start_tile<HEAD, KEYS>(k, from + a.C, T, D, stride);
+    start_tile<HEAD, KEYS>(v, from + 2 * a.C, T, D, stride);
+    for (int k0 = 0, now = 0; k0 < end; k0 += KEYS, now = STAGE - now) {
+        const int next = k0 + KEYS;
+        copy_async_wait();
+        __syncthreads();
+        if (next < end) {
+            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
+                                   stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+                                   stride);
+        }
+        if (k0 >= first + 16 * M || first >= T) { continue; }
+        float p[M][KEYS / 8][4], dp[M][KEYS / 8][4];
+        multiply_transposed<HEAD, M, KEYS>(p, q + of_warp * (HEAD + SPARE), k + now);
+        multiply_transposed<HEAD, M, KEYS>(dp, dy + of_warp * (HEAD + SPARE), v + now);
+        if (next > first) { hide_scores<false, M, KEYS>(p, k0 - first); }
+        UNROLL for (int i = 0; i < M * KEYS / 2; i++) {
+            const int m = i / (KEYS / 2), n = i / 4 % (KEYS / 8), e = i % 4;
+            dp[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - of_lse[m][e / 2]) *
+                          (dp[m][n][e] - of_delta[m][e / 2]);
+        }
+        multiply_add<HEAD, M, KEYS>(dq, dp, k + now);
+    }
+    store_sums<HEAD, M>(dqkv + (b * T + first) * stride + head * D, dq, scale, T - first, D,
+                        stride);
+}
+
+static inline bool on_tensor_cores(const AttentionShape *a) {
+    return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128;
+}
+// Shared memory of a block. own: number of the block's tiles, of `rows` (16 M MMA_WARPS) rows each;
+// other: number of tiles that it visits at a time, of other_rows rows, in two stages.
+static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) {
+    return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2;
+}
+template <int HEAD, int M, int KEYS>
+static inline void attention_mma_forward(cudaStream_t stream, AttentionShape a, Bf16 *out,
+                                         float *lse, const Bf16 *qkv) {
+    const int queries = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, queries, 1, KEYS, 2);
+    allow_shared((attention_mma_kernel<HEAD, M, KEYS>), bytes);
+    LAUNCH((attention_mma_kernel<HEAD, M, KEYS>), attention_grid(&a, queries), MMA_THREADS, bytes,
+           stream, out, lse, qkv, a);
+}
+template <int HEAD, int M, int OTHER>
+static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a, Bf16 *dqkv,
+                                          const Bf16 *dout, const Bf16 *qkv, const float *lse,
+                                          const float *delta) {
+    const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER, 2),
+              with_statistics = bytes + 4 * OTHER * (int)sizeof(float);
+    allow_shared((attention_mma_keys_kernel<HEAD, M, OTHER>), with_statistics);
+    allow_shared((attention_mma_queries_kernel<HEAD, M, OTHER>), bytes);
+    LAUNCH((attention_mma_keys_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
+           with_statistics, stream, dqkv, dout, qkv, lse, delta, a);
+    LAUNCH((attention_mma_queries_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
+           bytes, stream, dqkv, dout, qkv, lse, delta, a);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The plain kernels. Queries and keys are in tiles of TILE. A block of SIDE x SIDE threads has one
+// tile of one head, and visits the tiles of the other kind. Of each small product, thread (y, x)
+// computes rows y + SIDE i and columns x + SIDE j, so that neighbouring threads read neighbouring
+// elements. Rows in shared memory have one extra column against bank conflicts: D + 1, and TILE + 1
+// for scores. Sums stay in registers; HEAD is D rounded up to a compiled size. Only dk and dv of
+// 256 channels do not fit: about 0.8 KB per thread is spilled (sm_90; 1 KB on sm_80).
+enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
+
+// to(TILE, D) = scale * rows of from(rows, D), which are `stride` apart, padded with zero rows
+template <class R>
+__device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t stride,
+                          float scale) {
+    for (int i = (int)threadIdx.x; i < TILE * D; i += ATTENTION_THREADS) {
+        const int row = i / D, d = i % D;
+        to[row * (D + 1) + d] = row < rows ? scale * read(from + row * stride + d) : 0.0f;
+    }
+}
+// products[i][j] = row y + SIDE i of a . row x + SIDE j of b
+__device__ void tile_dots(float products[PER][PER], const float *a, const float *b, int D) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    for (int i = 0; i < PER; i++) {
+        for (int j = 0; j < PER; j++) { products[i][j] = 0.0f; }
+    }
+    for (int d = 0; d < D; d++) {
+        float row[PER], column[PER];
+        for (int i = 0; i < PER; i++) {
+            row[i] = a[(y + SIDE * i) * (D + 1) + d];
+            column[i] = b[(x + SIDE * i) * (D + 1) + d];
+        }
+        for (int i = 0; i < PER; i++) {
+            for (int j = 0; j < PER; j++) { products[i][j] += row[i] * column[j]; }
+        }
+    }
+}
+__device__ void store_scores(float *to, const float scores[PER][PER]) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    for (int i = 0; i < PER; i++) {
+        for (int j = 0; j < PER; j++) {
+            to[(y + SIDE * i) * (TILE + 1) + x + SIDE * j] = scores[i][j];
+        }
+    }
+}
+// sum(TILE, D) += w b, where w(TILE, TILE) may be transposed, and b is (TILE, D)
+template <int HEAD>
+__device__ void tile_product(float sum[PER][HEAD / SIDE], const float *w, bool transposed,
+                             const float *b, int D) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    for (int k = 0; k < TILE; k++) {
+        float row[PER];
+        for (int i = 0; i < PER; i++) {
+            row[i] =
+                transposed ? w[k * (TILE + 1) + y + SIDE * i] : w[(y + SIDE * i) * (TILE + 1) + k];
+        }
+        for (int j = 0; j < HEAD / SIDE; j++) {
+            const float value = x + SIDE * j < D ? b[k * (D + 1) + x + SIDE * j] : 0.0f;
+            for (int i = 0; i < PER; i++) { sum[i][j] += row[i] * value; }
+        }
+    }
+}
+template <class R, int HEAD>
+__device__ void store_rows(R *to, const float sum[PER][HEAD / SIDE], const float *factor,
+                           int64_t rows, int D, int64_t stride) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    for (int i = 0; i < PER; i++) {
+        for (int j = 0; j < HEAD / SIDE; j++) {
+            if (y + SIDE * i < rows && x + SIDE * j < D) {
+                write(to + (y + SIDE * i) * stride + x + SIDE * j, sum[i][j] * factor[i]);
+            }
+        }
+    }
+}
+template <int HEAD> __device__ void clear(float sum[PER][HEAD / SIDE]) {
+    for (int i = 0; i < PER; i++) {
+        for (int j = 0; j < HEAD / SIDE; j++) { sum[i][j] = 0.0f; }
+    }
+}
+__device__ float across_row(float x, bool maximum) { // over the SIDE threads that share a row
+    for (int d = SIDE / 2; d > 0; d >>= 1) {
+        const float other = __shfl_xor_sync(ALL_LANES, x, d);
+        x = maximum ? fmaxf(x, other) : x + other;
+    }
+    return x;
+}
+
+// Adds a tile of scores to the running softmax. Scores become e^(score - top), and the caller must
+// multiply its earlier sums by factor.
+__device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, float *factor,
+                             int64_t q0, int64_t k0, int64_t T) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    for (int i = 0; i < PER; i++) {
+        const int64_t query = q0 + y + SIDE * i;
+        float highest = -INFINITY, total = 0.0f;
+        for (int j = 0; j < PER; j++) {
+            const int64_t key = k0 + x + SIDE * j;
+            if (key > query || key >= T) { scores[i][j] = -INFINITY; }
+            highest = fmaxf(highest, scores[i][j]);
+        }
+        const float before = top[i];
+        // finite: in every tile visited, each query sees a key
+        top[i] = fmaxf(before, across_row(highest, true));
+        factor[i] = expf(before - top[i]);
+        for (int j = 0; j < PER; j++) { total += scores[i][j] = expf(scores[i][j] - top[i]); }
+        sum[i] = sum[i] * factor[i] + across_row(total, false);
+    }
+}
+template <class R, int HEAD>
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_kernel(R *out, float *lse, const R *qkv, int64_t T, int64_t C, int D, float scale) {
+    DYNAMIC_SHARED(float, shared);
+    float *q = shared, *kv = q + TILE * (D + 1), *weights = kv + TILE * (D + 1);
+    const int64_t q0 = (int64_t)blockIdx.x * TILE, head = blockIdx.y, b = blockIdx.z,
+                  rows = least(T - q0, TILE);
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    const R *mine = qkv + b * T * 3 * C + head * D;
+    float scores[PER][PER], acc[PER][HEAD / SIDE], top[PER], sum[PER], factor[PER];
+    clear<HEAD>(acc);
+    for (int i = 0; i < PER; i++) {
+        top[i] = -INFINITY;
+        sum[i] = 0.0f;
+    }
+    load_tile(q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
+    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
+        __syncthreads(); // all threads are done with the tile before
+        load_tile(kv, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
+        __syncthreads();
+        tile_dots(scores, q, kv, D);
+        softmax_tile(scores, top, sum, factor, q0, k0, T);
+        store_scores(weights, scores);
+        __syncthreads(); // all threads are done with the keys; the values overwrite them
+        load_tile(kv, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
+        for (int i = 0; i < PER; i++) {
+            for (int j = 0; j < HEAD / SIDE; j++) { acc[i][j] *= factor[i]; }
+        }
+        __syncthreads();
+        tile_product<HEAD>(acc, weights, false, kv, D);
+    }
+    for (int i = 0; i < PER; i++) {
+        if (x == 0 && y + SIDE * i < rows) {
+            lse[(b * gridDim.y + head) * T + q0 + y + SIDE * i] = top[i] + logf(sum[i]);
+        }
+        factor[i] = 1.0f / sum[i];
+    }
+    store_rows<R, HEAD>(out + (b * T + q0) * C + head * D, acc, factor, rows, D, C);
+}
+
+// The tiles of a backward kernel in shared memory, and the statistics of its head.
+typedef struct {
+    float *q, *k, *v, *dout;  // (TILE, D); q is scaled
+    float *weights, *dscores; // (TILE, TILE): (queries, keys)
+    const float *lse, *delta; // (T)
+} BackwardTiles;
+__device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta,
+                                        int64_t T, int D) {
+    const int64_t tile = TILE * (D + 1), row = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * T;
+    BackwardTiles t = {shared,
+                       shared + tile,
+                       shared + 2 * tile,
+                       shared + 3 * tile,
+                       shared + 4 * tile,
+                       shared + 4 * tile + TILE * (TILE + 1),
+                       lse + row,
+                       delta + row};
+    return t;
+}
+// Computes weights and dscores of the queries from q0 on and the keys from k0 on; they are 0 where
+// a query does not see a key.
+__device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, int64_t T, int D) {
+    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
+    float p[PER][PER], dp[PER][PER];
+    tile_dots(p, t->q, t->k, D);
+    tile_dots(dp, t->dout, t->v, D);
+    for (int i = 0; i < PER; i++) {
+        const int64_t query = q0 + y + SIDE * i;
+        for (int j = 0; j < PER; j++) {
+            const bool sees = k0 + x + SIDE * j <= query && query < T;
+            p[i][j] = sees ? expf(p[i][j] - t->lse[query]) : 0.0f;
+            dp[i][j] = sees ? p[i][j] * (dp[i][j] - t->delta[query]) : 0.0f;
+        }
+    }
+    store_scores(t->weights, p);
+    store_scores(t->dscores, dp);
+}
+template <class R, int HEAD>
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_backward_keys_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
+                                   const float *delta, int64_t T, int64_t C, int D, float scale) {
+    DYNAMIC_SHARED(float, shared);
+    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
+    const int64_t k0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
+                  head = (int64_t)blockIdx.y * D, rows = least(T - k0, TILE);
+    const R *mine = qkv + 3 * at + head;
+    float dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
+    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f};
+    clear<HEAD>(dk), clear<HEAD>(dv);
+    load_tile(t.k, mine + k0 * 3 * C + C, rows, D, 3 * C, 1.0f);
+    load_tile(t.v, mine + k0 * 3 * C + 2 * C, rows, D, 3 * C, 1.0f);
+    for (int64_t q0 = k0; q0 < T; q0 += TILE) {
+        __syncthreads();
+        load_tile(t.q, mine + q0 * 3 * C, T - q0, D, 3 * C, scale);
+        load_tile(t.dout, dout + at + q0 * C + head, T - q0, D, C, 1.0f);
+        __syncthreads();
+        backward_scores(&t, q0, k0, T, D);
+        __syncthreads();
+        tile_product<HEAD>(dv, t.weights, true, t.dout, D);
+        tile_product<HEAD>(dk, t.dscores, true, t.q, D);
+    }
+    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + C, dk, one, rows, D, 3 * C);
+    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + 2 * C, dv, one, rows, D, 3 * C);
+}
+template <class R, int HEAD>
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_backward_queries_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
+                                      const float *delta, int64_t T, int64_t C, int D,
+                                      float scale) {
+    DYNAMIC_SHARED(float, shared);
+    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
+    const int64_t q0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
+                  head = (int64_t)blockIdx.y * D, rows = least(T - q0, TILE);
+    const R *mine = qkv + 3 * at + head;
+    float dq[PER][HEAD / SIDE];
+    const float scales[PER] = {scale, scale, scale, scale};
+    clear<HEAD>(dq);
+    load_tile(t.q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
+    load_tile(t.dout, dout + at + q0 * C + head, rows, D, C, 1.0f);
+    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
+        __syncthreads();
+        load_tile(t.k, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
+        load_tile(t.v, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
+        __syncthreads();
+        backward_scores(&t, q0, k0, T, D);
+        __syncthreads();
+        tile_product<HEAD>(dq, t.dscores, false, t.k, D);
+    }
+    store_rows<R, HEAD>(dqkv + 3 * at + head + q0 * 3 * C, dq, scales, rows, D, 3 * C);
+}
+
+template <class R, int HEAD>
+static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse,
+                                     const R *qkv) {
+    const int bytes = (int)sizeof(float) * (2 * TILE * ((int)a.D + 1) + TILE * (TILE + 1));
+    allow_shared((attention_kernel<R, HEAD>), bytes);
+    LAUNCH((attention_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream,
+           out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
+}
+template <class R, int HEAD>
+static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout,
+                                      const R *qkv, const float *lse, const float *delta) {
+    const int bytes = (int)sizeof(float) * (4 * TILE * ((int)a.D + 1) + 2 * TILE * (TILE + 1));
+    allow_shared((attention_backward_keys_kernel<R, HEAD>), bytes);
+    allow_shared((attention_backward_queries_kernel<R, HEAD>), bytes);
+    LAUNCH((attention_backward_keys_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS,
+           bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale);
+    LAUNCH((attention_backward_queries_kernel<R, HEAD>), attention_grid(&a, TILE),
+           ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
+           a.scale);
+}
+// Calls function<R, HEAD>(...) with the smallest HEAD that holds D channels.
+#define FOR_HEAD(D, function, ...)                                                                 \
+    do {                                                                                           \
+        if ((D) <= 64) {                                                                           \
+            FOR_REAL(function<R, 64>(__VA_ARGS__));                                                \
+        } else if ((D) <= 128) {                                                                   \
+            FOR_REAL(function<R, 128>(__VA_ARGS__));                                               \
+        } else {                                                                                   \
+            FOR_REAL(function<R, HEAD_MOST>(__VA_ARGS__));                                         \
+        }                                                                                          \
+    } while (0)
+
+// -------------------------------------------------------------------------------------------------
+static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C, int64_t NH) {
+    const AttentionShape a = {rows, T, C, NH, C / NH, 1.0f / sqrtf((float)(C / NH))};
+    if (a.D > HEAD_MOST) {
+        die(EXIT_INPUT, "choose more heads",
+            "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST);
+    }
+    return a;
+}
+static inline int64_t attention_scratch_bytes(OpsShape s) {
+    int64_t bytes = s.rows * s.T * s.NH * (int64_t)sizeof(float); // delta
+#ifdef USE_CUDNN
+    bytes = max_i64(bytes, cudnn_scratch_bytes(s));
+#endif
+    return bytes;
+}
+static inline const char *ops_attention(void) {
+#ifdef USE_CUDNN
+    if (cudnn_has_plan()) { return "cuDNN"; }
+#endif
+    return "own";
+}
+static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
+                                         int64_t rows, int64_t T, int64_t C, int64_t NH) {
+    cudaStream_t stream = enter(s);
+    if (rows * T == 0) { return; }
+#ifdef USE_CUDNN
+    if (cudnn_attention_forward(s, out, lse, qkv, rows, T, C, NH)) { return; }
+#endif
+    const AttentionShape a = attention_shape(rows, T, C, NH);
+    if (!on_tensor_cores(&a)) {
+        FOR_HEAD(a.D, attention_forward, stream, a, (R *)out, lse, (const R *)qkv);
+    } else if (a.D <= 64) {
+        attention_mma_forward<64, 2, 64>(stream, a, (Bf16 *)out, lse, (const Bf16 *)qkv);
+    } else {
+        attention_mma_forward<128, 2, 32>(stream, a, (Bf16 *)out, lse, (const Bf16 *)qkv);
+    }
+}
+static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
+                                          const Real *out, const float *lse, int64_t rows,
+                                          int64_t T, int64_t C, int64_t NH) {
+    cudaStream_t stream = enter(s);
+    const int64_t n = rows * NH * T;
+    if (n == 0) { return; }
+#ifdef USE_CUDNN
+    if (cudnn_attention_backward(s, dqkv, dout, qkv, out, lse, rows, T, C, NH)) { return; }
+#endif
+    const AttentionShape a = attention_shape(rows, T, C, NH);
+    float *delta = (float *)scratch(s);
+    assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
+    FOR_REAL(LAUNCH((attention_delta_kernel<R>), blocks_for(n, WARPS), THREADS, 0, stream, delta,
+                    (const R *)dout, (const R *)out, n, T, NH, (int)a.D));
+    if (!on_tensor_cores(&a)) {
+        FOR_HEAD(a.D, attention_backward, stream, a, (R *)dqkv, (const R *)dout, (const R *)qkv,
+                 lse, delta);
+    } else if (a.D <= 64) {
+        attention_mma_backward<64, 2, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
+                                          (const Bf16 *)qkv, lse, delta);
+    } else {
+        attention_mma_backward<128, 1, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
+                                           (const Bf16 *)qkv, lse, delta);
+    }
+}
+
+#endif

@@ -1,0 +1,489 @@
+// device_cuda.cuh: the GPU as the operations use it: its stream, recorded work, memory, kernel
+// launches, and the helpers that all kernels share. The operations are in ops_cuda.cuh and the
+// files that it names.
+//
+// Order      There is one CUDA stream, and every call returns at once. The host may read results
+//            only after ops_wait(), or through ops_to_host() and similar functions, which wait.
+//            Messages move (Stream's progress) at each call and while this rank waits.
+// Workspace  [MATMUL_WORKSPACE bytes for cuBLASLt | scratch for the running call]
+// Compilers  nvcc, or g++ with test/emu.h in place of CUDA. So launches use LAUNCH, and kernels use
+//            only what test/emu.h supports.
+#ifndef DEVICE_CUDA_CUH
+#define DEVICE_CUDA_CUH
+
+#include "ops/cpu/update_cpu.h" // optimizers on the host; the contract (ops.h)
+#include <ctype.h>              // tolower, isalnum
+#include <sched.h>              // sched_yield
+
+#ifdef __CUDACC__
+#include <cublasLt.h>          // matrix products
+#include <cuda_bf16.h>         // __nv_bfloat16
+#include <cuda_profiler_api.h> // --profile-steps
+#include <nvtx3/nvToolsExt.h>  // names of ranges for profilers
+#define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
+    do {                                                                                           \
+        (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                    \
+        CUDA_CHECK(cudaGetLastError());                                                            \
+    } while (0)
+#define DYNAMIC_SHARED(type, name)                                                                 \
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];                                \
+    type *name = (type *)(void *)dynamic_shared
+#define UNROLL _Pragma("unroll") // arrays stay in registers only if all indices are constants
+#else
+#include "test/emu.h"
+#define MATMUL_CALLS 1
+#endif
+
+#ifndef MATMUL_WORKSPACE // tests make these smaller
+#define MATMUL_WORKSPACE (32 << 20)
+// Rows of a chunk. Each chunk holds rows x Vp logits, and reads and writes dwte once.
+#define CLASSIFIER_ROWS 2048
+#endif
+#ifdef USE_TF32
+#define FP32_PRODUCTS CUBLAS_COMPUTE_32F_FAST_TF32
+#else
+#define FP32_PRODUCTS CUBLAS_COMPUTE_32F
+#endif
+
+enum {
+    THREADS = 256,          // threads of a block, unless a kernel says otherwise
+    WARPS = THREADS / 32,   // warps of such a block
+    RECORDINGS = 4096,      // number of recordings that are kept
+    RECORDING_KEY = 192,    // largest key, in bytes
+    COLUMN_PARTS = 64,      // maximum number of partial sums of a sum over rows
+    PACE = 128,             // operations between two events of keep_pace()
+    SCRATCH_LEAST = 1 << 16 // smallest scratch, in bytes, for data moved in pieces
+};
+#define ALL_LANES 0xffffffffu
+
+// -------------------------------------------------------------------------------------------------
+// The device part of a Stream
+
+// Recorded work. It runs normally the first time, so that libraries get loaded. The second time it
+// is captured as a CUDA graph.
+typedef struct {
+    unsigned char key[RECORDING_KEY];
+    size_t bytes; // size of the key; 0 if this entry is free
+    cudaGraphExec_t graph;
+} Recording;
+typedef struct {
+    cudaStream_t stream;
+    struct Matmuls *matmuls; // ops/cuda/matmul_cuda.cuh
+    Recording recordings[RECORDINGS];
+    Recording *recording; // the one being captured; NULL if none is
+    int64_t operations;   // number of operations started
+    cudaEvent_t paces[2]; // events recorded alternately, after PACE operations each
+    cudaEvent_t reached;  // event for which ops_follow() makes another stream wait
+} Gpu;
+
+static DType gpu_real = DTYPE_FP32; // type of a Real
+
+#define CUDA_CHECK(call) cuda_check((call), #call)
+static inline void cuda_check(cudaError_t error, const char *call) {
+    if (error != cudaSuccess) {
+        die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error));
+    }
+}
+// Returns whether a queried stream or event is done. "Not ready" is no error, but CUDA keeps it as
+// the last error, and the check after the next launch would report it.
+static inline bool cuda_done(cudaError_t answer) {
+    if (answer == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+    }
+    CUDA_CHECK(answer);
+    return true;
+}
+
+static struct Matmuls *matmuls_open(void); // ops/cuda/matmul_cuda.cuh
+static void matmuls_close(struct Matmuls *m);
+static inline Gpu *gpu_stream_open(void) {
+    Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming));
+    }
+    CUDA_CHECK(cudaEventCreateWithFlags(&gpu->reached, cudaEventDisableTiming));
+    return gpu;
+}
+static inline void gpu_stream_close(Gpu *gpu) {
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(gpu->paces[i])); }
+    CUDA_CHECK(cudaEventDestroy(gpu->reached));
+    CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+    free(gpu);
+}
+// Loads kernels when the program starts, instead of at their first launch. Loading waits for the
+// device, and the device may be waiting for a message that this rank has not sent yet. This must
+// happen before MPI starts, since MPI may be the first to use CUDA.
+__attribute__((constructor)) static void load_kernels_eagerly(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+static inline void ops_open(Stream *s, int place, DType real) {
+    int devices = 0;
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || !devices) {
+        die(EXIT_RESOURCES, "./train_gpt runs on the CPU", "no GPU is at hand: %s",
+            cudaGetErrorString(error));
+    }
+    CUDA_CHECK(cudaSetDevice(place % devices));
+    Gpu *gpu = gpu_stream_open();
+    gpu->matmuls = matmuls_open();
+    gpu_real = real;
+    s->device = gpu;
+}
+static inline void ops_close(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int i = 0; i < RECORDINGS; i++) {
+        if (gpu->recordings[i].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph));
+        }
+    }
+    matmuls_close(gpu->matmuls);
+    gpu_stream_close(gpu);
+    s->device = NULL;
+}
+static inline void ops_link_open(Stream *link, const Stream *of) {
+    *link = *of;
+    link->device = gpu_stream_open();
+}
+static inline void ops_link_close(Stream *link) {
+    if (link->device) { gpu_stream_close((Gpu *)link->device); }
+    memset(link, 0, sizeof *link);
+}
+static inline void ops_follow(Stream *s, Stream *after) {
+    Gpu *gpu = (Gpu *)after->device;
+    CUDA_CHECK(cudaEventRecord(gpu->reached, gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(((Gpu *)s->device)->stream, gpu->reached, 0));
+}
+
+// Dense bf16 peaks in TFLOP/s, by the first words of the device's name. They are from NVIDIA's
+// datasheets, where figures "with sparsity" are twice these. Those of GeForce and RTX cards are
+// from the white papers of Blackwell, Ada and Ampere, for sums in fp32: cores x boost clock x 4, or
+// x 8 for workstation cards.
+static const struct {
+    const char *name;
+    double tflops;
+} gpu_peaks[] = {{"NVIDIA A10", 125},
+                 {"NVIDIA A100", 312},
+                 {"NVIDIA H100 PCIe", 756},
+                 {"NVIDIA H100 NVL", 835},
+                 {"NVIDIA H100", 989.4},
+                 {"NVIDIA H200 NVL", 835},
+                 {"NVIDIA H200", 989.4},
+                 {"NVIDIA GH200", 989.4},
+                 {"NVIDIA B200", 2250},
+                 {"NVIDIA GB200", 2500},
+                 {"NVIDIA B300", 2250},
+                 {"NVIDIA GB300", 2500},
+                 {"NVIDIA L40S", 362},
+                 {"NVIDIA L4", 121},
+                 {"NVIDIA RTX A6000", 154.8},
+                 {"NVIDIA RTX 6000 Ada Generation", 364.2},
+                 {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8},
+                 {"NVIDIA GeForce RTX 5090", 209.5},
+                 {"NVIDIA GeForce RTX 5080", 112.6},
+                 {"NVIDIA GeForce RTX 5070 Ti", 87.9},
+                 {"NVIDIA GeForce RTX 5070", 61.7},
+                 {"NVIDIA GeForce RTX 4090", 165.2},
+                 {"NVIDIA GeForce RTX 3090", 71}};
+static inline const char *ops_device(double *bf16_flops) {
+    static cudaDeviceProp device;
+    int number;
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaGetDeviceProperties(&device, number));
+    *bf16_flops = 0;
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0] && *bf16_flops == 0; i++) {
+        const size_t n = strlen(gpu_peaks[i].name);
+        if (!strncmp(device.name, gpu_peaks[i].name, n) &&
+            !isalnum((unsigned char)device.name[n])) {
+            *bf16_flops = 1e12 * gpu_peaks[i].tflops;
+        }
+    }
+    return device.name;
+}
+
+// Reads the cores from the PCI data of Linux.
+static inline void ops_near_cores(char *list, size_t bytes) {
+    int number;
+    char bus[64] = "", path[160];
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, number));
+    for (char *c = bus; *c; c++) { *c = (char)tolower((unsigned char)*c); }
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/local_cpulist", bus);
+    snprintf(list, bytes, "%s", "");
+    FILE *f = fopen(path, "r");
+    if (!f) { return; } // no /sys, or a virtual machine that hides it
+    if (!fgets(list, (int)bytes, f)) { *list = 0; }
+    fclose(f);
+    list[strcspn(list, "\n")] = 0;
+}
+static inline const char *ops_products(void) { return "cuBLASLt"; }
+
+// Limits how far the host runs ahead of the device: at most two paces. After some thousand launches
+// the driver would block the host, and then nothing would watch for lost ranks.
+static inline void keep_pace(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    // captured work is not running
+    if (gpu->recording || ++gpu->operations % PACE) { return; }
+    cudaEvent_t pace = gpu->paces[gpu->operations / PACE % 2];
+    while (!cuda_done(cudaEventQuery(pace))) {
+        if (s->progress) { s->progress(); }
+    }
+    CUDA_CHECK(cudaEventRecord(pace, gpu->stream));
+}
+// Every operation starts with this: it lets messages move, and returns the stream for its work.
+static inline cudaStream_t enter(Stream *s) {
+    if (s->progress) { s->progress(); }
+    keep_pace(s);
+    return ((Gpu *)s->device)->stream;
+}
+static inline void ops_wait(Stream *s) {
+    for (int turn = 0; !cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream)); turn++) {
+        if (s->progress) { s->progress(); }
+        if (turn > 200) { sched_yield(); } // ranks that share cores wait for each other
+    }
+}
+
+// Returns the entry of a key, known or new, among 16 entries chosen by its checksum; NULL if all of
+// them hold other keys.
+static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes) {
+    assert(bytes <= RECORDING_KEY && !gpu->recording);
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, key, bytes);
+    const uint64_t home = checksum_end(&sum);
+    for (uint64_t i = 0; i < 16; i++) {
+        Recording *r = &gpu->recordings[(home + i) % RECORDINGS];
+        if (!r->bytes || (r->bytes == bytes && !memcmp(r->key, key, bytes))) { return r; }
+    }
+    return NULL;
+}
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    Gpu *gpu = (Gpu *)s->device;
+    Recording *r = find_recording(gpu, key, bytes);
+    if (r && r->graph) {
+        CUDA_CHECK(cudaGraphLaunch(r->graph, stream));
+        return false;
+    }
+    if (r && r->bytes) { // the second time
+        gpu->recording = r;
+        // relaxed mode, because messages move during the capture
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    } else if (r) {
+        memcpy(r->key, key, bytes);
+        r->bytes = bytes;
+    }
+    return true;
+}
+static inline void ops_repeat_end(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    if (!gpu->recording) { return; }
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&gpu->recording->graph, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(gpu->recording->graph, gpu->stream));
+    gpu->recording = NULL;
+}
+
+static inline OpsMark *ops_mark_make(void) { // a mark is a CUDA event
+    cudaEvent_t e;
+    CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDefault));
+    return (OpsMark *)e;
+}
+static inline void ops_mark_free(OpsMark *m) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)m)); }
+static inline void ops_mark(Stream *s, OpsMark *m) {
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s)));
+}
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
+    float ms;
+    (void)s;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
+    return (double)ms / 1000;
+}
+static inline void ops_range_begin(const char *what, const char *of, int number) {
+    char name[64];
+    snprintf(name, sizeof name, number < 0 ? "%s" : "%s %s %d", what, of, number);
+    nvtxRangePushA(name);
+}
+static inline void ops_range_end(void) { nvtxRangePop(); }
+static inline void ops_profiler(bool on) {
+    CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop());
+}
+
+static inline void *scratch(Stream *s) { return (char *)s->workspace + MATMUL_WORKSPACE; }
+static inline int64_t scratch_bytes(const Stream *s) {
+    return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE;
+}
+
+// Runs the arguments once, with R defined as the type of a Real.
+#define FOR_REAL(...)                                                                              \
+    do {                                                                                           \
+        if (gpu_real == DTYPE_BF16) {                                                              \
+            typedef __nv_bfloat16 R;                                                               \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            typedef float R;                                                                       \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)ceil_div(n, each); }
+
+// --- inside kernels ------------------------------------------------------------------------------
+__device__ int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+__device__ float read(const float *p) { return *p; }
+__device__ float read(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
+__device__ void write(float *p, float x) { *p = x; }
+__device__ void write(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
+__device__ float warp_sum(float x) { // gives the same bits in all lanes
+    for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
+    return x;
+}
+__device__ float warp_max(float x) {
+    for (int d = 16; d > 0; d >>= 1) { x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d)); }
+    return x;
+}
+// Reduces x over a block of THREADS threads. All of them must call it.
+__device__ float block_reduce(float x, bool maximum) {
+    __shared__ float part[WARPS];
+    x = maximum ? warp_max(x) : warp_sum(x);
+    if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
+    __syncthreads();
+    x = part[0];
+    for (int w = 1; w < WARPS; w++) { x = maximum ? fmaxf(x, part[w]) : x + part[w]; }
+    __syncthreads(); // the next call overwrites part
+    return x;
+}
+
+// --- memory and precision ------------------------------------------------------------------------
+static inline size_t ops_real_bytes(void) { return dtype_size(gpu_real); }
+static inline Real *real_at(Real *p, int64_t elements) {
+    return (Real *)((char *)p + elements * (int64_t)ops_real_bytes());
+}
+static inline const Real *real_at_const(const Real *p, int64_t elements) {
+    return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes());
+}
+
+static inline void *ops_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); // clears the error, which the caller reports
+        return NULL;
+    }
+    CUDA_CHECK(cudaMemset(p, 0, bytes));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return p;
+}
+static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
+static inline void *ops_alloc_host(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); // clears the error, which the caller reports
+        return NULL;
+    }
+    return memset(p, 0, bytes);
+}
+static inline void ops_free_host(void *p) {
+    if (p) { CUDA_CHECK(cudaFreeHost(p)); }
+}
+// One allocation of exactly this size. Allocators that round pinned memory up to a power of two may
+// take up to twice as much.
+static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
+    void *p = ops_alloc_host(bytes);
+    *pinned = p != NULL;
+    if (!p) { p = malloc(bytes ? bytes : 1); }
+    return p && !*pinned ? memset(p, 0, bytes) : p;
+}
+static inline void ops_free_far(void *p, bool pinned) {
+    if (pinned) {
+        ops_free_host(p);
+    } else {
+        free(p);
+    }
+}
+static inline bool ops_memory_apart(void) { return true; }
+// An estimate: it subtracts what graphs, libraries and NCCL allocate in the first steps.
+static inline double ops_memory_available(void) {
+    size_t there, total;
+    CUDA_CHECK(cudaMemGetInfo(&there, &total));
+    return (double)there - (double)total / 64;
+}
+
+static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+}
+static inline void ops_zero(Stream *s, void *p, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
+}
+static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+}
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+}
+static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    ops_wait(s); // lets messages move, which the copy itself would not
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+    ops_wait(s);
+}
+
+template <class To, class From>
+__global__ void convert_kernel(To *to, const From *from, int64_t n) {
+    int64_t i = thread_index();
+    if (i < n) { write(to + i, read(from + i)); }
+}
+template <class To, class From>
+static inline void convert(Stream *s, To *to, const From *from, int64_t n) {
+    cudaStream_t stream = enter(s);
+    if (n) {
+        LAUNCH((convert_kernel<To, From>), blocks_for(n, THREADS), THREADS, 0, stream, to, from, n);
+    }
+}
+static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
+    if (dtype == DTYPE_BF16) {
+        FOR_REAL(convert(s, (R *)out, (const __nv_bfloat16 *)in, n));
+    } else {
+        FOR_REAL(convert(s, (R *)out, (const float *)in, n));
+    }
+}
+static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
+    if (dtype == DTYPE_BF16) {
+        FOR_REAL(convert(s, (__nv_bfloat16 *)out, (const R *)in, n));
+    } else {
+        FOR_REAL(convert(s, (float *)out, (const R *)in, n));
+    }
+}
+__device__ uint16_t round_master(float x, Rounding r, int64_t i) {
+    return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
+}
+__global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
+    const int64_t i = thread_index();
+    if (i < n) { out[i] = round_master(in[i], r, i); }
+}
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
+                                     Rounding r) {
+    cudaStream_t stream = enter(s);
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+    } else if (n) {
+        LAUNCH(round_kernel, blocks_for(n, THREADS), THREADS, 0, stream, (uint16_t *)out, in, n, r);
+    }
+}
+static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
+    const int64_t piece = scratch_bytes(s) / (int64_t)sizeof(float);
+    for (int64_t i = 0; i < n; i += piece) {
+        const int64_t count = min_i64(piece, n - i);
+        ops_pack(s, scratch(s), real_at_const(device, i), DTYPE_FP32, count);
+        ops_to_host(s, host + i, scratch(s), (size_t)count * sizeof(float));
+    }
+}
+
+#endif

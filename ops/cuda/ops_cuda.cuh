@@ -1,0 +1,515 @@
+// ops_cuda.cuh: the tensor operations on a GPU, with our own kernels. The contract is ops.h.
+// ops/cuda/device_cuda.cuh has the GPU itself.
+//
+// Precision  Real is fp32 or bf16, as passed to ops_open() (--dtype). Kernels are templates over it
+//            and compute in fp32. Products of fp32 matrices are exact fp32. With -DUSE_TF32 (make
+//            cuda TF32=1), cuBLASLt may round their operands to 10 bits.
+// Sums       of floating-point numbers have one order, fixed by the shape. Atomics add integers
+//            only (ops_square_sum). So the same call gives the same bits.
+#ifndef OPS_CUDA_CUH
+#define OPS_CUDA_CUH
+
+#include "ops/cuda/attention_cuda.cuh" // attention
+#include "ops/cuda/matmul_cuda.cuh"    // matrix products by cuBLASLt
+#include "ops/cuda/quantize_cuda.cuh"  // quantization
+
+// --- embedding -----------------------------------------------------------------------------------
+template <class R>
+__global__ void embedding_kernel(R *out, const int32_t *tokens, const R *wte, const R *wpe,
+                                 int64_t N, int64_t T, int64_t C) {
+    const int64_t i = thread_index(), n = i / C, c = i % C;
+    if (n < N) { write(out + i, read(wte + tokens[n] * C + c) + read(wpe + n % T * C + c)); }
+}
+static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
+                                         const Real *wte, const Real *wpe, int64_t rows, int64_t T,
+                                         int64_t C) {
+    cudaStream_t stream = enter(s);
+    const int64_t N = rows * T;
+    if (N == 0) { return; }
+    FOR_REAL(LAUNCH((embedding_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream, (R *)out,
+                    tokens, (const R *)wte, (const R *)wpe, N, T, C));
+}
+
+// order(N) = positions sorted by token; positions of equal tokens stay in order. Each row of the
+// grid sorts N tokens of its own. A thread finds the rank of its position by counting the positions
+// before it: N^2 comparisons from shared memory, but no step depends on timing.
+__global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64_t N) {
+    __shared__ int32_t tile[THREADS];
+    order += blockIdx.y * N;
+    tokens += blockIdx.y * N;
+    const int64_t n = thread_index();
+    const int32_t mine = n < N ? tokens[n] : 0;
+    int64_t place = 0;
+    for (int64_t m = 0; m < N; m += THREADS) {
+        __syncthreads();
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT32_MAX;
+        __syncthreads();
+        for (int j = 0; j < THREADS; j++) {
+            place += tile[j] < mine || (tile[j] == mine && m + j < n);
+        }
+    }
+    if (n < N) { order[place] = (int32_t)n; }
+}
+__device__ float factor_of_sample(const float *factors, int64_t b) {
+    return factors ? factors[b] : 1.0f;
+}
+// A block takes entry blockIdx.x of the order. If it is the first entry of its token, the block
+// adds all positions of this token, one after another.
+template <class R>
+__global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens,
+                                              const int32_t *order, const float *factors, int64_t N,
+                                              int64_t T, int64_t C) {
+    const int64_t first = blockIdx.x, c = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    const int32_t token = tokens[order[first]];
+    if (c >= C || (first && tokens[order[first - 1]] == token)) { return; }
+    float sum = dwte[token * C + c];
+    for (int64_t i = first; i < N && tokens[order[i]] == token; i++) {
+        const float factor = factor_of_sample(factors, order[i] / T);
+        if (factor != 0.0f) { sum += factor * read(dout + order[i] * C + c); }
+    }
+    dwte[token * C + c] = sum;
+}
+template <class R>
+__global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, const float *factors,
+                                              int64_t rows, int64_t T, int64_t C) {
+    const int64_t i = thread_index(); // (t, c)
+    if (i >= T * C) { return; }
+    float sum = dwpe[i];
+    for (int64_t b = 0; b < rows; b++) {
+        const float factor = factor_of_sample(factors, b);
+        if (factor != 0.0f) { sum += factor * read(dout + b * T * C + i); }
+    }
+    dwpe[i] = sum;
+}
+static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
+                                          const int32_t *tokens, const float *factors, int64_t rows,
+                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT,
+                                          bool accumulate_wte, bool accumulate_wpe) {
+    const int64_t N = rows * T;
+    if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+    if (dwpe && !accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
+    if (N == 0) { return; }
+    cudaStream_t stream = enter(s);
+    if (dwte) {
+        int32_t *order = (int32_t *)scratch(s);
+        assert(N * (int64_t)sizeof *order <= scratch_bytes(s));
+        LAUNCH(order_tokens_kernel, blocks_for(N, THREADS), THREADS, 0, stream, order, tokens, N);
+        const dim3 grid((unsigned)N, blocks_for(C, THREADS));
+        FOR_REAL(LAUNCH((embedding_backward_wte_kernel<R>), grid, THREADS, 0, stream, dwte,
+                        (const R *)dout, tokens, order, factors, N, T, C));
+    }
+    if (dwpe) {
+        const unsigned blocks = blocks_for(T * C, THREADS);
+        FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks, THREADS, 0, stream, dwpe,
+                        (const R *)dout, factors, rows, T, C));
+    }
+}
+
+// --- sums over rows, in two steps: partial sums of groups of rows, then their sum in order -------
+// For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
+// the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. in may be NULL;
+// then weights may be NULL too.
+enum { COLUMN_ROWS = 8 }; // rows that a block adds side by side
+template <class R>
+__global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
+                                       const R *in, const float *mean, const float *rstd, int64_t N,
+                                       int64_t C, int64_t each) {
+    __shared__ float sums[2][COLUMN_ROWS][32];
+    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x,
+                  end = least((blockIdx.y + 1) * each, N);
+    float weight = 0.0f, bias = 0.0f;
+    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end && c < C; n += COLUMN_ROWS) {
+        const float dy = read(dout + n * C + c);
+        if (in) { weight += dy * ((read(in + n * C + c) - mean[n]) * rstd[n]); }
+        bias += dy;
+    }
+    sums[0][threadIdx.y][threadIdx.x] = weight;
+    sums[1][threadIdx.y][threadIdx.x] = bias;
+    __syncthreads();
+    if (threadIdx.y > 1 || c >= C) { return; }
+    // The first row of threads finishes the weights, the second the biases.
+    float total = 0.0f, *to = threadIdx.y ? biases : weights;
+    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[threadIdx.y][y][threadIdx.x]; }
+    if (to) { to[blockIdx.y * stride + c] = total; }
+}
+__global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
+                                     int64_t parts, int64_t C, bool accumulate) {
+    const int64_t c = thread_index();
+    if (c >= C) { return; }
+    float weight = accumulate && dweight ? dweight[c] : 0.0f, bias = accumulate ? dbias[c] : 0.0f;
+    for (int64_t p = 0; p < parts; p++) {
+        weight += partials[2 * p * C + c];
+        bias += partials[(2 * p + 1) * C + c];
+    }
+    if (dweight) { dweight[c] = weight; }
+    dbias[c] = bias;
+}
+static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride,
+                                   const Real *dout, const Real *in, const float *mean,
+                                   const float *rstd, int64_t N, int64_t C, int64_t parts,
+                                   int64_t each) {
+    cudaStream_t stream = enter(s);
+    if (parts == 0) { return; }
+    const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
+    FOR_REAL(LAUNCH((column_partials_kernel<R>), grid, block, 0, stream, weights, biases, stride,
+                    (const R *)dout, (const R *)in, mean, rstd, N, C, each));
+}
+static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout,
+                               const Real *in, const float *mean, const float *rstd, int64_t N,
+                               int64_t C, bool accumulate) {
+    cudaStream_t stream = enter(s);
+    float *partials = (float *)scratch(s);
+    const int64_t each = max_i64(4 * COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)),
+                  parts = ceil_div(N, each);
+    assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
+    column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
+    LAUNCH(column_finish_kernel, blocks_for(C, THREADS), THREADS, 0, stream, dweight, dbias,
+           partials, parts, C, accumulate);
+}
+
+// --- layernorm: one warp per row -----------------------------------------------------------------
+template <class R>
+__global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
+                                 const R *weight, const R *bias, int64_t N, int64_t C) {
+    const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (n >= N) { return; } // whole warps return
+    const R *x = a + n * C;
+    for (int64_t c = lane; c < C && b; c += 32) {
+        write(sum + n * C + c, read(x + c) + read(b + n * C + c));
+    }
+    if (b) { x = sum + n * C; } // each lane reads only what it wrote
+    float total = 0.0f, squares = 0.0f;
+    for (int64_t c = lane; c < C; c += 32) { total += read(x + c); }
+    const float m = warp_sum(total) / (float)C;
+    // The mean is subtracted first, which avoids cancellation.
+    for (int64_t c = lane; c < C; c += 32) { squares += (read(x + c) - m) * (read(x + c) - m); }
+    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
+    for (int64_t c = lane; c < C; c += 32) {
+        write(out + n * C + c, (read(x + c) - m) * r * read(weight + c) + read(bias + c));
+    }
+    if (lane == 0) {
+        mean[n] = m;
+        rstd[n] = r;
+    }
+}
+static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
+                                         const Real *a, const Real *b, const Real *weight,
+                                         const Real *bias, int64_t N, int64_t C) {
+    cudaStream_t stream = enter(s);
+    if (N == 0) { return; }
+    FOR_REAL(LAUNCH((layernorm_kernel<R>), blocks_for(N, WARPS), THREADS, 0, stream, (R *)out, mean,
+                    rstd, (R *)sum, (const R *)a, (const R *)b, (const R *)weight, (const R *)bias,
+                    N, C));
+}
+
+// With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
+template <class R>
+__global__ void layernorm_backward_kernel(R *din, const R *dout, const R *in, const R *weight,
+                                          const float *mean, const float *rstd, int64_t N,
+                                          int64_t C) {
+    const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (n >= N) { return; }
+    const R *dy = dout + n * C, *x = in + n * C;
+    const float m = mean[n], r = rstd[n];
+    float g_sum = 0.0f, gh_sum = 0.0f;
+    for (int64_t c = lane; c < C; c += 32) {
+        const float g = read(dy + c) * read(weight + c);
+        g_sum += g;
+        gh_sum += g * ((read(x + c) - m) * r);
+    }
+    const float g_mean = warp_sum(g_sum) / (float)C, gh_mean = warp_sum(gh_sum) / (float)C;
+    for (int64_t c = lane; c < C; c += 32) {
+        const float dx =
+            r * (read(dy + c) * read(weight + c) - g_mean - (read(x + c) - m) * r * gh_mean);
+        write(din + n * C + c, read(din + n * C + c) + dx);
+    }
+}
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
+                                                const Real *in, const Real *weight,
+                                                const float *mean, const float *rstd, int64_t N,
+                                                int64_t C) {
+    cudaStream_t stream = enter(s);
+    if (N == 0) { return; }
+    FOR_REAL(LAUNCH((layernorm_backward_kernel<R>), blocks_for(N, WARPS), THREADS, 0, stream,
+                    (R *)din, (const R *)dout, (const R *)in, (const R *)weight, mean, rstd, N, C));
+}
+static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
+                                                 const Real *dout, const Real *in,
+                                                 const float *mean, const float *rstd, int64_t N,
+                                                 int64_t C, bool accumulate) {
+    column_sums(s, dweight, dbias, dout, in, mean, rstd, N, C, accumulate);
+}
+
+// --- matmul --------------------------------------------------------------------------------------
+// GELU(x) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form needs no tanh and
+// has no cancellation for x << 0. gelu_power() returns e^-2u, limited to e^88, which is finite.
+__device__ float gelu_power(float x) {
+    return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 88.0f));
+}
+template <class R> __global__ void gelu_kernel(R *out, const R *in, int64_t n) {
+    const int64_t i = thread_index();
+    if (i < n) { write(out + i, read(in + i) / (1.0f + gelu_power(read(in + i)))); }
+}
+__global__ void add_kernel(float *to, const float *x, int64_t n) {
+    const int64_t i = thread_index();
+    if (i < n) { to[i] += x[i]; }
+}
+// d *= GELU'(pre_gelu)
+template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) {
+    const int64_t i = thread_index();
+    if (i >= n) { return; }
+    const float x = read(pre_gelu + i), e = gelu_power(x), sigmoid = 1.0f / (1.0f + e);
+    write(d + i, read(d + i) * (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f *
+                                              (1.0f + 0.134145f * x * x)));
+}
+
+// The library's GELU is used in bf16 only. Its accuracy is not documented, and the hardware's tanh,
+// which it may use, has 11 bits. The library may not offer an epilogue (GELU needs pre_gelu with
+// rows of a multiple of 8). Then it computes only the product, and a kernel does the rest.
+static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                      const Real *weight, const Real *bias, int64_t N, int64_t C,
+                                      int64_t OC) {
+    if (N == 0) { return; }
+    const Epilogue fused = {bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
+                            bias, out};
+    if (gelu && gpu_real == DTYPE_BF16 &&
+        matmul(s, gelu, false, weight, true, in, false, fused, OC, N, C, false)) {
+        return;
+    }
+    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
+    must_be_offered(matmul(s, out, false, weight, true, in, false, plain, OC, N, C, false), N, C,
+                    OC);
+    cudaStream_t stream = enter(s);
+    if (gelu) {
+        FOR_REAL(LAUNCH((gelu_kernel<R>), blocks_for(N * OC, THREADS), THREADS, 0, stream,
+                        (R *)gelu, (const R *)out, N * OC));
+    }
+}
+static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
+                                             const Real *weight, const Real *pre_gelu, int64_t N,
+                                             int64_t C, int64_t OC) {
+    if (N == 0) { return; }
+    const Epilogue fused = {CUBLASLT_EPILOGUE_DGELU, NULL, pre_gelu},
+                   plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (pre_gelu && gpu_real == DTYPE_BF16 &&
+        matmul(s, din, false, weight, false, dout, false, fused, C, N, OC, false)) {
+        return;
+    }
+    must_be_offered(matmul(s, din, false, weight, false, dout, false, plain, C, N, OC, false), N,
+                    OC, C);
+    cudaStream_t stream = enter(s);
+    if (pre_gelu) {
+        FOR_REAL(LAUNCH((gelu_backward_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream,
+                        (R *)din, (const R *)pre_gelu, N * C));
+    }
+}
+static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
+                                              const Real *dout, const Real *in, int64_t N,
+                                              int64_t C, int64_t OC, bool accumulate) {
+    if (N == 0) { // an empty sum
+        if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
+        if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
+        return;
+    }
+    // The library can only overwrite dbias. A sum to be added goes to the scratch first.
+    float *sums = accumulate ? (float *)scratch(s) : dbias;
+    const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL},
+                   plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (dbias && matmul(s, dweight, true, in, false, dout, true, fused, C, OC, N, accumulate)) {
+        cudaStream_t stream = enter(s);
+        if (accumulate) {
+            LAUNCH(add_kernel, blocks_for(OC, THREADS), THREADS, 0, stream, dbias, sums, OC);
+        }
+        return;
+    }
+    if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
+    must_be_offered(matmul(s, dweight, true, in, false, dout, true, plain, C, OC, N, accumulate), N,
+                    C, OC);
+}
+
+template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {
+    const int64_t i = thread_index();
+    if (i < n) { write(out + i, read(a + i) + read(b + i)); }
+}
+static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
+    cudaStream_t stream = enter(s);
+    if (n) {
+        FOR_REAL(LAUNCH((residual_kernel<R>), blocks_for(n, THREADS), THREADS, 0, stream, (R *)out,
+                        (const R *)a, (const R *)b, n));
+    }
+}
+
+// --- classifier: a chunk of rows at a time -------------------------------------------------------
+// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row.
+template <class R>
+__global__ void classifier_kernel(float *losses, R *logits, const int32_t *targets, int64_t V,
+                                  int64_t Vp, float scale, bool gradient) {
+    R *row = logits + (int64_t)blockIdx.x * Vp;
+    const int32_t target = targets[blockIdx.x];
+    // read before any thread writes the row: there are barriers in between
+    const float of_target = target < 0 ? 0.0f : read(row + target);
+    float top = -INFINITY, sum = 0.0f;
+    for (int64_t v = threadIdx.x; v < V; v += THREADS) { top = fmaxf(top, read(row + v)); }
+    top = block_reduce(top, true);
+    for (int64_t v = threadIdx.x; v < V; v += THREADS) { sum += expf(read(row + v) - top); }
+    const float lse = top + logf(block_reduce(sum, false));
+    if (threadIdx.x == 0) { losses[blockIdx.x] = target < 0 ? 0.0f : lse - of_target; }
+    for (int64_t v = threadIdx.x; v < Vp && gradient; v += THREADS) {
+        const bool counts = v < V && target >= 0;
+        write(row + v,
+              counts ? scale * (expf(read(row + v) - lse) - (v == target ? 1.0f : 0.0f)) : 0.0f);
+    }
+}
+static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
+                                  const Real *x, const Real *wte, const int32_t *targets, int64_t N,
+                                  int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
+                                  bool accumulate) {
+    if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+    const int64_t capacity = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
+    for (int64_t n = 0, rows; n < N; n += rows) {
+        rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, capacity), N - n), each - n % each);
+        Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
+        assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
+        ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
+        cudaStream_t stream = enter(s);
+        FOR_REAL(LAUNCH((classifier_kernel<R>), (unsigned)rows, THREADS, 0, stream, losses + n,
+                        (R *)logits, targets + n, V, Vp, scale, dx || dwte || dlogits));
+        if (dwte) {
+            ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits,
+                                       real_at_const(x, n * C), rows, C, Vp,
+                                       accumulate || n % each);
+        }
+        if (dx) {
+            ops_matmul_backward_input(s, real_at(dx, n * C), logits, wte, NULL, rows, C, Vp);
+        }
+    }
+}
+
+static int64_t attention_scratch_bytes(OpsShape shape); // attention_cuda.cuh
+static int64_t clip_scratch_bytes(OpsShape shape);      // clip_cuda.cuh
+static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
+    (void)threads;
+    const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp),
+                  real = (int64_t)ops_real_bytes();
+    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4,
+                  attention = attention_scratch_bytes(shape),
+                  logits = min_i64(min_i64(N, CLASSIFIER_ROWS), shape.logits) * shape.Vp * real;
+    return (size_t)(MATMUL_WORKSPACE +
+                    max_i64(max_i64(SCRATCH_LEAST, clip_scratch_bytes(shape)),
+                            max_i64(max_i64(columns, order), max_i64(attention, logits))));
+}
+
+// --- optimizers and norms ------------------------------------------------------------------------
+__global__ void adamw_kernel(float *master, uint16_t *rounded, float *m, float *v,
+                             const float *grad, int64_t n, OptimizerStep o, float unbias_m,
+                             float unbias_v) {
+    const int64_t i = thread_index();
+    if (i >= n) { return; }
+    const float g = grad[i] * o.grad_scale, first = o.beta1 * m[i] + (1.0f - o.beta1) * g,
+                second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
+    const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) +
+                                        o.weight_decay * master[i]);
+    m[i] = first;
+    v[i] = second;
+    master[i] = x;
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
+}
+static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
+                             const float *grad, int64_t n, OptimizerStep o) {
+    cudaStream_t stream = enter(s);
+    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
+    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+    if (n) {
+        LAUNCH(adamw_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, m, v,
+               grad, n, o, unbias_m, unbias_v);
+    }
+}
+__global__ void sgd_kernel(float *master, uint16_t *rounded, float *b, const float *grad, int64_t n,
+                           OptimizerStep o) {
+    const int64_t i = thread_index();
+    if (i >= n) { return; }
+    const float momentum = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i],
+                x = master[i] - o.lr * momentum;
+    b[i] = momentum;
+    master[i] = x;
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
+}
+static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b,
+                           const float *grad, int64_t n, OptimizerStep o) {
+    cudaStream_t stream = enter(s);
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+    if (n) {
+        LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n,
+               o);
+    }
+}
+
+// The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
+// mod 32, and the sums of the lanes are added in order; the square of an fp32 number is exact in
+// fp64. A warp takes SQUARE_CHUNKS chunks at a time; afterwards each lane finishes one of them. The
+// chunks' terms are added as integers, which needs no order: those of a block in shared memory,
+// then those of all blocks in *sum.
+enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
+__device__ void exact_atomic_add(int64_t *limb, int64_t part) {
+    if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
+}
+__device__ void exact_add_shared(ExactSum *sum, double x) {
+    const ExactTerm term = exact_term(x);
+    if (term.first < 0) {
+        exact_atomic_add(&sum->strange, 1);
+        return;
+    }
+    for (int i = 0; i < 3; i++) { exact_atomic_add(&sum->limb[term.first + i], term.part[i]); }
+}
+__global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int64_t chunk,
+                                  int64_t chunks, double scale) {
+    __shared__ ExactSum block;
+    // 33 columns, so that the lanes of the second part read from different banks
+    __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }
+    if (threadIdx.x == 0) { block.strange = 0; }
+    __syncthreads();
+    const int64_t stride = (int64_t)gridDim.x * WARPS * SQUARE_CHUNKS;
+    for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * SQUARE_CHUNKS; first < chunks;
+         first += stride) {
+        const int count = (int)least(SQUARE_CHUNKS, chunks - first);
+        for (int c = 0; c < count; c++) {
+            const int64_t end = least((first + c + 1) * chunk, n);
+            double squares = 0.0;
+            for (int64_t e = (first + c) * chunk + lane; e < end; e += 32) {
+                squares += (double)x[e] * (double)x[e];
+            }
+            of_lanes[warp][c][lane] = squares;
+        }
+        __syncwarp();
+        if (lane < count) {
+            double total = 0.0;
+            for (int l = 0; l < 32; l++) { total += of_lanes[warp][lane][l]; }
+            exact_add_shared(&block, scale * total);
+        }
+        __syncwarp();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) {
+        exact_atomic_add(&sum->limb[i], block.limb[i]);
+    }
+    if (threadIdx.x == 0) { exact_atomic_add(&sum->strange, block.strange); }
+}
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
+                                  int64_t chunk, double scale) {
+    cudaStream_t stream = enter(s);
+    const int64_t chunks = ceil_div(n, chunk);
+    const int64_t blocks = min_i64(SQUARE_BLOCKS, ceil_div(chunks, WARPS * SQUARE_CHUNKS));
+    if (n) {
+        LAUNCH(square_sum_kernel, (unsigned)blocks, THREADS, 0, stream, sum, x, n, chunk, chunks,
+               scale);
+    }
+}
+static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
+    cudaStream_t stream = enter(s);
+    if (n) { LAUNCH(add_kernel, blocks_for(n, THREADS), THREADS, 0, stream, out, in, n); }
+}
+
+#endif

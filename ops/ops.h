@@ -1,0 +1,416 @@
+// ops.h: the tensor operations. This header declares each operation once. ops_cpu.h (OpenMP and
+// CBLAS) and ops_cuda.cuh (CUDA) implement them.
+//
+// Every operation takes the Stream that it runs on as its first argument. On the GPU a stream is a
+// CUDA stream, and the call returns at once. On the CPU a stream is a team of threads, and the call
+// returns when the work is done. Only the implementations dereference tensor data: Real is an
+// incomplete type, so the compiler enforces this rule. Use real_at() for pointer arithmetic.
+//
+// Types        Real    an element in compute precision: fp32 on the CPU, --dtype on the GPU
+//              float   gradients of parameters, optimizer states, statistics
+//              void*   an array in storage or message precision, described by a DType; ops_unpack()
+//                      and ops_pack() convert
+// Shapes       Matrices are row-major. N rows of a matrix (sequences x T), C channels, OC output
+//              channels, NH heads, V vocabulary, Vp padded vocabulary. Weights are (OC, C), as in
+//              PyTorch's Linear and in llm.c. [+]= means = or +=, according to accumulate.
+// accumulate   false: the result is written; true: it is added. The first contribution of a step
+//              is written, so gradient buffers need no clearing pass.
+// Determinism  The same call with the same thread count gives the same bits. Element-wise
+//              operations, norms and optimizers give the same bits for any thread count.
+// Aliasing     Arguments must not overlap unless a comment allows it.
+// Zero rows    are legal: nothing is read, and a gradient with accumulate = false becomes zero.
+#ifndef OPS_H
+#define OPS_H
+
+#include "base/base.h"    // DType
+#include "ops/noise.h"    // NoiseStream
+#include "ops/quantize.h" // QuantFormat
+
+typedef struct Real Real; // incomplete on purpose, see above
+
+typedef struct {
+    int threads; // size of the team on the CPU
+    // Lets messages move: the calling thread calls it between pieces of its work. May be NULL.
+    void (*progress)(void);
+    void *workspace; // ops_workspace_bytes(), allocated once by the caller with ops_alloc()
+    size_t workspace_bytes;
+    void *device; // the GPU build's handles and CUDA stream; NULL on the CPU
+} Stream;
+
+// The largest shapes that the model will use. They determine the size of the workspace.
+typedef struct {
+    int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
+    // Rows of logits that the workspace can hold, at most. 0 if the caller always passes a buffer
+    // for them.
+    int64_t logits;
+} OpsShape;
+enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
+static size_t ops_workspace_bytes(OpsShape shape, int threads);
+
+// Creates s->device. The caller must do this before any other operation. `place` is this rank's
+// number on its machine and selects the GPU. `real` is the compute precision; the CPU build ignores
+// it. Without a GPU, the GPU build ends with EXIT_RESOURCES.
+static void ops_open(Stream *s, int place, DType real);
+static void ops_close(Stream *s);
+// Returns the device's name ("" for the CPU), and its dense bf16 peak in flop/s according to the
+// manufacturer (0 if unknown).
+static const char *ops_device(double *bf16_flops);
+// Writes the host cores nearest to the device, such as "0-15,32-47"; "" if they are unknown.
+static void ops_near_cores(char *list, size_t bytes);
+// Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".
+static const char *ops_attention(void);
+// Returns what computes matrix products: "CBLAS" or "cuBLASLt".
+static const char *ops_products(void);
+// Returns when all work started on s is done. Calls s->progress while it waits.
+static void ops_wait(Stream *s);
+
+// The choice of algorithms for matrix products. A GPU's library offers several algorithms for each
+// product. On the CPU there is nothing to choose, and all counts stay 0. A MatmulChoice names a
+// product and its algorithm as opaque bytes, valid only for the same device and library.
+enum { MATMUL_CHOICES = 256, MATMUL_CHOICE_BYTES = 128 };
+typedef struct {
+    unsigned char bytes[MATMUL_CHOICE_BYTES];
+} MatmulChoice;
+typedef struct {
+    int count;
+    MatmulChoice choice[MATMUL_CHOICES];
+} MatmulChoices;
+// What choosing gained. products: products that were timed; apart: those of them that are faster
+// without a fused epilogue, whose work a separate kernel then does; first_s and chosen_s: seconds
+// of one run of each product, by the library's first suggestions and by the choices.
+typedef struct {
+    int products, apart;
+    double first_s, chosen_s;
+} MatmulGain;
+// Writes the device and library for which choices are valid; "" if there are no choices to make.
+static void ops_matmul_library(char *text, size_t bytes);
+// Lists the products used since ops_matmuls_use() that have several algorithms but no choice.
+static void ops_matmuls_seen(Stream *s, MatmulChoices *seen);
+static void ops_matmuls_use(Stream *s, const MatmulChoices *choices); // replaces all choices
+// Times the algorithms of each wanted product, on operands that it allocates, and writes the
+// fastest to *made. Products that do not fit the device's free memory are left out. The device must
+// be idle.
+static MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted, MatmulChoices *made);
+
+// Recording repeated work (CUDA graphs). The same operations with the same arguments can later be
+// started at the cost of one launch. `key` holds everything that they depend on. If
+// ops_repeat_begin() returns true, the caller must start the operations and then call
+// ops_repeat_end(). If it returns false, it has started the recorded operations itself, and the
+// caller must not. Between the two calls, nothing may wait for the device or make it access host
+// memory.
+static bool ops_repeat_begin(Stream *s, const void *key, size_t bytes);
+static void ops_repeat_end(Stream *s);
+
+// For profiles. A mark is a point in a stream's work.
+typedef struct OpsMark OpsMark;
+static OpsMark *ops_mark_make(void);
+static void ops_mark_free(OpsMark *m);
+// The mark is reached when all work started on s before it is done.
+static void ops_mark(Stream *s, OpsMark *m);
+static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // call ops_wait() first
+// Names a range of the host's time for a profiler of the device: "what of number", or just "what"
+// if number is negative.
+static void ops_range_begin(const char *what, const char *of, int number);
+static void ops_range_end(void);
+static void ops_profiler(bool on); // starts or stops a profiler that waits for this signal
+
+// --- memory and precision ------------------------------------------------------------------------
+// Returns zero-filled device memory, aligned to 64 bytes, whose pages exist; NULL if there is not
+// enough.
+static void *ops_alloc(size_t bytes);
+static void ops_free(void *p);
+// Returns zero-filled host memory that the device can access directly (pinned); NULL if there is
+// not enough. Copies from and to it run asynchronously, so the host must not touch it before
+// ops_wait().
+static void *ops_alloc_host(size_t bytes);
+static void ops_free_host(void *p);
+// Returns zero-filled host memory for offloaded states (offload.h), whose pages exist; NULL if
+// there is not enough. Sets *pinned. Copies from and to memory that is not pinned are slower and
+// block the host.
+static void *ops_alloc_far(size_t bytes, bool *pinned);
+static void ops_free_far(void *p, bool pinned);
+// A link is another stream of the same device, for copies that run concurrently with the work on
+// `of`. ops_follow() makes later work on s wait for all earlier work on `after`.
+static void ops_link_open(Stream *link, const Stream *of);
+static void ops_link_close(Stream *link);
+static void ops_follow(Stream *s, Stream *after);
+// Returns the free bytes of this rank's device, shared by all ranks that use it; INFINITY if the
+// device has no memory of its own.
+static double ops_memory_available(void);
+static bool ops_memory_apart(void); // true: device memory is separate from host memory
+static Real *real_at(Real *p, int64_t elements);
+static const Real *real_at_const(const Real *p, int64_t elements);
+static size_t ops_real_bytes(void);                                        // size of one Real
+static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // within the device
+static void ops_zero(Stream *s, void *p, size_t bytes);
+// The host data has been read when this returns, unless it is memory of ops_alloc_host().
+static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);
+// Returns when the copy is done.
+static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);
+// Returns at once. host must be memory of ops_alloc_host().
+static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);
+// Returns when the copy is done.
+static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);
+// Converts storage precision to compute precision.
+static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);
+// Converts compute precision to storage precision, rounding to nearest even.
+static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);
+// Converts fp32 to storage precision, rounding as r says.
+static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
+                              Rounding r);
+
+// --- memory ledger: every large buffer is taken here once, before the loop -----------------------
+typedef enum {
+    MEMORY_PARAMETERS,
+    MEMORY_GRADIENTS,
+    MEMORY_OPTIMIZER,
+    MEMORY_ACTIVATIONS,
+    MEMORY_BUFFERS,
+    MEMORY_KINDS
+} MemoryKind;
+static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
+                                                       "activations", "buffers"};
+static size_t memory_taken[MEMORY_KINDS]; // bytes actually allocated
+// bytes of offloaded states and their buffers on the host (offload.h); not part of the kinds above
+static size_t memory_on_host;
+
+// Allocates with ops_alloc() and counts the bytes. Like the other memory_take functions, it ends
+// with EXIT_RESOURCES if memory is lacking; `what` names the buffer in the message.
+static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
+    void *p = ops_alloc(bytes ? bytes : 1);
+    if (!p) {
+        die(EXIT_RESOURCES,
+            "try --recompute block, a smaller --micro-batch or --seq-len, or --dtype bf16",
+            "cannot allocate %zu bytes for %s", bytes, what);
+    }
+    memory_taken[kind] += bytes;
+    return p;
+}
+// Makes one allocation for states and for the slots behind them, which the ledger counts as
+// buffers.
+static inline void *memory_take_with_slots(MemoryKind kind, size_t bytes, size_t slot_bytes,
+                                           const char *what) {
+    void *p = memory_take(kind, bytes + slot_bytes, what);
+    memory_taken[kind] -= slot_bytes;
+    memory_taken[MEMORY_BUFFERS] += slot_bytes;
+    return p;
+}
+// Allocates host memory for offloaded states or activations with ops_alloc_far().
+static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned) {
+    void *p = ops_alloc_far(bytes, pinned);
+    if (!p) {
+        die(EXIT_RESOURCES, "give a larger --device-memory, or more ranks with --zero 1",
+            "cannot allocate %zu bytes of the host for %s", bytes, what);
+    }
+    memory_on_host += bytes;
+    return p;
+}
+// Allocates with ops_alloc_host(). The ledger counts device memory, so it leaves this out.
+static inline void *memory_take_host(size_t bytes, const char *what) {
+    void *p = ops_alloc_host(bytes ? bytes : 1);
+    if (!p) {
+        die(EXIT_RESOURCES, "use a smaller --batch-tokens or --model",
+            "cannot allocate %zu bytes of the host for %s", bytes, what);
+    }
+    return p;
+}
+
+// --- embedding -----------------------------------------------------------------------------------
+// out(rows*T, C) = wte[token] + wpe[position]
+static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte,
+                                  const Real *wpe, int64_t rows, int64_t T, int64_t C);
+// Gradients of the tables: dwte(Vp, C) and dwpe(maxT, C); either may be NULL. With accumulate =
+// false the whole table is written: zero for tokens that do not occur and for positions from T on.
+// factors(rows) may be NULL; otherwise each sample's contribution is multiplied by its factor, and
+// a sample whose factor is 0 is not read.
+static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
+                                   const int32_t *tokens, const float *factors, int64_t rows,
+                                   int64_t T, int64_t C, int64_t Vp, int64_t maxT,
+                                   bool accumulate_wte, bool accumulate_wpe);
+
+// --- layernorm (epsilon 1e-5), statistics kept in fp32 -------------------------------------------
+// out = (x - mean) * rstd * weight + bias. If b is given, x = a + b is written to sum (which may be
+// a); if b is NULL, x = a and sum is not written.
+static void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
+                                  const Real *a, const Real *b, const Real *weight,
+                                  const Real *bias, int64_t N, int64_t C);
+// din += the gradient through the normalisation. The caller has put the residual path's gradient in
+// din.
+static void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
+                                         const Real *weight, const float *mean, const float *rstd,
+                                         int64_t N, int64_t C);
+static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout,
+                                          const Real *in, const float *mean, const float *rstd,
+                                          int64_t N, int64_t C, bool accumulate);
+
+// --- matmul --------------------------------------------------------------------------------------
+// out(N, OC) = in(N, C) weight^T + bias (bias may be NULL). If gelu is given, gelu(N, OC) =
+// GELU_tanh(out) too.
+static void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight,
+                               const Real *bias, int64_t N, int64_t C, int64_t OC);
+// din(N, C) = dout(N, OC) weight. If pre_gelu(N, C) is given, din is multiplied by
+// GELU_tanh'(pre_gelu).
+static void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight,
+                                      const Real *pre_gelu, int64_t N, int64_t C, int64_t OC);
+// dweight(OC, C) [+]= dout^T in; dbias(OC) [+]= column sums of dout (dbias may be NULL)
+static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout,
+                                       const Real *in, int64_t N, int64_t C, int64_t OC,
+                                       bool accumulate);
+// out = a + b, n elements; out may be a
+static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
+
+// --- causal attention, softmax(q k^T / sqrt(C/NH)) v; no (T, T) matrix is stored -----------------
+// qkv(rows, T, 3C) holds all of q, then k, then v of each token, split into heads inside each.
+// out(rows, T, C). lse(rows, NH, T) is the log-sum-exp of each row of scores.
+static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows,
+                                  int64_t T, int64_t C, int64_t NH);
+static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
+                                   const Real *out, const float *lse, int64_t rows, int64_t T,
+                                   int64_t C, int64_t NH);
+
+// --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
+// losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,
+//                  which adds nothing to gradients)
+// dx(N, C)         = scale * dlogits wte
+// dwte(Vp, C)      [+]= scale * dlogits^T x. Rows V..Vp-1 get no gradient.
+// dlogits(N, Vp)   = scale * dlogits, zero in columns V..Vp-1, which take no part in the softmax
+// each             rows of x that share one dwte: N for a single dwte; otherwise dwte is
+//                  (N / each, Vp, C)
+// dx, dwte and dlogits may each be NULL; if all are, only the losses are computed. If dlogits is
+// given, the logits are computed in it; otherwise in the workspace, as many rows at a time as fit.
+static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
+                           const Real *x, const Real *wte, const int32_t *targets, int64_t N,
+                           int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
+                           bool accumulate);
+
+// --- optimizers and norms ------------------------------------------------------------------------
+// Each makes one pass over memory. master is the fp32 parameter. param is its copy in storage
+// precision, rounded by o.rounding, with the same bits on the CPU and on the GPU. With DTYPE_FP32,
+// param == master. In the formulas, g = grad * grad_scale.
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
+    int64_t step;      // counted from 1, for the bias correction
+    Rounding rounding; // of copies in bf16; numbers the elements from the first on
+} OptimizerStep;
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
+// p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
+static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
+                      const float *grad, int64_t n, OptimizerStep o);
+// b = momentum b + g + wd p; p -= lr b
+static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad,
+                    int64_t n, OptimizerStep o);
+// The same for states in host memory. The host's threads compute, and the call returns when it is
+// done.
+static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
+                           const float *grad, int64_t n, OptimizerStep o);
+static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
+                         const float *grad, int64_t n, OptimizerStep o);
+// For each chunk of `chunk` elements of x[n], adds scale * (fp64 sum of x[e]^2 in a fixed order) to
+// *sum, exactly. The result has the same bits in both builds, for any thread count, and for any cut
+// of x at multiples of the chunk. *sum is in the same memory as x, allocated with ops_alloc().
+static void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk,
+                           double scale);
+static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
+// ops_square_sum and ops_accumulate for host memory, and rounding to bf16. The host's threads
+// compute, and each call returns when it is done.
+static void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk,
+                                double scale);
+static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);
+static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
+
+// --- quantization: n elements as records of quantize.h -------------------------------------------
+// The n elements start with a block. Results have the same bits for any thread count and in
+// both builds, except for the bits of a NaN. Records are aligned to 4 bytes.
+
+// Converts storage precision to records.
+static void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n,
+                         QuantFormat f);
+// Converts records to storage precision, rounding to nearest even.
+static void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n,
+                           QuantFormat f);
+// out [+]= the sum of `count` contributions, in fp32 and in this order. The records of contribution
+// k start at in + k * stride bytes. With accumulate, the sum starts with out.
+static void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in,
+                               int64_t stride, int count, int64_t n, QuantFormat f);
+// Writes the records of such a sum without storing the sum itself. count > 0.
+static void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count,
+                               int64_t n, QuantFormat f);
+// Quantization with error feedback. Writes the records of x = in + error, and updates error = (1 -
+// beta) error + beta (x - the records' value), in bf16, rounded to nearest even. The caller keeps
+// error from call to call.
+static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error,
+                                  float beta, int64_t n, QuantFormat f);
+
+// --- privacy: what each sample (T consecutive rows) adds to a gradient ---------------------------
+// norms(rows) are SQUARED norms in fp64, and each operation adds to them; factors(rows) are fp32.
+// Both are in device memory. The results of a sample have the same bits whatever the other samples
+// are: the noise is scaled for a change of one sample's contribution, and would not hide a change
+// of rounding in the others.
+typedef enum { CLIP_ABADI, CLIP_AUTOMATIC } ClipFunction; // in the order of --dp-clip-function
+// norms += |dout_b^T in_b|^2, the squared norm of each sample's weight gradient of a linear layer.
+// The gradient itself is never stored. The norm is computed from products of pairs of rows, tile by
+// tile, each pair once (the ghost norm, arXiv 2210.00038), or from tiles of the gradient where that
+// is less work.
+static void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in,
+                                    int64_t rows, int64_t T, int64_t C, int64_t OC);
+// sums(rows, OC) = the column sums of each sample's dout(T, OC), its gradient of a bias. norms +=
+// the squared norms of these sums.
+static void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows,
+                             int64_t T, int64_t OC);
+// dweights(rows, C), dbiases(rows, C) = the gradients of a layernorm for each sample. norms +=
+// their squared norms.
+static void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
+                                  const Real *dout, const Real *in, const float *mean,
+                                  const float *rstd, int64_t rows, int64_t T, int64_t C);
+// norms += |dwte|^2 + |dwpe|^2 of the embedding. dwte sums the rows of dout(rows*T, C) by token (by
+// sorting, without a (T, V) matrix); dwpe has one row of dout for each position.
+static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
+                                       const int32_t *tokens, int64_t rows, int64_t T, int64_t C);
+// Cross term of a tied table: norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum
+// over t, s of dlogits[s, token_t] (x_s . dout_t), since a sample's gradient is the sum of both
+// uses of wte. x and dout are (rows*T, C); dlogits is (rows*T, Vp).
+static void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens,
+                                  const Real *dlogits, const Real *x, int64_t rows, int64_t T,
+                                  int64_t C, int64_t Vp);
+// The rows that must be sent for this term if embedding and classifier are on different ranks.
+// ops_tied_rows: out(rows*T, C)_t = row token_t of the sample's classifier gradient, the sum over s
+// of dlogits[s, token_t] x_s, in fp64. ops_token_rows: the same rows, copied from table(rows, Vp,
+// C).
+static void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits,
+                          const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp);
+static void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
+                           int64_t rows, int64_t T, int64_t C, int64_t Vp);
+// norms += sum over k < count of others[k * stride + b] + 2 sum over t of tied_t . dout_t, where
+// tied and dout are (rows*T, C). If the two uses of wte cancel each other 64-fold or more, what is
+// left may be rounding error. Then 2^-20 of the terms' sizes is added, so that no sample's norm is
+// too small.
+static void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
+                               int64_t stride, const Real *dout, const float *tied, int64_t rows,
+                               int64_t T, int64_t C);
+// norms += the sum of squares of each row of in(rows, n)
+static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n);
+// factors[b] = weights[b] * clip(weights[b] * sqrt(norms[b])), where clip(x) is min(1, R / (x +
+// 1e-6)) for CLIP_ABADI and R / (x + 0.01) for CLIP_AUTOMATIC. If x is not finite, the factor is 0,
+// and the sample is left out.
+static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights,
+                             int64_t rows, float R, ClipFunction clip);
+// dweight(OC, C) [+]= sum over b of factors[b] dout_b^T in_b. A sample whose factor is 0 adds
+// nothing, even if it holds NaN. The call may overwrite dout(rows*T, OC) and in(rows*T, C). Scaled
+// rows are never rounded to less than fp32 before the product: if the terms of a sample cancel, the
+// rounding errors would not be bounded by its clipped norm.
+static void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in,
+                                               const float *factors, int64_t rows, int64_t T,
+                                               int64_t C, int64_t OC, bool accumulate);
+// out(n) [+]= sum over b of factors[b] in(b, n), in the order of the samples. A sample whose factor
+// is 0 is not read. With rows = 0 and no accumulate, out becomes zero. in may be out if there is
+// one sample and no accumulate.
+static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors,
+                                   int64_t rows, int64_t n, bool accumulate);
+// x = scale * (x + deviation z) for n elements, which have the numbers `first` (a multiple of 16)
+// and following in the noise stream. z ~ N(0, 1) is defined in noise.h. The sum is rounded to a
+// public grid, so that its last bits do not reveal x (noise.h). With deviation = 0, x = scale * x
+// exactly.
+static void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise,
+                          float deviation, float scale);
+
+#endif

@@ -1,0 +1,409 @@
+// store.h: the store in memory. It allocates what was planned (planned.h), and finds in it a rank's
+// part of a storage: parameters, gradients, fp32 masters, moments, and buffers of messages. The
+// functions that move states are in zero.h (collectives) and in p2p.h (messages from rank to rank).
+#ifndef STORE_H
+#define STORE_H
+
+#include "state/planned.h" // the plan of the memory
+
+enum { ERROR_STEPS = 1024 }; // updates after which fed back errors are reset
+// weight of the newest error in their moving average (arXiv 2407.04480)
+static const float ERROR_WEIGHT = 0.8f;
+
+// Buffer for states that are copied between host and device, or read and written outside the
+// training step.
+enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
+static union {
+    char bytes[STATE_PIECE];
+    float floats[STATE_PIECE_FLOATS];
+} state_piece;
+
+// -------------------------------------------------------------------------------------------------
+// Where states are
+
+typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
+typedef enum {
+    REQUEST_RECV,
+    REQUEST_SEND = BORROWED_SLOTS,
+    REQUEST_RECV_SUM = REQUEST_SEND + 2,
+    REQUEST_SEND_SUM,
+    REQUEST_KINDS
+} RequestKind; // REQUEST_RECV, REQUEST_SEND: parameters, one kind for each version buffer or slot
+// most messages of a version to one other rank: of the first version, for two uses in each of two
+// steps
+enum { REQUEST_USES = 4 };
+
+// Returns a version of the parameters of a storage, on the device or on the host. Without
+// point-to-point mode only one version exists.
+static inline char *store_parameters(const Store *s, int storage, int64_t version) {
+    if (store_param_far(s, storage)) { return buffer_slice(&s->host[STATE_PARAMETERS], storage); }
+    const int64_t places = s->policy.p2p ? s->policy.p2p->places[storage] : 1,
+                  bytes = gpt_storage_elements(s->model, storage) * (int64_t)dtype_size(s->dtype);
+    return buffer_slice(&s->params, storage) + (places > 1 ? version % places * bytes : 0);
+}
+// Returns the newest version that is stored here or posted.
+static inline int64_t store_now(const Store *s, int storage) {
+    return s->version ? s->version[storage] : s->updates[storage];
+}
+static inline char *store_newest(const Store *s, int storage) {
+    return store_parameters(s, storage, store_now(s, storage));
+}
+// Returns the sum of this rank's slice of the gradient of a step.
+static inline float *store_sum(const Store *s, int storage, int64_t step) {
+    if (store_sum_place(s, storage)) {
+        return (float *)(void *)buffer_slice(&s->host[STATE_GRADIENT], storage);
+    }
+    const int64_t places = s->policy.p2p ? s->policy.p2p->sums : 1;
+    return (float *)(void *)buffer_slice(&s->grads, storage) +
+           (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
+}
+
+// Returns the slot of borrowed parameters.
+static inline char *store_borrowed(const Store *s, int storage, int slot) {
+    return buffer_slice(&s->params, storage) +
+           slot * s->slot_elements * (int64_t)dtype_size(s->dtype);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Memory
+
+// Joins one more group of collectives. Groups with equal lists of ranks share a channel of the
+// transport.
+static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
+    if (g->me < 0 || !g->n) { return; } // this rank is not in the group
+    for (int i = 0; i < *count && !g->channel; i++) {
+        if (joined[i]->n == g->n &&
+            !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
+            g->channel = joined[i]->channel;
+        }
+    }
+    if (!g->channel) { comm_join(comm, g); }
+    joined[(*count)++] = g;
+}
+// Prepares the collectives of a planned store; those among all ranks are prepared already. All
+// ranks call it.
+static inline void store_join(Store *s, Comm *comm) {
+    const Group **joined = (const Group **)checked_malloc(
+        (4 * (size_t)s->layout.owners.count + 5) * sizeof(Group *), "groups");
+    int count = 0;
+    joined[count++] = s->ranks;
+    for (int i = -1; i < s->layout.owners.count; i++) {
+        ProcessGroup *p = i < 0 ? &s->world : &s->layout.process_groups[i];
+        store_join_group(comm, &p->all, joined, &count);
+        store_join_group(comm, &p->near, joined, &count);
+        store_join_group(comm, &p->node, joined, &count);
+        store_join_group(comm, &p->across, joined, &count);
+    }
+    free(joined);
+}
+
+// Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the
+// host wait.
+static inline void store_allocate_offload(Store *s) {
+    bool pinned = true;
+    for (int kind = 0; kind < HOST_KINDS; kind++) {
+        buffer_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
+        pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
+    }
+    buffer_allocate(&s->offload_buffers, MEMORY_BUFFERS, "slots of offloaded states");
+    buffer_allocate(&s->sum_buffers, MEMORY_BUFFERS, "sums of gradients");
+    for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) {
+        s->adding[i].at = (float *)(void *)(s->sum_buffers.base + (size_t)i * s->sum_bytes);
+    }
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
+        s->offload_buffer[i].at = s->offload_buffers.base + (size_t)i * s->offload_buffer_bytes;
+        ops_link_open(&s->offload_buffer[i].link, s->stream);
+    }
+    for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) {
+        ops_link_open(&s->param_link[i], s->stream);
+    }
+    if (store_disk_bytes(s)) {
+        buffer_allocate(&s->disk_buffers, MEMORY_BUFFERS, "slots of states on disk");
+        s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
+        disk_take_file(s->file, s->policy.offload->folder, store_disk_bytes(s));
+        disk_open(s->disk, s->file, store_disk_bytes(s), disk_align(s->disk_buffers.base),
+                  s->disk_buffer_bytes);
+        if (!s->file->direct) {
+            fprintf(stderr,
+                    "note: rank %d: the file system of --offload-dir has no direct transfers; the "
+                    "page cache is between\n",
+                    s->comm->rank);
+        }
+    }
+    if (!pinned) {
+        fprintf(stderr,
+                "warning: rank %d: the system pins no more memory (ulimit -l): what goes between "
+                "host and device is slower\n",
+                s->comm->rank);
+    }
+}
+
+// Allocates the memory of a planned store, after store_join. comm and stream must outlive the
+// store. All ranks call it, in the same order among their collectives.
+static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
+    size_t n = (size_t)s->model->storages;
+    s->comm = comm;
+    s->stream = stream;
+    buffer_allocate(&s->params, MEMORY_PARAMETERS, "parameters");
+    buffer_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
+    buffer_allocate(&s->grads, MEMORY_GRADIENTS, "gradients");
+    buffer_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
+    buffer_allocate(&s->m, MEMORY_OPTIMIZER, "moments");
+    buffer_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
+    buffer_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters");
+    buffer_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
+    store_allocate_offload(s);
+    for (int i = 0; i < s->layout.owners.count; i++) {
+        const Group *all = &s->layout.process_groups[i].all;
+        if (all->me < 0) { continue; }
+        comm_share(comm, all, s->params.base, s->params.held + s->params.slot_bytes);
+        comm_share(comm, all, s->grads.base, s->grads.held + s->grads.slot_bytes);
+    }
+    s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes,
+                                                          "unpacked parameters")
+                                    : NULL;
+    s->exchange_base = s->exchange_bytes
+                           ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
+                                                 "quantized gradients")
+                           : NULL;
+    s->first_write = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->adds_to_shard = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
+    s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
+    for (int i = 0; i < s->model->storages; i++) { s->first_write[i] = true; }
+    s->squares = (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->squares, "the gradient's norm");
+    s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
+    for (int k = 0; k < SHARED_SLOTS; k++) { s->occupant[k] = -1; }
+    if (!s->policy.p2p) { return; }
+    buffer_allocate(&s->making, MEMORY_BUFFERS, "gradients");
+    buffer_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
+    buffer_allocate(&s->piece_sums, MEMORY_BUFFERS, "gradients of pieces");
+    s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->head_begun = (bool *)checked_calloc((size_t)s->policy.p2p->heads, 1, "store");
+    s->head_coming =
+        (CommRequest *)checked_calloc((size_t)s->policy.p2p->heads, sizeof(CommRequest), "store");
+    s->requests =
+        (PendingRequests *)checked_calloc(n * REQUEST_KINDS, sizeof(PendingRequests), "store");
+    for (size_t i = 0; i < n * REQUEST_KINDS; i++) {
+        s->requests[i].open = (CommRequest *)checked_malloc(
+            REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest), "store");
+    }
+}
+
+// Frees what is on the device, or on the host (far); the rest of the store stays.
+static inline void store_free_buffers(Store *s, bool far) {
+    StateBuffer *buffers[] = {&s->params,     &s->master,    &s->m,          &s->v,
+                              &s->grads,      &s->secondary, &s->codes,      &s->errors,
+                              &s->making,     &s->coming,    &s->piece_sums, &s->offload_buffers,
+                              &s->sum_buffers};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
+        if (buffers[i]->far == far) { buffer_free(buffers[i]); }
+    }
+    for (int kind = 0; far && kind < HOST_KINDS; kind++) { buffer_free(&s->host[kind]); }
+    if (far) { return; }
+    ops_free(s->unpacked);
+    ops_free(s->exchange_base);
+    ops_free(s->squares);
+    s->unpacked = s->exchange_base = NULL;
+    s->squares = NULL;
+}
+// Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the
+// host, which are their own masters.
+static inline void store_leave_states(Store *s) {
+    store_free_buffers(s, false);
+    buffer_free(&s->offload_buffers);
+    buffer_free(&s->sum_buffers);
+    buffer_free(&s->host[STATE_GRADIENT]);
+    for (int kind = STATE_KINDS; kind < HOST_KINDS; kind++) {
+        if (kind != STATE_PARAMETERS || s->dtype != DTYPE_FP32) { buffer_free(&s->host[kind]); }
+    }
+}
+static inline void store_free(Store *s) {
+    store_free_buffers(s, true);
+    store_free_buffers(s, false);
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->offload_buffer[i].link); }
+    for (int i = 0; i < SHARED_SLOTS; i++) { ops_link_close(&s->param_link[i]); }
+    if (s->disk) { disk_close(s->disk); }
+    buffer_free(&s->disk_buffers);
+    free(s->pieces);
+    free(s->first_stored);
+    free(s->disk_at);
+    free(s->disk);
+    for (int i = 0; s->requests && i < s->model->storages * REQUEST_KINDS; i++) {
+        free(s->requests[i].open);
+    }
+    free(s->requests);
+    free(s->version);
+    free(s->head_begun);
+    free(s->head_coming);
+    for (int i = 0; i < s->bucket_count; i++) {
+        free(s->buckets[i].to_node);
+        free(s->buckets[i].from_node);
+        free(s->buckets[i].to_nodes);
+        free(s->buckets[i].from_nodes);
+    }
+    free(s->buckets);
+    free(s->bucket_of);
+    layout_free(&s->layout);
+    process_group_free(&s->world);
+    free(s->first_write);
+    free(s->summed);
+    free(s->adds_to_shard);
+    free(s->near_valid);
+    free(s->arriving);
+    free(s->reducing);
+    free(s->gathering);
+    free(s->updates);
+    free(s->restarted);
+    free(s->sums);
+    free(s->noised);
+    free(s->unpacked_at);
+    ops_free_host(s->squares_read);
+    memset(s, 0, sizeof *s);
+}
+
+// Returns the number of updates that this rank's parameters include. Storages that the rank does
+// not hold do not count updates.
+static inline int64_t store_version(const Store *s) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
+    return most;
+}
+
+// States by kind: this rank's slice of a storage, in fp32, on the device, on the host or on disk. A
+// slice can be empty, and a kind can be missing from a run. The previous parameters are those of
+// the whole storage, on ranks that keep two versions.
+static const char *const state_names[STATE_KINDS] = {
+    "parameters", "m", "v", "previous parameters", "retired state", "gradient"};
+static inline bool store_has_state(const Store *s, StateKind kind) {
+    if (kind == STATE_GRADIENT) { return s->pending; }
+    if (kind == STATE_RETIRED) { return false; }
+    return kind == STATE_PREVIOUS ? s->policy.p2p != NULL : kind != STATE_V || s->adam;
+}
+static inline bool store_keeps_previous(const Store *s, int storage) {
+    return s->policy.p2p && s->policy.p2p->places[storage] > 1;
+}
+static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
+    // fp32 parameters are their own masters
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s);
+    return own ? store_param_far(s, storage)
+               : (kind <= STATE_V || kind == STATE_GRADIENT) &&
+                     offload_has(s->policy.offload, storage, kind);
+}
+static inline bool store_on_disk(const Store *s, StateKind kind, int storage) {
+    return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind);
+}
+static inline float *store_state(const Store *s, StateKind kind, int storage) {
+    // a state on disk has no address in memory
+    assert(!store_on_disk(s, kind, storage));
+    // parameters are their own masters
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) {
+        return (float *)(void *)store_newest(s, storage);
+    }
+    if (store_on_host(s, kind, storage)) {
+        return (float *)(void *)buffer_slice(&s->host[kind], storage);
+    }
+    const StateBuffer *buffers[STATE_KINDS] = {&s->master, &s->m, &s->v};
+    return (float *)(void *)buffer_slice(buffers[kind], storage);
+}
+// Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
+// the last piece of a storage is shorter than the others.
+static inline int64_t store_place_on_disk(const Store *s, StateKind kind, int storage, int piece,
+                                          int64_t elements) {
+    const Offload *o = s->policy.offload;
+    // kinds of this storage that precede this one
+    const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1));
+    const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
+    return s->disk_at[storage] + piece * store_stored_bytes(o, storage, most) +
+           before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+}
+// Reads or writes n elements of a state on disk, from element `at` of the slice on, across pieces.
+// Must follow store_wait_all.
+static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at,
+                                     int64_t n, float *memory, bool writes) {
+    const int64_t own = store_own_elements(s, storage), most = offload_piece(s->model),
+                  word = (int64_t)sizeof(float);
+    for (int64_t from = at, count; from < at + n; from += count) {
+        const int64_t piece = from / most, within = from % most,
+                      elements = min_i64(most, own - piece * most);
+        count = min_i64(at + n - from, elements - within);
+        const int64_t place =
+            store_place_on_disk(s, kind, storage, (int)piece, elements) + within * word;
+        disk_access(s->disk, place, count * word, memory + (from - at), s->disk_buffer_bytes,
+                    writes);
+    }
+}
+// Copies n elements of a state to or from host memory, from element `at` of the slice on. Must
+// follow store_wait_all.
+static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
+                                    int64_t n, float *out) {
+    if (store_on_disk(s, kind, storage)) {
+        store_access_disk(s, kind, storage, at, n, out, false);
+        return;
+    }
+    const float *state = store_state(s, kind, storage) + at;
+    if (store_on_host(s, kind, storage)) {
+        memcpy(out, state, (size_t)n * sizeof(float));
+    } else {
+        ops_to_host(s->stream, out, state, (size_t)n * sizeof(float));
+    }
+}
+static inline void store_write_state(const Store *s, StateKind kind, int storage, int64_t at,
+                                     int64_t n, const float *in) {
+    if (store_on_disk(s, kind, storage)) {
+        store_access_disk(s, kind, storage, at, n, (float *)(uintptr_t)in, true);
+        return;
+    }
+    float *state = store_state(s, kind, storage) + at;
+    if (store_on_host(s, kind, storage)) {
+        memcpy(state, in, (size_t)n * sizeof(float));
+    } else {
+        ops_from_host(s->stream, state, in, (size_t)n * sizeof(float));
+    }
+}
+static inline void store_clear_state(const Store *s, StateKind kind, int storage) {
+    const size_t bytes = (size_t)store_own_elements(s, storage) * sizeof(float);
+    if (store_on_disk(s, kind, storage)) {
+        const int64_t own = store_own_elements(s, storage);
+        memset(state_piece.bytes, 0, sizeof state_piece.bytes);
+        for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
+            store_access_disk(s, kind, storage, at, min_i64(STATE_PIECE_FLOATS, own - at),
+                              state_piece.floats, true);
+        }
+        return;
+    }
+    if (store_on_host(s, kind, storage)) {
+        memset(store_state(s, kind, storage), 0, bytes);
+    } else {
+        ops_zero(s->stream, store_state(s, kind, storage), bytes);
+    }
+}
+// Reads the working parameters in their precision, likewise.
+static inline void store_read_parameters(const Store *s, int storage, int64_t at, int64_t n,
+                                         void *out) {
+    const size_t size = dtype_size(s->dtype);
+    const char *parameters = store_newest(s, storage) + at * (int64_t)size;
+    if (store_param_far(s, storage)) {
+        memcpy(out, parameters, (size_t)n * size);
+    } else {
+        ops_to_host(s->stream, out, parameters, (size_t)n * size);
+    }
+}
+
+// Returns how the parameters of a storage are rounded after its newest update, from an element on.
+// Rounding the same masters again, after a resume or on another number of ranks, gives the same
+// bits.
+static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
+    if (!s->stochastic) { return round_to_nearest(); }
+    return rounding_stochastic(s->seed, s->updates[storage], storage, element);
+}
+
+#endif
