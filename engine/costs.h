@@ -457,12 +457,12 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
                                           const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     // the gradient of a unit's output
-    const double boundary = (double)(shape->T * m->config.channels) * (double)ops_real_bytes();
+    const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
     model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
     // the mean of what crosses forward (activations) and backward (gradients)
-    const double cut = (double)(shape->T * m->config.channels) *
+    const double cut = (double)(shape->T * gpt_width(m)) *
                        (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
@@ -684,13 +684,15 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
         return (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
     }
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
+    double tokens = (double)a->rows * c->T, C = (double)gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
-    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
-    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double product =
+        block ? gpt_forward_flops(c->model, UNIT_BLOCK, tokens, c->T) / products_per_s : 0;
+    double classifier =
+        head ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     double norms =
         a->unit >= 0
@@ -698,7 +700,8 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
             : 0;
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
     // part, or by TIED.
-    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double tied =
+        c->clip.on ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     const bool crosses = clip_crosses(&c->clip);
     if (crosses && (!a->unit || head)) {
         norms = head

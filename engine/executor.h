@@ -480,9 +480,10 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states,
-                                    real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels),
-                                    1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(
+                e, &w.states,
+                real_at_const(head_classified(m, &w.acts->unit[unit]), (n - 1) * gpt_width(m)), 1,
+                0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
@@ -492,7 +493,7 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
 // and gets the same result.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t n, float *logits) {
-    const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
+    const size_t bytes = (size_t)(n * gpt_width(e->model)) * dtype_size(e->shape.dtype);
     const int mine = placement_stage_of_unit(placement, e->shape.first),
               last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];

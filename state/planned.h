@@ -230,8 +230,9 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
         }
         if (unit == m->units - 1 && policy->keeps_gathered) { bytes += block; }
         if (unit == 0) {
-            bytes +=
-                (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64);
+            bytes += (size_t)round_up(m->class_elements[gpt_unit_spec(m, UNIT_HEAD)->storages[0]] *
+                                          (int64_t)ops_real_bytes(),
+                                      64);
         }
         if (mine && bytes > most) { most = bytes; }
     }
