@@ -301,8 +301,8 @@ static inline void clip_block_instantiated(const UnitCall *c, const Clip *clip) 
 // -------------------------------------------------------------------------------------------------
 // Head: its layernorm is a group; the gradient of the classifier's table waits for the embedding
 
-// Computes losses, the input's gradient, and what clipping needs for the table. Requires the buffers
-// of a backward pass; if logits are computed again later, only the losses are kept.
+// Computes losses, the input's gradient, and what clipping needs for the table. If logits are
+// computed again later, nothing is kept for the table.
 static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip) {
     const bool again = clip->policy.again;
     UnitCall head = *c;
@@ -350,8 +350,8 @@ static inline void clip_classifier_sum(const UnitCall *c, const Clip *clip, cons
 }
 
 // -------------------------------------------------------------------------------------------------
-// Embedding: the token table with both its uses, and the positions. All calls are of the embedding's
-// unit; head: buffers of the head's.
+// Embedding: the token table with both its uses, and the positions. All calls are of the
+// embedding's unit; head: buffers of the head's.
 
 // Returns the classifier's inputs.
 static inline Real *clip_classified(const UnitCall *c, const Clip *clip, const UnitBuffers *head) {

@@ -1,5 +1,5 @@
-// gpt.h: the model: an architecture (architecture.h) with dimensions (config.h). This file says which
-// units and storages it has, and where its tensors are in them.
+// gpt.h: the model: an architecture (architecture.h) with dimensions (config.h). This file says
+// which units and storages it has, and where its tensors are in them.
 //
 // Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
 //           head (final layernorm and classifier).

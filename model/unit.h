@@ -1,12 +1,12 @@
 // unit.h: the forward and backward passes of a unit, by walking through its table of operations
-// (architecture.h). `op_kinds` has a row for each kind of operation: how it computes its output, the
-// gradients of its inputs and of its parameters, and what each sample adds to the latter (dp.h).
+// (architecture.h). `op_kinds` has a row for each kind of operation: how it computes its output,
+// the gradients of its inputs and of its parameters, and what each sample adds to these (dp.h).
 //
 // Backward  has two parts. The input part computes the gradient of the unit's input, without the
 //           gradients of parameters. The weight part computes those. It may run any time later,
-//           from what the input part left in gradient buffers. One exception: the classifier's input
-//           part also computes the gradient of its table, because its logits exist only for a chunk
-//           of rows at a time. (dp.h has another exception.)
+//           from what the input part left in gradient buffers. One exception: the classifier's
+//           input part also computes the gradient of its table, because its logits exist only for a
+//           chunk of rows at a time. (dp.h has another exception.)
 //
 // A new kind of operation is a row of op_kinds, and its functions.
 #ifndef UNIT_H
@@ -409,8 +409,8 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     while (n->kind != kind) { n++; }
     return n;
 }
-// Computes the losses alone (evaluation). logits is a buffer (N, Vp), or NULL if the workspace holds
-// them.
+// Computes the losses alone (evaluation). logits is a buffer (N, Vp), or NULL if the workspace
+// holds them.
 static inline void unit_losses(const UnitCall *c, Real *logits) {
     const ClassifierResults none = {.each = call_rows(c)};
     classifier_run(c, unit_op(c->unit, OP_CLASSIFIER), none, logits);
