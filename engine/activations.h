@@ -605,7 +605,7 @@ static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
 // Waits until all requests of a buffer are complete.
 static inline void transit_wait(Executor *e, P2pBuffer *transit) {
     for (int i = 0; transit && i < transit->messages; i++) {
-        comm_wait_message(e->comm, transit->open[i]);
+        comm_wait(e->comm, &transit->open[i]);
     }
     if (transit) { transit->messages = 0; }
 }

@@ -513,11 +513,12 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
 }
 
 // Posts a message of `rows` rows, in a buffer that begins at p with the micro-batch's first row.
-static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p,
-                             int64_t rows, int64_t row_bytes) {
+static inline void post_rows(Executor *e, const Action *a, const char *what, P2pBuffer *transit,
+                             char *p, int64_t rows, int64_t row_bytes) {
+    const CommLabel label = {what, a->unit, e->step};
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    transit->open[transit->messages++] =
-        comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
+    transit->open[transit->messages++] = comm_message_begin(
+        e->comm, label, action_sends(a->kind), a->peer, 0, p, (size_t)(rows * row_bytes));
 }
 // Posts the messages of an action: output of the unit to the next stage, gradient of its input to
 // the stage before, norms (with rows of the classifier's gradient), or clipping factors.
@@ -533,21 +534,20 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
         const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
         double *norms = (double *)e->norms[place].p +
                         (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
-        comm_label(e->comm, "norms", a->unit, e->step);
-        post_rows(e, a, &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
+        post_rows(e, a, "norms", &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
         if (row_bytes > (int64_t)sizeof(double)) {
-            post_rows(e, a, &e->tied[place], (char *)e->tied[place].p, rows,
+            post_rows(e, a, "norms", &e->tied[place], (char *)e->tied[place].p, rows,
                       row_bytes - (int64_t)sizeof(double));
         }
     } else if (a->kind == ACT_SEND_FACTOR || a->kind == ACT_RECV_FACTOR) {
-        comm_label(e->comm, "factors", a->unit, e->step);
-        post_rows(e, a, &e->factors[place], (char *)e->factors[place].p, rows, row_bytes);
+        post_rows(e, a, "factors", &e->factors[place], (char *)e->factors[place].p, rows,
+                  row_bytes);
     } else {
         const int64_t micro = executor_micro(e, a);
         P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro)
                                      : executor_gradient_transit(e, a->unit, micro);
-        comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
-        post_rows(e, a, transit, (char *)transit->p, rows, row_bytes);
+        post_rows(e, a, forward ? "activations" : "gradients", transit, (char *)transit->p, rows,
+                  row_bytes);
     }
 }
 

@@ -119,8 +119,10 @@ typedef struct {
 static inline void sum_split(TimedSum *sum, int64_t n) {
     for (int i = 0; i <= sum->group->n; i++) { sum->bounds[i] = part_begin(n, sum->group->n, i); }
 }
-static inline CommHandle sum_start(const TimedSum *sum) {
-    return comm_all_reduce(sum->comm, sum->group, sum->data, sum->bounds, DTYPE_FP32);
+static const CommLabel MEASURING = {"measuring links", -1, 0};
+static inline CommRequest sum_begin(const TimedSum *sum) {
+    return comm_all_reduce_begin(sum->comm, MEASURING, sum->group, sum->data, sum->bounds,
+                                 DTYPE_FP32);
 }
 // Returns the seconds of an all-reduce, the best of a few.
 static inline double measure_sum(const TimedSum *sum) {
@@ -128,7 +130,8 @@ static inline double measure_sum(const TimedSum *sum) {
     for (int i = 0; i < 3; i++) {
         comm_barrier(sum->comm);
         double start = seconds_now();
-        comm_wait(sum->comm, sum_start(sum));
+        CommRequest request = sum_begin(sum);
+        comm_wait(sum->comm, &request);
         ops_wait(sum->stream);
         comm_barrier(sum->comm);
         best = fmin(best, seconds_now() - start);
@@ -150,14 +153,15 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
         const bool beside = i % 2;
         comm_barrier(sum->comm);
         double start = seconds_now();
-        CommHandle handle = beside ? sum_start(sum) : 0;
+        CommRequest request = {.number = 0};
+        if (beside) { request = sum_begin(sum); }
         for (int64_t k = 0; k < products; k++) {
             ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
                                real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
         }
         ops_wait(sum->stream);
         best[beside] = fmin(best[beside], seconds_now() - start);
-        if (beside) { comm_wait(sum->comm, handle); }
+        comm_wait(sum->comm, &request);
     }
     ops_free(matrix);
     ops_free(with.workspace);
@@ -488,11 +492,10 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     for (int i = 0; i < 4; i++) {
         comm_barrier(comm);
         double start = seconds_now();
-        comm_label(comm, "measuring links", -1, 0);
-        CommRequest in = comm_receive(comm, from, data + bytes, bytes),
-                    out = comm_send(comm, to, data, bytes);
-        comm_wait_message(comm, in);
-        comm_wait_message(comm, out);
+        CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
+                    out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
         best = fmin(best, seconds_now() - start);
     }
     return best;

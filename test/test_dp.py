@@ -1074,8 +1074,8 @@ class Controls(PrivateCheck):
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
               ("cross term between stages dropped", "ops/cpu/clip_cpu.h", "product += dot; size +=", "product += 0.0 * dot; size +=", "stages", "of storage 0"),
-              ("factors of another micro-batch", "engine/compute.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
-               "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
+              ("factors of another micro-batch", "engine/compute.h", "(char *)e->factors[place].p,",
+               "(char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
 
     def program(self, *changes):
         """With each (file, old, new) of the changes made."""
