@@ -364,13 +364,12 @@ static inline void executor_await(Executor *e, const Action *a) {
     transit_wait(e, &e->tied[place]);
     transit_wait(e, &e->factors[place]);
 }
-static inline void executor_free_sum(Executor *e, int storage);
 // Returns the buffer that an action adds its gradient to. *accumulate: false if the buffer must be
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
     if (e->store->policy.p2p) {
-        executor_free_sum(e, storage);
+        deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
     return store_gradient(e->store, storage, accumulate);

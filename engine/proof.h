@@ -27,7 +27,7 @@
 #define PROOF_H
 
 #include "cyclic.h"           // schedules of windows
-#include "engine/deferred.h"  // orders in which ranks may run them
+#include "engine/deferred_proof.h" // orders in which ranks may run them
 #include "engine/validator.h" // rules of compute actions
 
 typedef struct {
@@ -501,7 +501,7 @@ static inline void proof_visit(void *context, int rank, const Action *a, int pee
 static inline void proof_visit_at_once(void *context, int rank, const Action *a, int peer) {
     if (a->kind == ACT_REDUCE) {
         prove_piece((Proof *)context, rank, a);
-    } else if (!deferred_lanes(a->kind)) {
+    } else if (!action_is(a->kind, ON_PARAMETERS | ON_SUM)) {
         proof_visit(context, rank, a, peer);
     }
 }

@@ -1,4 +1,4 @@
-// validator.h: proves a program before it runs. It plays the program (schedule.h: walking), and
+// validator.h: proves a program before it runs. It plays the program (walk.h), and
 // checks what each action finds and leaves behind.
 //
 // schedule_validate proves that, on every rank:
@@ -28,7 +28,7 @@
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
 
-#include "engine/schedule.h" // programs
+#include "engine/walk.h" // playing programs
 
 // Flags of a rank, unit and micro-batch.
 enum {
@@ -134,7 +134,7 @@ validator_fail(Validator *v, int rank, const Action *a, const char *format, ...)
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     snprintf(v->error, v->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
-             action_names[a->kind], a->unit, a->storage, a->micro, what);
+             action_name(a->kind), a->unit, a->storage, a->micro, what);
 }
 
 // A unit's parameters must be acquired while it computes.
@@ -660,13 +660,12 @@ static inline void validate_stored(Validator *v, int rank, const Action *a) {
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
-    bool per_unit = action_computes(a->kind) || action_of_rows(a->kind) || action_of_stash(a->kind);
-    bool of_storage = !per_unit && a->kind != ACT_NORM && a->kind != ACT_STATS &&
-                      a->kind != ACT_SEND_STATS && a->kind != ACT_RECV_STATS,
-         good_storage = a->storage >= 0 && a->storage < p->map.storages;
-    bool per_micro = per_unit || a->kind == ACT_ADD ||
-                     (a->kind >= ACT_SEND_SUM && a->kind <= ACT_RECV_SUM) ||
-                     (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
+    const bool per_unit = action_is(a->kind, COMPUTES | OF_ROWS | OF_STASH),
+               of_storage = action_is(a->kind, OF_STORAGE),
+               good_storage = a->storage >= 0 && a->storage < p->map.storages,
+               per_micro =
+                   per_unit || action_is(a->kind, OF_MICRO) ||
+                   (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
     bool good =
         !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 &&
                       a->rows <= p->samples && a->first_row <= p->samples - a->rows);
@@ -739,7 +738,7 @@ static inline int validator_next_collective(const Validator *v, int rank, int ot
                *theirs = v->member + other * v->program->map.storages;
     for (; i < s->count; i++) {
         const Action *a = &s->actions[i];
-        if ((a->kind == ACT_PREFETCH || a->kind == ACT_REDUCE) && mine[a->storage] &&
+        if (action_is(a->kind, COLLECTIVE) && mine[a->storage] &&
             theirs[a->storage]) {
             break;
         }
@@ -766,8 +765,8 @@ static inline void validate_order(Validator *v, int q, int r) {
         if (!same) {
             snprintf(v->error, v->error_bytes,
                      "rank %d: %s of storage %d where rank %d has %s of storage %d", r,
-                     y ? action_names[y->kind] : "nothing", y ? y->storage : -1, q,
-                     x ? action_names[x->kind] : "nothing", x ? x->storage : -1);
+                     y ? action_name(y->kind) : "nothing", y ? y->storage : -1, q,
+                     x ? action_name(x->kind) : "nothing", x ? x->storage : -1);
         }
     }
 }
