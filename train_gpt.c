@@ -326,9 +326,8 @@ static void setup_executor(Trainer *t) {
                       t->most_samples, mine, micro_batches);
     if (t->cyclic.rule) {
         overlap_open(&t->executor, &longest.rank[t->comm.rank], t->options.grad_clip,
-                     t->options.cyclic_clip
-                         ? t->options.grad_clip / sqrt((double)t->model.storages)
-                         : 0);
+                     t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages)
+                                            : 0);
     }
     // ranks that take turns have run every kind of schedule after N steps
     int actions = longest.rank[t->comm.rank].count;

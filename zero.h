@@ -561,9 +561,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     }
     Owners owners = owners_make(m, placement);
     // the head's part of the gradient of wte
-    map.head_maker = !clips           ? ACT_BACKWARD_INPUT
-                     : owners.tied[0] ? ACT_TIED
-                                      : ACTION_KINDS;
+    map.head_maker = !clips ? ACT_BACKWARD_INPUT : owners.tied[0] ? ACT_TIED : ACTION_KINDS;
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->p2p != NULL;
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);

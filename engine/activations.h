@@ -33,10 +33,10 @@
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H
 
-#include "dataloader.h" // samples
-#include "dp.h"         // clipping
+#include "dataloader.h"      // samples
+#include "dp.h"              // clipping
 #include "engine/deferred.h" // store operations that wait for messages
-#include "zero.h"       // states
+#include "zero.h"            // states
 
 typedef struct {
     void **boundary;   // [units]
@@ -129,14 +129,14 @@ typedef struct {
     // where steps overlap: number of the step's first micro-batch, and micro-batches of a step;
     // else 0
     int64_t first_micro, step_micros;
-    float *host_logits;     // (Vp)
-    float *host_weights;    // (rows) of clipped samples
-    double *losses, *right; // [samples of a pass] for Pass
-    double *message;        // [samples of a pass + ranks] for executor_share()
-    int64_t *part;          // [ranks + 1] where each rank's part of message begins
-    const Real **held;      // [storages] acquired parameters
-    DeferredQueue queue;            // store operations that wait for messages
-    struct Overlap *overlap;        // steps that overlap (engine/overlap.h); NULL: they do not
+    float *host_logits;            // (Vp)
+    float *host_weights;           // (rows) of clipped samples
+    double *losses, *right;        // [samples of a pass] for Pass
+    double *message;               // [samples of a pass + ranks] for executor_share()
+    int64_t *part;                 // [ranks + 1] where each rank's part of message begins
+    const Real **held;             // [storages] acquired parameters
+    DeferredQueue queue;           // store operations that wait for messages
+    struct Overlap *overlap;       // steps that overlap (engine/overlap.h); NULL: they do not
     const Action *volatile action; // the running action, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began

@@ -35,16 +35,30 @@
 #ifndef DEFERRED_PROOF_H
 #define DEFERRED_PROOF_H
 
-#include "engine/validator.h" // the walk's visits
 #include "engine/deferred.h"  // which actions can be deferred, and what they wait for
+#include "engine/validator.h" // the walk's visits
 
 typedef struct {
     int rank, at; // index in the rank's list
 } End;
+// Messages of a channel: posted ends whose other end is not posted yet. Either all send or all
+// receive.
 typedef struct {
-    End *end; // [capacity] posted ends whose other end is not posted yet
+    End *end; // [capacity]
     int count, capacity;
 } Posted;
+// Of a rank.
+typedef struct {
+    int at;                  // index in the list
+    int group;               // number of the pause interval that the list is in
+    int *noted, count;       // [count] deferred operations that are not done, in order
+    int stats_out, stats_in; // messages of statistics that are not complete
+} DeferredRank;
+// Of a rank and storage.
+typedef struct {
+    int open[REQUEST_KINDS]; // messages that are not complete
+    int64_t version;         // newest version, stored or posted
+} DeferredStorage;
 typedef struct {
     Validator *v; // records the first error
     const Program *program;
@@ -59,39 +73,46 @@ typedef struct {
     // true: the newest message completes first, so that others take as long as they can; false: a
     // random one
     bool newest;
-    int *at, *group; // [ranks] index in the list; number of the pause interval that the list is in
-    int **noted, *count;       // [ranks][count] deferred operations that are not done, in order
-    Posted *sends, *recvs;     // [channels]
+    DeferredRank *ranks;
+    DeferredStorage *storages; // [rank][storage]
+    Posted *posted;            // [from][to][tag] channels
     End (*met)[2];             // [meetings] sender and receiver of messages that can complete
     int meetings, capacity;    // messages that can complete
-    int *open;                 // [rank][storage][REQUEST_KINDS] messages that are not complete
-    int *stats_out, *stats_in; // [rank] messages of statistics that are not complete
-    int64_t *posted_version;   // [rank][storage] newest version, stored or posted
 } DeferredWalk;
 
 static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) {
     return &w->program->rank[e.rank].actions[e.at];
 }
-static inline int *deferred_walk_open(const DeferredWalk *w, int rank, int storage, int requests) {
-    return &w->open[(rank * w->program->map.storages + storage) * REQUEST_KINDS + requests];
+static inline DeferredStorage *deferred_walk_storage(const DeferredWalk *w, int rank, int storage) {
+    return &w->storages[rank * w->program->map.storages + storage];
 }
-static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, int storage) {
-    return &w->posted_version[rank * w->program->map.storages + storage];
-}
-// Returns the count of open messages that a message's end belongs to.
-static inline int *deferred_walk_requests(const DeferredWalk *w, End e) {
+// Points to the count of open messages to which a message's end belongs.
+static inline int *deferred_walk_open(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
-    if (a->storage < 0) { return sends ? &w->stats_out[e.rank] : &w->stats_in[e.rank]; }
-    const bool sum = !action_is(a->kind, ON_PARAMETERS);
-    const int place = sum ? 0 : (int)(a->version % w->p2p[e.rank].places[a->storage]);
-    return deferred_walk_open(w, e.rank, a->storage,
-                              sum ? (sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM)
-                                  : (sends ? REQUEST_SEND : REQUEST_RECV) + place);
+    if (a->storage < 0) { return sends ? &w->ranks[e.rank].stats_out : &w->ranks[e.rank].stats_in; }
+    int kind = sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM;
+    if (action_is(a->kind, ON_PARAMETERS)) {
+        kind = (sends ? REQUEST_SEND : REQUEST_RECV) +
+               (int)(a->version % w->p2p[e.rank].places[a->storage]);
+    }
+    return &deferred_walk_storage(w, e.rank, a->storage)->open[kind];
 }
-static inline void deferred_walk_fail(DeferredWalk *w, End e, const char *what) {
-    const Action *a = deferred_walk_action(w, e);
-    validator_fail(w->v, e.rank, a, "%s", what);
+static inline void deferred_walk_refuse(DeferredWalk *w, End e, bool bad, const char *what) {
+    w->v->rank = e.rank;
+    w->v->action = deferred_walk_action(w, e);
+    refuse(w->v, bad, "%s", what);
+}
+// Returns an array with space for one more element. The caller fills in the element and counts it.
+static inline void *deferred_walk_grow(void *array, int count, int *capacity, size_t bytes) {
+    if (count < *capacity) { return array; }
+    *capacity = *capacity ? 2 * *capacity : 4;
+    void *grown = realloc(array, (size_t)*capacity * bytes);
+    if (!grown) { die(EXIT_RESOURCES, NULL, "cannot hold %d messages", *capacity); }
+    return grown;
+}
+static inline size_t deferred_walk_channels(const Program *p) {
+    return (size_t)(p->ranks * p->ranks) * (size_t)(2 * p->map.storages + 3);
 }
 
 // Posts one end of a message. If its other end is posted, the message can complete from now on.
@@ -100,31 +121,24 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
     const bool sends = action_sends(a->kind);
     const int ranks = w->program->ranks, tags = 2 * w->program->map.storages + 3,
               from = sends ? e.rank : a->peer, to = sends ? a->peer : e.rank;
-    const int tag = a->storage < 0                        ? 0
-                    : !action_is(a->kind, ON_PARAMETERS) ? sum_channel(a->storage)
-                                                          : parameters_channel(a->storage);
-    const int channel = (from * ranks + to) * tags + tag;
-    Posted *mine = &(sends ? w->sends : w->recvs)[channel],
-           *others = &(sends ? w->recvs : w->sends)[channel];
-    ++*deferred_walk_requests(w, e);
-    if (!others->count) {
-        if (mine->count == mine->capacity) {
-            mine->capacity = mine->capacity ? 2 * mine->capacity : 4;
-            mine->end = (End *)realloc(mine->end, (size_t)mine->capacity * sizeof(End));
-        }
-        mine->end[mine->count++] = e;
+    const int tag = a->storage < 0                      ? 0
+                    : action_is(a->kind, ON_PARAMETERS) ? parameters_channel(a->storage)
+                                                        : sum_channel(a->storage);
+    Posted *posted = &w->posted[(from * ranks + to) * tags + tag];
+    ++*deferred_walk_open(w, e);
+    if (!posted->count || action_sends(deferred_walk_action(w, posted->end[0])->kind) == sends) {
+        posted->end =
+            (End *)deferred_walk_grow(posted->end, posted->count, &posted->capacity, sizeof(End));
+        posted->end[posted->count++] = e;
         return;
     }
-    const End other = others->end[0], sender = sends ? e : other, receiver = sends ? other : e;
-    memmove(others->end, others->end + 1, (size_t)--others->count * sizeof(End));
-    if (!actions_match(deferred_walk_action(w, sender), from, deferred_walk_action(w, receiver),
-                       to)) {
-        deferred_walk_fail(w, sender, "meets another message");
-    }
-    if (w->meetings == w->capacity) {
-        w->capacity = w->capacity ? 2 * w->capacity : 64;
-        w->met = (End(*)[2])realloc(w->met, (size_t)w->capacity * sizeof *w->met);
-    }
+    const End other = posted->end[0], sender = sends ? e : other, receiver = sends ? other : e;
+    memmove(posted->end, posted->end + 1, (size_t)--posted->count * sizeof(End));
+    deferred_walk_refuse(w, sender,
+                         !actions_match(deferred_walk_action(w, sender), from,
+                                        deferred_walk_action(w, receiver), to),
+                         "meets another message");
+    w->met = (End(*)[2])deferred_walk_grow(w->met, w->meetings, &w->capacity, sizeof *w->met);
     w->met[w->meetings][0] = sender;
     w->met[w->meetings++][1] = receiver;
 }
@@ -133,11 +147,9 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
 static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     const End sender = w->met[meeting][0], receiver = w->met[meeting][1];
     const Action *a = deferred_walk_action(w, sender);
-    w->met[meeting][0] = w->met[w->meetings - 1][0];
-    w->met[meeting][1] = w->met[w->meetings - 1][1];
-    w->meetings--;
-    --*deferred_walk_requests(w, sender);
-    --*deferred_walk_requests(w, receiver);
+    memmove(w->met[meeting], w->met[--w->meetings], sizeof *w->met);
+    --*deferred_walk_open(w, sender);
+    --*deferred_walk_open(w, receiver);
     if (a->kind == ACT_SEND_PARAMETERS) { return; }
     w->later(w->context, sender.rank, a, receiver.rank);
     w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);
@@ -147,34 +159,32 @@ static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
 static inline void deferred_walk_check(DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool makes = action_is(a->kind, BEFORE_USE), sum = a->kind == ACT_RECV_SUM;
-    if (!(action_is(a->kind, ON_PARAMETERS)) && !sum) { return; }
+    if (!action_is(a->kind, ON_PARAMETERS) && !sum) { return; }
+    DeferredStorage *s = deferred_walk_storage(w, e.rank, a->storage);
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     const int place = sum ? 0 : (int)(version % w->p2p[e.rank].places[a->storage]);
-    const int coming =
-        *deferred_walk_open(w, e.rank, a->storage, sum ? REQUEST_RECV_SUM : REQUEST_RECV + place);
-    if (coming || (makes && *deferred_walk_open(w, e.rank, a->storage, REQUEST_SEND + place))) {
-        deferred_walk_fail(w, e, "a message of its place is under way");
-    }
-    if (makes) { *deferred_walk_version(w, e.rank, a->storage) = version; }
+    deferred_walk_refuse(w, e,
+                         s->open[sum ? REQUEST_RECV_SUM : REQUEST_RECV + place] ||
+                             (makes && s->open[REQUEST_SEND + place]),
+                         "a message of its place is under way");
+    if (makes) { s->version = version; }
 }
 // Does the i-th deferred operation of a rank, if it can be done now. Returns whether it was.
 static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
-    const End e = {rank, w->noted[rank][i]};
+    DeferredRank *r = &w->ranks[rank];
+    const End e = {rank, r->noted[i]};
     const Action *a = deferred_walk_action(w, e);
     Action of = *a;
     int kinds[2];
     of.micro %= pieces_of_step(&w->p2p[rank].pieces); // micro counts through the steps here
     const int n = deferred_requests(&w->p2p[rank], &of, kinds);
     for (int k = 0; k < i; k++) {
-        if (deferred_conflict(&w->program->rank[rank].actions[w->noted[rank][k]], a)) {
-            return false;
-        }
+        if (deferred_conflict(&w->program->rank[rank].actions[r->noted[k]], a)) { return false; }
     }
     for (int k = 0; k < n; k++) {
-        if (*deferred_walk_open(w, rank, a->storage, kinds[k])) { return false; }
+        if (deferred_walk_storage(w, rank, a->storage)->open[kinds[k]]) { return false; }
     }
-    memmove(&w->noted[rank][i], &w->noted[rank][i + 1],
-            (size_t)(--w->count[rank] - i) * sizeof(int));
+    memmove(&r->noted[i], &r->noted[i + 1], (size_t)(--r->count - i) * sizeof(int));
     deferred_walk_check(w, e);
     // sums are reported when they are complete
     const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM;
@@ -184,11 +194,11 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
 }
 
 // Is an operation of these kinds (bits) deferred, of a storage (-1: any) and of a step (-1: any)?
-static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned kinds, int storage,
+static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned any, int storage,
                                        int64_t step) {
-    for (int i = 0; i < w->count[rank]; i++) {
-        const Action *a = &w->program->rank[rank].actions[w->noted[rank][i]];
-        if (action_is(a->kind, kinds) && (storage < 0 || a->storage == storage) &&
+    for (int i = 0; i < w->ranks[rank].count; i++) {
+        const Action *a = &w->program->rank[rank].actions[w->ranks[rank].noted[i]];
+        if (action_is(a->kind, any) && (storage < 0 || a->storage == storage) &&
             (step < 0 || a->step == step)) {
             return true;
         }
@@ -197,29 +207,27 @@ static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned
 }
 static inline bool deferred_walk_place_is_free(const DeferredWalk *w, int rank, int storage) {
     return !deferred_walk_noted(w, rank, BEFORE_GRADIENT, storage, -1) &&
-           !*deferred_walk_open(w, rank, storage, REQUEST_SEND_SUM);
+           !deferred_walk_storage(w, rank, storage)->open[REQUEST_SEND_SUM];
 }
 // Must a rank's list wait at this action?
 static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Action *a) {
     const UnitMap *map = &w->program->map;
-    const P2p *r = &w->p2p[rank];
-    if (a->step / w->pause > w->group[rank] && w->count[rank]) { return true; }
-    switch (a->kind) {
-    case ACT_REDUCE: return !deferred_walk_place_is_free(w, rank, a->storage);
-    case ACT_ACQUIRE:
-        if (*deferred_walk_version(w, rank, a->storage) < a->version &&
-            deferred_walk_noted(w, rank, BEFORE_USE, a->storage, -1)) {
-            return true;
-        }
-        return *deferred_walk_open(w, rank, a->storage,
-                                   REQUEST_RECV + (int)(a->version % r->places[a->storage]));
-    case ACT_STATS:
-        return w->stats_out[rank] || w->stats_in[rank] ||
-               (a->version == 0 &&
-                deferred_walk_noted(w, rank, deferred_before_stats(r), -1, a->step));
-    case ACT_SEND_STATS: return w->stats_out[rank];
-    default: break;
+    const DeferredRank *r = &w->ranks[rank];
+    const P2p *p2p = &w->p2p[rank];
+    if (a->step / w->pause > r->group && r->count) { return true; }
+    if (a->kind == ACT_REDUCE) { return !deferred_walk_place_is_free(w, rank, a->storage); }
+    if (a->kind == ACT_ACQUIRE) {
+        const DeferredStorage *s = deferred_walk_storage(w, rank, a->storage);
+        return (s->version < a->version &&
+                deferred_walk_noted(w, rank, BEFORE_USE, a->storage, -1)) ||
+               s->open[REQUEST_RECV + (int)(a->version % p2p->places[a->storage])];
     }
+    if (a->kind == ACT_STATS) {
+        return r->stats_out || r->stats_in ||
+               (a->version == 0 &&
+                deferred_walk_noted(w, rank, deferred_before_stats(p2p), -1, a->step));
+    }
+    if (a->kind == ACT_SEND_STATS) { return r->stats_out; }
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int storage = map->of_unit[a->unit][k];
         if (action_contributes(map, a, storage) && !deferred_walk_place_is_free(w, rank, storage)) {
@@ -229,14 +237,14 @@ static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Ac
     return false;
 }
 static inline bool deferred_walk_list(DeferredWalk *w, int rank) {
-    const Schedule *s = &w->program->rank[rank];
-    const End e = {rank, w->at[rank]};
-    if (e.at == s->count) { return false; }
-    const Action *a = &s->actions[e.at];
+    DeferredRank *r = &w->ranks[rank];
+    const End e = {rank, r->at};
+    if (e.at == w->program->rank[rank].count) { return false; }
+    const Action *a = deferred_walk_action(w, e);
     if (deferred_walk_waits(w, rank, a)) { return false; }
-    w->group[rank] = (int)max_i64(w->group[rank], a->step / w->pause);
-    w->at[rank]++;
-    if (action_is(a->kind, ON_PARAMETERS | ON_SUM)) { w->noted[rank][w->count[rank]++] = e.at; }
+    r->group = (int)max_i64(r->group, a->step / w->pause);
+    r->at++;
+    if (action_is(a->kind, ON_PARAMETERS | ON_SUM)) { r->noted[r->count++] = e.at; }
     if (a->kind == ACT_SEND_STATS || a->kind == ACT_RECV_STATS) {
         deferred_walk_post(w, e);
     } else {
@@ -255,56 +263,43 @@ static inline bool deferred_walk_message(DeferredWalk *w) {
 }
 // Makes a random move. Returns false if that move is not possible now.
 static inline bool deferred_walk_move(DeferredWalk *w) {
-    const int rank = deferred_walk_draw(w, w->program->ranks), kind = deferred_walk_draw(w, 256);
+    const int rank = deferred_walk_draw(w, w->program->ranks), kind = deferred_walk_draw(w, 256),
+              count = w->ranks[rank].count;
     if (kind < w->share[0]) { return deferred_walk_list(w, rank); }
-    if (kind < w->share[1]) {
-        return w->count[rank] && deferred_walk_do(w, rank, deferred_walk_draw(w, w->count[rank]));
-    }
-    return deferred_walk_message(w);
+    if (kind >= w->share[1]) { return deferred_walk_message(w); }
+    return count && deferred_walk_do(w, rank, deferred_walk_draw(w, count));
 }
 // Makes every possible move, messages last. Returns false if none was possible.
 static inline bool deferred_walk_any(DeferredWalk *w) {
     bool moved = false;
     for (int r = 0; r < w->program->ranks; r++) {
         moved = deferred_walk_list(w, r) || moved;
-        for (int i = 0; i < w->count[r]; i++) { moved = deferred_walk_do(w, r, i) || moved; }
+        for (int i = 0; i < w->ranks[r].count; i++) { moved = deferred_walk_do(w, r, i) || moved; }
     }
     return moved || deferred_walk_message(w);
 }
 static inline void deferred_walk_start(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks, storages = (size_t)w->program->map.storages,
-                 channels = ranks * ranks * (2 * storages + 3);
-    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "deferred operations");
-    w->group = w->at + ranks;
-    w->count = w->group + ranks;
-    w->stats_out = w->count + ranks;
-    w->stats_in = w->stats_out + ranks;
-    w->noted = (int **)checked_calloc(ranks, sizeof(int *), "deferred operations");
+    static const char what[] = "deferred operations";
+    const Program *p = w->program;
+    const size_t ranks = (size_t)p->ranks;
+    w->ranks = (DeferredRank *)checked_calloc(ranks, sizeof(DeferredRank), what);
     for (size_t r = 0; r < ranks; r++) {
-        w->noted[r] = (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int),
-                                            "deferred operations");
+        w->ranks[r].noted = (int *)checked_malloc((size_t)p->rank[r].count * sizeof(int), what);
     }
-    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "deferred operations");
-    w->recvs = w->sends + channels;
-    w->open =
-        (int *)checked_calloc(ranks * storages * REQUEST_KINDS, sizeof(int), "deferred operations");
-    w->posted_version =
-        (int64_t *)checked_calloc(ranks * storages, sizeof(int64_t), "deferred operations");
+    w->storages = (DeferredStorage *)checked_calloc(ranks * (size_t)p->map.storages,
+                                                    sizeof(DeferredStorage), what);
+    w->posted = (Posted *)checked_calloc(deferred_walk_channels(p), sizeof(Posted), what);
     w->share[0] = 1 + deferred_walk_draw(w, 250);
     w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
     w->newest = deferred_walk_draw(w, 2);
 }
 static inline void deferred_walk_stop(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks,
-                 channels = ranks * ranks * (2 * (size_t)w->program->map.storages + 3);
-    for (size_t i = 0; i < 2 * channels; i++) { free(w->sends[i].end); }
-    for (size_t r = 0; r < ranks; r++) { free(w->noted[r]); }
-    free(w->at);
-    free(w->noted);
-    free(w->sends);
+    for (size_t i = 0; i < deferred_walk_channels(w->program); i++) { free(w->posted[i].end); }
+    for (int r = 0; r < w->program->ranks; r++) { free(w->ranks[r].noted); }
+    free(w->ranks);
+    free(w->storages);
+    free(w->posted);
     free(w->met);
-    free(w->open);
-    free(w->posted_version);
 }
 // Replays the lists of cyclic mode `data` in an order drawn from `seed`; every pause-th step
 // drains. A rank that waits for ever, and an operation that touches a buffer of an open message,
@@ -327,9 +322,11 @@ static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64
         if (failed > 64 && !deferred_walk_any(&w)) { break; }
     }
     for (int r = 0; r < w.program->ranks; r++) {
-        const End e = {r, w.count[r] ? w.noted[r][0] : w.at[r]};
+        const DeferredRank *rank = &w.ranks[r];
+        const End e = {r, rank->count ? rank->noted[0] : rank->at};
         if (e.at < w.program->rank[r].count) {
-            deferred_walk_fail(&w, e, "deadlock: waits for ever, some work being put aside");
+            deferred_walk_refuse(&w, e, true,
+                                 "deadlock: waits for ever, some work being put aside");
         }
     }
     deferred_walk_stop(&w);

@@ -48,8 +48,8 @@ typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
 // where their states are. zero.h makes it (unit_map).
 typedef struct {
     int units, storages;
-    int (*of_unit)[2];        // [units] storages that the unit uses
-    int *of_unit_count;       // [units] how many: 1 or 2
+    int (*of_unit)[2];  // [units] storages that the unit uses
+    int *of_unit_count; // [units] how many: 1 or 2
     // which action makes the head's part of the gradient of wte: the head's input part (gpt.h). Where
     // samples are clipped, it is made together with the embedding's part (dp.h: ACTION_KINDS, no
     // action of its own); if the embedding is on another stage, by TIED. Weight parts make all others

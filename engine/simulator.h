@@ -148,9 +148,9 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
     const bool stores = action_is(a->kind, ON_DISK);
-    double *beside = stores                                           ? s->disk
+    double *beside = stores                                               ? s->disk
                      : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE ? s->link
-                                                                      : s->comm;
+                                                                          : s->comm;
     if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];

@@ -60,9 +60,7 @@ static inline void timeline_draw(char *row, int columns, const TimelineCell *cel
     char label[16];
     int length = snprintf(label, sizeof label, "%c%d", cell->letter, cell->micro);
     // part of a number would be another number
-    if (cell->micro < 0 || length > to - from) {
-        length = 1;
-    }
+    if (cell->micro < 0 || length > to - from) { length = 1; }
     for (int c = from; c < to; c++) { row[c] = c - from < length ? label[c - from] : '-'; }
 }
 // Prints one row for each rank, `columns` wide, with the share of time in which the rank is busy.

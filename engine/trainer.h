@@ -327,10 +327,9 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
     Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
     if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
     const int64_t step = t->progress.step;
-    const StepStats stats =
-        overlap_run_window(&t->executor, step_schedule_of, t, passes, step,
-                           pauses_after(t, step + 1), asked_to_stop(t),
-                           make_update(&t->options, lr, 0), &t->stopping);
+    const StepStats stats = overlap_run_window(&t->executor, step_schedule_of, t, passes, step,
+                                               pauses_after(t, step + 1), asked_to_stop(t),
+                                               make_update(&t->options, lr, 0), &t->stopping);
     const int64_t counted =
         t->privacy.on ? pass->samples
                       : dataset_count_targets(&t->train, t->progress.position, t->samples);

@@ -65,7 +65,8 @@ static inline bool walk_meet(Walk *w, int r) {
 }
 // Returns the storage whose members start a collective with this action, or -1.
 static inline int walk_collective(const Walk *w, const Action *a) {
-    return action_is(a->kind, COLLECTIVE) && a->storage < w->program->map.storages ? a->storage : -1;
+    return action_is(a->kind, COLLECTIVE) && a->storage < w->program->map.storages ? a->storage
+                                                                                   : -1;
 }
 // Rank r has reached a collective of a storage. Returns whether all its members have.
 static inline bool walk_join(Walk *w, int r, WalkStorage *storage) {
