@@ -26,7 +26,7 @@
 #ifndef PROOF_H
 #define PROOF_H
 
-#include "cyclic.h"                // schedules of windows
+#include "engine/cyclic_windows.h" // schedules
 #include "engine/deferred_proof.h" // orders in which ranks may run them
 
 typedef struct {

@@ -695,7 +695,7 @@ FAULTS = [
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    ("v2", CYCLIC_H, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+    ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
     ("v2, pieces", "state/layout.h", "begins ? begins[micro] : "
