@@ -537,7 +537,6 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
     map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
@@ -561,9 +560,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     }
     Owners owners = owners_make(m, placement);
     // the head's part of the gradient of wte
-    map.made[m->units - 1][1] = !clips           ? MADE_BY_INPUT_PART
-                                : owners.tied[0] ? MADE_BY_TIED
-                                                 : MADE_ELSEWHERE;
+    map.head_maker = !clips ? ACT_BACKWARD_INPUT : owners.tied[0] ? ACT_TIED : ACTION_KINDS;
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->p2p != NULL;
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
@@ -631,8 +628,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
             schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1));
         }
     }
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds PREFETCHes, in the order of the uses: each as early as its storage, and the others in its
@@ -669,8 +665,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     }
     free(busy);
     free(seen);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds REDUCE right after a storage's last contribution, of the step or of each micro-batch. The
@@ -713,8 +708,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         }
     }
     free(last);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Returns the storage to whose gradient an action contributes, if it is this one or another in its
@@ -770,8 +764,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
         }
     }
     free(left);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds the action that brings the next piece, in the order of updates, to where it is updated:
@@ -847,8 +840,7 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
         }
     }
     free(left);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 // Adds READs of the first pieces on disk at the beginning, so that they run during the step.
 static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in,
@@ -856,8 +848,7 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < DISK_PIECES; i++) { lower_next_read(map, used, &out, read); }
     for (int i = 0; i < in->count; i++) { schedule_add(&out, in->actions[i]); }
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 // Adds NORM, then UPDATEs in the order in which the next forward pass needs the parameters;
 // parameters that stay whole are gathered at once. States that the device updates are fetched

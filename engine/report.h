@@ -8,11 +8,11 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "state/checkpoint.h" // TextBuffer
-#include "engine/costs.h"     // costs of actions
-#include "engine/timeline.h"  // schedules with their times
-#include "cyclic.h"           // schedules that differ between steps
-#include "options.h"          // the flags in the log header
+#include "state/checkpoint.h"      // TextBuffer
+#include "engine/costs.h"          // costs of actions
+#include "engine/timeline.h"       // schedules with their times
+#include "engine/cyclic_windows.h" // schedules that differ between steps
+#include "options.h"               // the flags in the log header
 
 #include <malloc.h> // malloc_trim
 

@@ -11,13 +11,9 @@
 //           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
-// Deferred  Store operations that would wait for a message are deferred (DeferredOp), and the rank
-//           continues to compute. Deferred operations on one storage's parameters run in order, and
-//           so do those on its sums; other operations do not wait for them. The executor runs one
-//           when its requests are complete, and waits where something needs it (executor.h;
-//           engine/deferred.h proves that no rank waits for ever). Each storage has channels of its
-//           own, so that both ends may post messages in different orders. A transport with a single
-//           channel has no deferred operations.
+// Deferred  Store operations that would wait for a message can be deferred (engine/deferred.h). Each
+//           storage has channels of its own, so that both ends may post messages in different
+//           orders. A transport with a single channel has no deferred operations.
 #ifndef P2P_H
 #define P2P_H
 
@@ -287,76 +283,6 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
                   send ? (void *)store_whole(s, storage, 0)
                        : (void *)buffer_slice(&s->coming, storage),
                   (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
-}
-
-// -------------------------------------------------------------------------------------------------
-// Deferred operations
-
-typedef struct {
-    Action action; // with absolute step and version
-    int64_t micro; // counts through all steps
-} DeferredOp;
-enum { LANE_PARAMETERS = 1, LANE_SUM = 2 };
-// Returns the lanes of its storage that a deferrable action belongs to; 0: the action cannot be
-// deferred.
-static inline int deferred_lanes(ActionKind kind) {
-    switch (kind) {
-    case ACT_SEND_PARAMETERS:
-    case ACT_RECV_PARAMETERS: return LANE_PARAMETERS;
-    case ACT_SEND_SUM:
-    case ACT_RECV_SUM:
-    case ACT_REDUCE:
-    case ACT_ADD: return LANE_SUM;
-    case ACT_UPDATE: return LANE_PARAMETERS | LANE_SUM;
-    default: return 0;
-    }
-}
-static inline unsigned deferred_bit(ActionKind kind) { return 1u << kind; }
-static inline bool deferred_conflict(const Action *a, const Action *b) {
-    return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind));
-}
-// The kinds of operations (bits) that must not be deferred any longer: when a storage's next
-// gradient is made, when a version is used, when a step's statistics are added.
-static inline unsigned deferred_before_gradient(void) {
-    return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE);
-}
-static inline unsigned deferred_before_use(void) {
-    return deferred_bit(ACT_RECV_PARAMETERS) | deferred_bit(ACT_UPDATE);
-}
-static inline unsigned deferred_before_stats(const P2p *r) {
-    return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE);
-}
-// Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
-// Returns how many there are.
-static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
-    const Pieces *pieces = &r->pieces;
-    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place =
-        deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
-    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    // as in store_add_sum
-    const bool joins = r->way[a->storage] == SUM_CHAIN
-                           ? micro > 0
-                           : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
-    switch (a->kind) {
-    case ACT_SEND_PARAMETERS: kinds[0] = REQUEST_RECV + place; return 1;
-    case ACT_RECV_PARAMETERS:
-    // REQUEST_RECV: a version may have arrived that was never used
-    case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2;
-    case ACT_REDUCE: kinds[0] = REQUEST_RECV_SUM; return joins && piece_is_last(pieces, a->micro);
-    case ACT_ADD: kinds[0] = REQUEST_RECV_SUM; return 1;
-    default: return 0;
-    }
-}
-// Returns the first message that an operation would have to wait for now; all zeros: none.
-static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
-    int kinds[2];
-    const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
-    CommRequest open = {.number = 0};
-    for (int i = 0; i < n && !open.number; i++) {
-        open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
-    }
-    return open;
 }
 
 #endif

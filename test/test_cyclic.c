@@ -1301,7 +1301,7 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
     for (int u = 0; u <= head; u++) {
         const UnitStates s = reference_states(r, c, i, u, false);
         UnitCall call = reference_call(r, &s, u, rows);
-        unit_run(&call, PART_FORWARD);
+        unit_pass(&call, PART_FORWARD);
     }
     for (int u = head; u >= 0; u--) {
         const UnitStates s = reference_states(r, c, i, u, u == 0);
@@ -1309,8 +1309,8 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
         call.classifier.dweight = u == head ? r->own[0] : NULL;
         call.classifier.each = rows * REF_T;
         call.classifier.scale = scale;
-        unit_run(&call, PART_BACKWARD_INPUT);
-        unit_run(&call, PART_BACKWARD_WEIGHT);
+        unit_pass(&call, PART_BACKWARD_INPUT);
+        unit_pass(&call, PART_BACKWARD_WEIGHT);
     }
 }
 static double reference_norm(Reference *r) {

@@ -676,13 +676,13 @@ FAULTS = [
     ("clip where it sometimes does nothing", TRAINER,
      "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?"),
     ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
-    ("v1, clip", "engine/executor.h", "if (most > 0 && {norm > most ==> false})"),
+    ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
     ("v2, storage", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
      "==> (double)t->model.storages}"),
     ("v2, storage, shared", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
      "==> sqrt((double)t->model.units)}"),
-    ("v2, storage", "engine/executor.h", "most = e->storage_clip; "
-     "{exact_join(&e->squares, &squares) ==> (void)0}"),
+    ("v2, storage", "engine/overlap.h", "most = o->storage_clip; "
+     "{exact_join(&o->squares, &squares) ==> (void)0}"),
     ("skip-loss-z", "state/checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
     ("skip-grad-z", TRAINER, "norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
@@ -695,13 +695,13 @@ FAULTS = [
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    ("v2", CYCLIC_H, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+    ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
     ("v2, pieces", "state/layout.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
-    ("v2, documents", TRAINER, "e->stats_out.loss / (double){max_i64(counted, 1) "
+    ("v2, documents", TRAINER, "stats.loss / (double){max_i64(counted, 1) "
      "==> (t->samples * t->options.seq_len)};"),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),

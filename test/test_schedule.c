@@ -1048,7 +1048,7 @@ static ActionCost cost_of(const void *context, int rank, const Action *a) {
     if (action_computes(a->kind)) {
         cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0;
     }
-    if (action_sends(a->kind) || action_receives(a->kind)) { cost.message_s = c->message; }
+    if (action_is_message(a->kind)) { cost.message_s = c->message; }
     if (a->kind == ACT_REDUCE) { cost.message_s = c->reduce; }
     if (a->kind == ACT_NORM) { cost.compute_s = c->norm; }
     if (a->kind == ACT_UPDATE) { cost.compute_s = c->update; }
@@ -1132,7 +1132,7 @@ static void test_simulated_gathers(void **state) {
 // The line must say all that the action says.
 static void check_printed(const char *line, int index, const Action *a) {
     char expected[64];
-    snprintf(expected, sizeof expected, "%d %s ", index, action_names[a->kind]);
+    snprintf(expected, sizeof expected, "%d %s ", index, action_name(a->kind));
     if (!strstr(line, expected) && !(a->kind == ACT_NORM && strstr(line, "NORM"))) {
         fail_msg("no \"%s\" in: %s", expected, line);
     }
