@@ -28,7 +28,7 @@
 // Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
     const bool none = !store_holds(s, storage) ||
-                      (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
+                      (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : !optimizer_keeps(s->optimizer, kind));
     const int64_t elements =
         s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
@@ -139,7 +139,7 @@ static inline void totals_count(OffloadTotals *t, int storage, int times) {
                     (int64_t)sizeof(float);
         return;
     }
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         if (offload_has(t->placed, storage, (StateKind)kind)) {
             t->bytes += times * offload_bytes(s, storage, (StateKind)kind);
         }
@@ -216,7 +216,7 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 // Returns the bits of a storage's optimizer states.
 static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind);
     }
     return all;
@@ -235,7 +235,7 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, const i
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = offload_optimizer(s, i);
         if (o->cpu_update) { n = offload_add_turn(turns, n, i, all); }
-        for (int kind = STATE_MASTER; kind <= STATE_V && !o->cpu_update; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !o->cpu_update; kind++) {
             n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
         }
     }
@@ -257,7 +257,7 @@ static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTu
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
         }
     }

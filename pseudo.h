@@ -122,10 +122,8 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
 // (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
-        const bool block =
-            gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
-        for (int kind = STATE_M; block && kind <= STATE_V; kind++) {
-            if (store_has_state(to, (StateKind)kind)) { store_clear_state(to, (StateKind)kind, i); }
+        if (gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0) {
+            store_clear_moments(to, i);
         }
     }
 }

@@ -341,14 +341,15 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     return true;
 }
 
-static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool adam) {
+static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
+                                      const Optimizer *optimizer) {
     const GptConfig *c = &m->config;
     const GptShare *share = &m->share;
     text_add(t,
              "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
              c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len,
-             adam ? "adamw" : "sgd");
+             optimizer->name);
     if (share_is(*share)) {
         text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run),
                  share->cycle ? "x" : "");
@@ -716,7 +717,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
                                  const char *flags, const StateReport *reports) {
     TextBuffer t = {NULL, 0, 0};
     text_add(&t, "train_gpt checkpoint 1\n");
-    manifest_add_model(&t, s->model, s->adam);
+    manifest_add_model(&t, s->model, s->optimizer);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
              p->position, p->updates);
     if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
@@ -874,7 +875,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
     TextBuffer model = {NULL, 0, 0};
-    manifest_add_model(&model, from, s->adam);
+    manifest_add_model(&model, from, s->optimizer);
     const char *line = manifest_line(text, "model");
     int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages),
                                                            sizeof(int64_t), "checkpoint");
@@ -1029,8 +1030,7 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
         if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) {
             continue;
         }
-        store_clear_state(s, STATE_M, i);
-        if (s->adam) { store_clear_state(s, STATE_V, i); }
+        store_clear_moments(s, i);
     }
     store_count_updates(s, p);
     store_masters_changed(s);

@@ -95,7 +95,7 @@ static inline void store_move_states(Store *s, int storage, int piece, OffloadBu
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     float *place = (float *)(void *)buffer->at;
     if (in) { store_await_stored(s, storage, piece); }
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
         store_move(s, buffer, store_piece_state(s, (StateKind)kind, storage, piece), place,
                    n * (int64_t)sizeof(float), in);
@@ -165,7 +165,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
 // The memory that an update works on: `count` elements of a storage from `first` on, on the device
 // or on the host.
 typedef struct {
-    float *state[STATE_V + 1]; // [kinds]
+    float *state[OPTIMIZER_KINDS]; // [kinds]
     const float *gradient;
     char *parameters;
     int64_t first, count;
@@ -188,7 +188,7 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
         return;
     }
     ops_follow(s->stream, &buffer->link);
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         if (offload_has(s->policy.offload, storage, (StateKind)kind)) {
             p->state[kind] = place;
             place += p->count;
@@ -208,7 +208,7 @@ static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int
     p.count = store_own(s, storage, &p.first);
     p.gradient = store_sum(s, storage, step);
     p.cpu_update = true;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         p.state[kind] =
             store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
     }
@@ -223,7 +223,7 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
     p.first = first + begin;
     p.gradient = store_sum(s, storage, step) + begin;
     p.parameters = store_newest(s, storage) + begin * (int64_t)dtype_size(s->dtype);
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         p.state[kind] = store_piece_state(s, (StateKind)kind, storage, piece);
     }
     if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
@@ -231,24 +231,31 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
     if (s->dtype == DTYPE_FP32) { p.state[STATE_MASTER] = (float *)(void *)p.parameters; }
     return p;
 }
+// The kernels of each optimizer, in the order of their table.
+typedef struct {
+    void (*on_device)(Stream *, UpdateSlice, OptimizerStep);
+    void (*on_host)(Stream *, UpdateSlice, OptimizerStep);
+} OptimizerKernels;
+#define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
+static const OptimizerKernels optimizer_kernels[] = {OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
 // Updates n elements, from element `at` of the piece on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
                                          OptimizerStep o) {
-    float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
-    void *parameters =
-        p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
-    if (s->adam && p->cpu_update) {
-        ops_adamw_host(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at,
-                       p->gradient + at, n, o);
-    } else if (s->adam) {
-        ops_adamw(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at,
-                  n, o);
-    } else if (p->cpu_update) {
-        ops_sgd_host(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
-    } else {
-        ops_sgd(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
+    const OptimizerKernels *kernels = &optimizer_kernels[s->optimizer - optimizers];
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    float *master = p->state[STATE_MASTER] + at;
+    UpdateSlice u = {
+        .master = master,
+        .moment = {NULL},
+        .grad = p->gradient + at,
+        .param = p->parameters ? p->parameters + at * size : (void *)master,
+        .dtype = p->parameters ? s->dtype : DTYPE_FP32, // otherwise only masters are updated
+        .n = n,
+    };
+    for (int k = 0; k < s->optimizer->moments; k++) {
+        u.moment[k] = p->state[STATE_MOMENT + k] + at;
     }
+    (p->cpu_update ? kernels->on_host : kernels->on_device)(s->stream, u, o);
 }
 
 // Returns the link of the slot that a storage's gradient uses. Its copies run in order.

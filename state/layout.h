@@ -26,7 +26,7 @@
 
 #include "model/gpt.h"       // storages
 #include "comm/group.h"      // ranks, stages
-#include "options.h"         // --zero
+#include "options.h"         // --zero, optimizers
 #include "engine/schedule.h" // where sums are
 
 enum {
@@ -125,9 +125,9 @@ static inline int p2p_slot(const P2p *r, int use, int64_t step) {
 // own masters, and one state with them.
 typedef enum {
     STATE_MASTER,
-    STATE_M,
-    STATE_V,
-    STATE_PREVIOUS,
+    STATE_MOMENT, // and the following ones: as many as the optimizer's row says
+    STATE_PREVIOUS = STATE_MOMENT + MOMENTS,
+    OPTIMIZER_KINDS = STATE_PREVIOUS, // kinds below are the optimizer's
     STATE_RETIRED, // in files of older versions; ignored. The numbers are those of the files
     STATE_GRADIENT,
     STATE_KINDS, // of a checkpoint
@@ -137,9 +137,13 @@ typedef enum {
     STATE_ACTIVATIONS = HOST_KINDS
 } StateKind;
 enum { // bits of kinds: states of the optimizer; all states that may be on the host
-    OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V,
+    OPTIMIZER_STATES = (1 << OPTIMIZER_KINDS) - 1,
     OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
 };
+// Is this a moment that the optimizer keeps?
+static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
+    return kind >= STATE_MOMENT && (int)kind < STATE_MOMENT + o->moments;
+}
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     // the host updates what it holds: of a storage all states of the optimizer, or none

@@ -88,7 +88,7 @@ typedef struct {
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
-    bool adam;                  // there are two moments; otherwise one
+    const Optimizer *optimizer;
     // layout
     Layout layout;
     ProcessGroup world; // all ranks
@@ -513,9 +513,9 @@ static inline void store_plan_offload(Store *s) {
     const BufferLayout whole = s->policy.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL;
     StateBuffer *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s)
-                                               : kind == STATE_V && !s->adam;
+                                               : !optimizer_keeps(s->optimizer, (StateKind)kind);
         BufferPlan plan = {
             none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL, false};
         for (size_t i = 0; i < storages; i++) {
@@ -560,14 +560,15 @@ static inline void store_plan_offload(Store *s) {
 // Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
 // has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
-                               ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+                               ZeroPolicy policy, DType dtype, DType wire,
+                               const Optimizer *optimizer) {
     Store s;
     memset(&s, 0, sizeof s);
     s.model = m;
     s.policy = policy;
     s.dtype = dtype;
     s.wire = wire;
-    s.adam = adam;
+    s.optimizer = optimizer;
     s.ranks = ranks;
     s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);

@@ -286,7 +286,8 @@ static const char *const state_names[STATE_KINDS] = {
 static inline bool store_has_state(const Store *s, StateKind kind) {
     if (kind == STATE_GRADIENT) { return s->pending; }
     if (kind == STATE_RETIRED) { return false; }
-    return kind == STATE_PREVIOUS ? s->policy.p2p != NULL : kind != STATE_V || s->adam;
+    if (kind == STATE_PREVIOUS) { return s->policy.p2p != NULL; }
+    return kind == STATE_MASTER || optimizer_keeps(s->optimizer, kind);
 }
 static inline bool store_keeps_previous(const Store *s, int storage) {
     return s->policy.p2p && s->policy.p2p->places[storage] > 1;
@@ -295,11 +296,11 @@ static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
     // fp32 parameters are their own masters
     const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s);
     return own ? store_param_far(s, storage)
-               : (kind <= STATE_V || kind == STATE_GRADIENT) &&
+               : (kind < OPTIMIZER_KINDS || kind == STATE_GRADIENT) &&
                      offload_has(s->policy.offload, storage, kind);
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) {
-    return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind);
+    return kind < OPTIMIZER_KINDS && offload_on_disk(s->policy.offload, storage, kind);
 }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     // a state on disk has no address in memory
@@ -384,6 +385,11 @@ static inline void store_clear_state(const Store *s, StateKind kind, int storage
         memset(store_state(s, kind, storage), 0, bytes);
     } else {
         ops_zero(s->stream, store_state(s, kind, storage), bytes);
+    }
+}
+static inline void store_clear_moments(const Store *s, int storage) {
+    for (int k = 0; k < s->optimizer->moments; k++) {
+        store_clear_state(s, (StateKind)(STATE_MOMENT + k), storage);
     }
 }
 // Reads the working parameters in their precision, likewise.

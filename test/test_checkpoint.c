@@ -113,7 +113,8 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
     placement_free(&placement);
     placement = pipeline_placement("1", m->units, 1);
-    Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
+    Store s =
+        store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, &optimizers[adam ? 0 : 1]);
     store_allocate(&s, &comm, &stream);
     return s;
 }
@@ -507,7 +508,7 @@ static void test_shares(void **state) {
         share = gpt_share(of.layers, n, cycles ? n : 0);
         GptModel m = gpt_model_shared(of, share);
         TextBuffer t = {NULL, 0, 0};
-        manifest_add_model(&t, &m, true);
+        manifest_add_model(&t, &m, &optimizers[0]);
         assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers &&
                     share_same(share, back));
         free(t.text);

@@ -129,8 +129,16 @@ static void reference_update(int storage, float *grad, int64_t step) {
         o.step = step + 1;
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? o.weight_decay : 0.0f;
         float *master = expected.state[STATE_MASTER][storage] + at;
-        ops_adamw(&stream, master, master, DTYPE_FP32, expected.state[STATE_M][storage] + at,
-                  expected.state[STATE_V][storage] + at, grad + at, parts[i].elements, o);
+        const UpdateSlice u = {
+            .master = master,
+            .moment = {expected.state[STATE_MOMENT][storage] + at,
+                       expected.state[STATE_MOMENT + 1][storage] + at},
+            .grad = grad + at,
+            .param = master,
+            .dtype = DTYPE_FP32,
+            .n = parts[i].elements,
+        };
+        ops_adamw(&stream, u, o);
     }
 }
 static void make_reference(void) {
@@ -186,7 +194,7 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->version = 0;
     r->program = program_of(&r->placement, setting, true);
     r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
-                          setting->wire, true);
+                          setting->wire, &optimizers[0]);
     store_join(&r->store, &comm);
     store_predict(&r->store, predicted);
     memcpy(before, memory_taken, sizeof before);
@@ -380,9 +388,14 @@ static void test_stages(void) {
 // States on the host, drawn storage by storage: the host has all of the optimizer's of one, or
 // none.
 static void test_offload(void) {
-    enum { BOTH = 1 << STATE_M | 1 << STATE_V, SUM = 1 << STATE_GRADIENT };
+    enum {
+        FIRST = 1 << STATE_MOMENT,
+        SECOND = FIRST << 1,
+        BOTH = FIRST | SECOND,
+        SUM = 1 << STATE_GRADIENT
+    };
     static const unsigned char cpu_update[] = {0, BOTH, BOTH | SUM, BOTH | SUM},
-                               by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
+                               by_device[] = {SUM, SECOND, FIRST | SUM, BOTH | SUM};
     for (int i = 0; i < CASES; i++) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];

@@ -694,7 +694,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     Placement placement = pipeline_placement("1", m->units, plan->N);
     P2p p2p = cyclic_p2p(plan, m, rank);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
+    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -1315,13 +1315,15 @@ static void reference_update(Reference *r, const Case *c, int step, double norm)
                         decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
             OptimizerStep o = {
                 1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
-            if (c->sgd) {
-                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                        r->sum[s] + at, count, o);
-            } else {
-                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                          r->second[s] + at, r->sum[s] + at, count, o);
-            }
+            const UpdateSlice u = {
+                .master = r->now[s] + at,
+                .moment = {r->first[s] + at, r->second[s] + at},
+                .grad = r->sum[s] + at,
+                .param = r->now[s] + at,
+                .dtype = DTYPE_FP32,
+                .n = count,
+            };
+            (c->sgd ? ops_sgd : ops_adamw)(&r->stream, u, o);
         }
     }
 }
@@ -1460,7 +1462,15 @@ static double after_steps(const CyclicPlan *p, int stage, double rate) {
         }
         const float mean = (float)(sum / p->N);
         theta[(step + 1) & 1] = theta[step & 1];
-        ops_sgd(&s, &theta[(step + 1) & 1], NULL, DTYPE_FP32, &momentum, &mean, 1, o);
+        const UpdateSlice u = {
+            .master = &theta[(step + 1) & 1],
+            .moment = {&momentum},
+            .grad = &mean,
+            .param = NULL,
+            .dtype = DTYPE_FP32,
+            .n = 1,
+        };
+        ops_sgd(&s, u, o);
         if (!(fabs((double)theta[0]) + fabs((double)theta[1]) < 1e6)) { return INFINITY; }
     }
     return fabs((double)theta[0]) + fabs((double)theta[1]);

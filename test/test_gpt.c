@@ -136,7 +136,7 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
     r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32,
-                          !setting.sgd);
+                          &optimizers[setting.sgd]);
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);

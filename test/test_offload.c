@@ -29,7 +29,7 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o),
             stashed = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0;
         }
     }
@@ -164,7 +164,7 @@ static void test_fill(void **state) {
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
         Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16,
-                                 DTYPE_FP32, toss());
+                                 DTYPE_FP32, &optimizers[toss()]);
         Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
         const OffloadScope f = {&store,
