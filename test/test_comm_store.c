@@ -115,8 +115,8 @@ static float contribution(int step, int unit, int64_t sample, int64_t element) {
     return (float)((h >> 16) % 7) - 3.0f;
 }
 typedef struct {
-    float *state[STATE_KINDS][STORAGES]; // after all steps
-    float *master[STEPS + 1][STORAGES];  // after so many
+    float *state[FILE_KINDS][STORAGES]; // after all steps
+    float *master[STEPS + 1][STORAGES]; // after so many
     double norm[STEPS + 1];
 } Reference;
 static Reference expected;
@@ -277,7 +277,7 @@ static void check_states(const Rig *r, const char *what, int64_t steps) {
             const float *all =
                 steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
             if (!n || (kind != STATE_MASTER && steps != STEPS)) { continue; }
-            check(!memcmp(store_state(&r->store, (StateKind)kind, storage), all + begin,
+            check(!memcmp(store_floats(&r->store, (StateKind)kind, storage, 0), all + begin,
                           (size_t)n * sizeof(float)),
                   what, r->c, &r->setting, storage);
         }
@@ -449,7 +449,7 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             for (int storage = 0; storage < STORAGES; storage++) {
                 int64_t begin, n = store_own(&r.store, storage, &begin);
                 if (!n) { continue; }
-                check(!memcmp(store_state(&r.store, STATE_MASTER, storage),
+                check(!memcmp(store_floats(&r.store, STATE_MASTER, storage, 0),
                               expected.state[STATE_MASTER][storage] + begin,
                               (size_t)n * sizeof(float)),
                       "parameters of a model file", r.c, &s, storage);

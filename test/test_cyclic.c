@@ -714,12 +714,15 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
             old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage);
         }
     }
-    assert_int_equal(store.params.held, own * 2 * (1 + old));
-    assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
-    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1));
-    assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
-    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making));
-    assert_int_equal(store.coming.slot_bytes, own * 4);
+    assert_int_equal(store.device[STATE_PARAMETERS].held, own * 2 * (1 + old));
+    assert_int_equal(store.device[STATE_PARAMETERS].slot_bytes, 2 * borrowed * 2);
+    assert_int_equal(store.device[STATE_GRADIENT].held, own * 4 * (plan->waits ? 2 : 1));
+    size_t optimizer = 0;
+    for (int kind = 0; kind < OPTIMIZER_KINDS; kind++) { optimizer += store.device[kind].held; }
+    assert_int_equal(optimizer, own * 12);
+    assert_int_equal(store.device[STATE_MADE].slot_bytes,
+                     4 * (gpt_storage_elements(m, 0) + 2 * making));
+    assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
     store_free(&store);
     program_free(&window);
     p2p_free(&p2p, m->storages);

@@ -16,12 +16,18 @@ static bool toss(void) { return draw(2); }
 // -------------------------------------------------------------------------------------------------
 // The plain way
 
-static int64_t lent_less(const Store *s, const Offload *o, StateKind kind) {
-    StateBuffer without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
+// Plans a buffer of parameters or gradients from the beginning.
+static StateBuffer plan_gathered(const Store *s, const Offload *o, StateKind kind) {
+    State *x = calloc((size_t)s->model->storages, sizeof(State));
+    StateBuffer b = store_fill_kind(s, o, kind, x);
+    buffer_plan(&b, x, &s->layout);
+    free(x);
+    return b;
+}
+static int64_t gathered_less(const Store *s, const Offload *o, StateKind kind) {
+    StateBuffer without = plan_gathered(s, NULL, kind), with = plan_gathered(s, o, kind);
     const int64_t bytes =
         (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
-    buffer_free(&without);
-    buffer_free(&with);
     return bytes;
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
@@ -38,7 +44,7 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
         gpt_unit_storages(s->model, u, used);
         stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
     }
-    bytes += lent_less(s, o, STATE_PARAMETERS) + lent_less(s, o, STATE_GRADIENT);
+    bytes += gathered_less(s, o, STATE_PARAMETERS) + gathered_less(s, o, STATE_GRADIENT);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
