@@ -79,8 +79,9 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
         ops_copy(s->stream, place, slice,
                  (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
     }
-    comm_label(s->comm, "parameters", storage, step);
-    s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
+    const CommLabel label = {"parameters", storage, step};
+    s->gathering[storage] =
+        comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
 }
 // Starts to gather the parameters of a storage at this version. secondary: from the hpZ secondary
 // copies, if they are of this version. All members must call it, in the same order among all
@@ -138,7 +139,7 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     assert(s->policy.p2p || (version == s->updates[storage] &&
                              (!store_gathers_for_use(s, storage) || s->arriving[storage])));
-    comm_wait(s->comm, s->gathering[storage]);
+    comm_wait(s->comm, &s->gathering[storage]);
     if (store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST) {
         ops_follow(s->stream, store_param_link(s, storage));
     }
@@ -163,7 +164,7 @@ static inline void store_release(Store *s, int storage) {
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
 static inline void store_wait_all(Store *s) {
-    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
+    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->gathering[i]); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         ops_wait(&s->offload_buffer[i].link);
     }
@@ -177,7 +178,7 @@ static inline void store_wait_all(Store *s) {
 
 // Waits for the reduction of a storage's gradient. Its slot is free afterwards.
 static inline void store_finish_reduce(Store *s, int storage) {
-    comm_wait(s->comm, s->reducing[storage]);
+    comm_wait(s->comm, &s->reducing[storage]);
     if (!s->adds_to_shard[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
     ops_accumulate(s->stream, store_floats(s, STATE_GRADIENT, storage, 0),
@@ -208,7 +209,7 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
     const Group *all = &b->process_group->all;
     const int local = group_local(all, all->me);
     const char *in = p->received;
-    comm_wait(s->comm, p->handle);
+    comm_wait(s->comm, &p->request);
     for (int storage = b->first; storage >= b->last; storage--) {
         for (int n = 0; n < all->nodes; n++) {
             int64_t before = 0,
@@ -219,9 +220,9 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
             in += store_records(s, storage, n, local);
         }
     }
-    comm_label(s->comm, "gradient", b->last, p->step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->across, p->onward, b->to_nodes,
-                                p->arrived, b->from_nodes, 1);
+    const CommLabel label = {"gradient", b->last, p->step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->across, p->onward,
+                                       b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
 // Ends a bucket's exchanges: adds what arrived last to this rank's slices.
@@ -232,7 +233,7 @@ static inline void exchange_finish(Store *s, BucketExchange *p) {
                                        : &p->bucket->process_group->node;
     const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
     const char *in = p->hop == 2 ? p->arrived : p->received;
-    comm_wait(s->comm, p->handle);
+    comm_wait(s->comm, &p->request);
     for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
         float *slice = store_floats(s, STATE_GRADIENT, storage, 0);
         ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
@@ -290,9 +291,9 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
         }
     }
     if (storage > b->last) { return; }
-    comm_label(s->comm, "gradient", storage, step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->node, p->sent, b->to_node, p->received,
-                                b->from_node, 1);
+    const CommLabel label = {"gradient", storage, step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->node, p->sent, b->to_node,
+                                       p->received, b->from_node, 1);
     p->hop = 1;
 }
 
@@ -318,10 +319,10 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     // true: the slice of the sum stays in the slot
     const bool there = add || (store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
     s->adds_to_shard[storage] = add;
-    comm_label(s->comm, "gradient", storage, step);
+    const CommLabel label = {"gradient", storage, step};
     s->reducing[storage] =
-        comm_reduce_scatter(s->comm, &store_process_group(s, storage)->all, grad,
-                            there ? grad + begin : slice, store_slices(s, storage), s->wire);
+        comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
+                                  there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 #endif

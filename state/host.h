@@ -159,7 +159,7 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
     float *slice = (float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin;
-    comm_wait(s->comm, s->reducing[storage]);
+    comm_wait(s->comm, &s->reducing[storage]);
     s->summed[storage] = true;
     if (!n) { return; }
     if (adds) {

@@ -16,9 +16,7 @@
 // neither gradient nor noise.
 static inline void store_add_noise(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
-    int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE
-                       ? s->model->config.vocab * s->model->config.channels
-                       : INT64_MAX;
+    const int64_t real = gpt_storage_real_elements(s->model, storage);
     NoiseStream noise;
     memcpy(noise.key, s->noise.key, sizeof noise.key);
     noise.domain = NOISE_GRADIENT;
@@ -191,7 +189,7 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
 // to 2-D tensors only.
 static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
                                       OptimizerStep o) {
-    TensorPart parts[TENSORS];
+    TensorPart parts[MOST_TENSORS];
     const float decay = o.weight_decay;
     o.step = version - s->restarted[storage];
     o.grad_scale *= (float)store_mean(s, storage);
@@ -200,7 +198,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
                       count =
                           min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
-        o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
+        o.weight_decay = parts[i].decays ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         store_update_elements(s, p, begin - p->first, count, o);
     }

@@ -655,10 +655,10 @@ FAULTS = [
     ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
     ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
     ("adamw, decay", UPDATE, ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});"),
-    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
      "==> decay};"),
-    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
-     "==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};"),
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
+     "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};"),
     ("sgd", UPDATE, "o.momentum * b[i] + {grad[i] * o.grad_scale "
      "==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
     ("sgd", UPDATE, "master[i] -= o.lr * {b[i] "
@@ -741,7 +741,7 @@ FAULTS = [
      "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
     ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
-    ("speed", "model/gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+    ("speed", "model/unit.h", "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;"),
     ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
 ]
 
