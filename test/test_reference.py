@@ -642,7 +642,7 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "zero.h"
+UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -698,14 +698,14 @@ FAULTS = [
     ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    ("v2, pieces", "state/layout.h", "begins ? begins[micro] : "
+    ("v2, pieces", "state/policy.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
     ("v2, documents", TRAINER, "stats.loss / (double){max_i64(counted, 1) "
      "==> (t->samples * t->options.seq_len)};"),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
-    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, "
+    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
      "{mean * mean ==> mean});"),
     ("three and one", ZERO, "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
      "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }"),
