@@ -263,7 +263,7 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     int count = 1;
     m->world = process_group_of_all(m->ranks);
     store_join_group(comm, &m->world.all, joined, &count);
-    store_join_group(comm, &m->world.near, joined, &count);
+    store_join_group(comm, &m->world.partition, joined, &count);
     store_join_group(comm, &m->world.node, joined, &count);
     store_join_group(comm, &m->world.across, joined, &count);
 }
@@ -297,11 +297,10 @@ static void open_executor(Run *r) {
                              : ceil_div(p->most_samples, r->comm->ranks));
     executor_allocate(&r->executor, &p->program.map, &r->store, r->comm, r->stream,
                       p->most_samples, mine, micro_batches);
-    executor_put_aside(&r->executor, &longest.rank[rank]);
-    r->executor.stop_after = INT64_MAX;
-    r->executor.whole_clip = o->grad_clip;
-    r->executor.storage_clip =
-        o->cyclic_clip ? o->grad_clip / sqrt((double)p->model.storages) : 0;
+    if (p->cyclic.rule) {
+        overlap_open(&r->executor, &longest.rank[rank], o->grad_clip,
+                     o->cyclic_clip ? o->grad_clip / sqrt((double)p->model.storages) : 0);
+    }
     // ranks that take turns have run every kind of schedule after N steps
     int actions = longest.rank[rank].count;
     for (int step = 1; step < p->cyclic.N; step++) {
@@ -602,7 +601,7 @@ static void prepare(Job *j) {
 }
 
 static void train(Run *r, RunPlans *plans, const char *command) {
-    r->executor.first_step = r->first_step;
+    if (r->plan->cyclic.rule) { r->executor.overlap->first_step = r->first_step; }
     catch_signals(r);
     between_steps(r, command);
     while (r->progress.step < r->end && !r->stopping) {

@@ -19,18 +19,18 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
     Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
     executor_free(&counted);
 }
-// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. adam: two
-// moments, else one.
-static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, bool adam,
-                                          const UnitTimes *times) {
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. states count as those of the
+// optimizer.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
+                                          const Optimizer *optimizer, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     // the gradient of a unit's output
-    const double boundary = (double)(shape->T * m->config.channels) * (double)ops_real_bytes();
+    const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
-    model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
+    model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
     // the mean of what crosses forward (activations) and backward (gradients)
-    const double cut = (double)(shape->T * m->config.channels) *
+    const double cut = (double)(shape->T * gpt_width(m)) *
                        (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
@@ -56,11 +56,10 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     for (int i = 0; i < 4; i++) {
         comm_barrier(comm);
         double start = seconds_now();
-        comm_label(comm, "measuring links", -1, 0);
-        CommRequest in = comm_receive(comm, from, data + bytes, bytes),
-                    out = comm_send(comm, to, data, bytes);
-        comm_wait_message(comm, in);
-        comm_wait_message(comm, out);
+        CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
+                    out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
         best = fmin(best, seconds_now() - start);
     }
     return best;
@@ -129,7 +128,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
             "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
             "by it");
     }
-    PlanModel model = plan_model_of_run(m, &shape, o->optimizer == OPTIMIZER_ADAMW, &rates->units);
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &rates->units);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);

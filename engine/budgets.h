@@ -55,7 +55,7 @@ static inline double memory_still_needed(const Plan *p, int64_t rows, bool recom
     }
     Plan other = *p;
     other.store =
-        store_plan(s->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
+        store_plan(s->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->optimizer);
     predict_memory(&other, rows, recompute, memory);
     other.shape.rows = rows;
     const size_t host = ops_memory_apart() ? 0 : plan_offloaded_bytes(&other);

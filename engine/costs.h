@@ -80,10 +80,9 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     const double elements = (double)gpt_storage_elements(c->model, storage) /
                             store_process_group(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    // bytes per element: master and moments are read and written, the gradient is read
-    const double bytes = store->adam ? 28 : 20;
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
-           bytes / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+           optimizer_update_bytes(store->optimizer) /
+           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
@@ -114,13 +113,15 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
         return (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
     }
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
+    double tokens = (double)a->rows * c->T, C = (double)gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
-    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
-    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double product =
+        block ? gpt_forward_flops(c->model, UNIT_BLOCK, tokens, c->T) / products_per_s : 0;
+    double classifier =
+        head ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     double norms =
         a->unit >= 0
@@ -128,7 +129,8 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
             : 0;
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
     // part, or by TIED.
-    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double tied =
+        c->clip.on ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     const bool crosses = clip_crosses(&c->clip);
     if (crosses && (!a->unit || head)) {
         norms = head

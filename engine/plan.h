@@ -12,7 +12,7 @@
 #ifndef PLAN_H
 #define PLAN_H
 
-#include "cyclic.h"         // schedules that differ between steps
+#include "engine/cyclic_windows.h" // schedules that differ between steps
 #include "engine/costs.h"   // costs of actions
 #include "engine/privacy.h" // bounds of a private step
 #include "engine/system.h"  // memory_device
@@ -211,7 +211,7 @@ static inline StageStores stage_stores_make(const Plan *p) {
         if (my_own) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
         s.stores[i] = store_plan(mine->model, &s.seen[i], placement, mine->policy, mine->dtype,
-                                 mine->wire, mine->adam);
+                                 mine->wire, mine->optimizer);
         for (int k = 0; k < stage->replicas; k++) {
             if (stage->ranks[k] < ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
         }

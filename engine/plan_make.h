@@ -159,11 +159,11 @@ static inline void plan_states(Plan *p) {
     if (p->cyclic.rule) { policy.p2p = &p->p2p; }
     if (p->offload.host) { policy.offload = &p->offload; }
     p->store = store_plan(&p->model, m->ranks, &p->pipeline.placement, policy, p->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+                          (DType)o->reduce_dtype, &optimizers[o->optimizer]);
     p->store.stochastic = o->stochastic_rounding;
     p->store.seed = (uint64_t)o->seed;
     p->store.world.all.channel = m->world.all.channel;
-    p->store.world.near.channel = m->world.near.channel;
+    p->store.world.partition.channel = m->world.partition.channel;
     p->store.world.node.channel = m->world.node.channel;
     p->store.world.across.channel = m->world.across.channel;
 }

@@ -112,8 +112,10 @@ typedef struct {
 static inline void sum_split(TimedSum *sum, int64_t n) {
     for (int i = 0; i <= sum->group->n; i++) { sum->bounds[i] = part_begin(n, sum->group->n, i); }
 }
-static inline CommHandle sum_start(const TimedSum *sum) {
-    return comm_all_reduce(sum->comm, sum->group, sum->data, sum->bounds, DTYPE_FP32);
+static const CommLabel MEASURING = {"measuring links", -1, 0};
+static inline CommRequest sum_begin(const TimedSum *sum) {
+    return comm_all_reduce_begin(sum->comm, MEASURING, sum->group, sum->data, sum->bounds,
+                                 DTYPE_FP32);
 }
 // Returns the seconds of an all-reduce, the best of a few.
 static inline double measure_sum(const TimedSum *sum) {
@@ -121,7 +123,8 @@ static inline double measure_sum(const TimedSum *sum) {
     for (int i = 0; i < 3; i++) {
         comm_barrier(sum->comm);
         double start = seconds_now();
-        comm_wait(sum->comm, sum_start(sum));
+        CommRequest request = sum_begin(sum);
+        comm_wait(sum->comm, &request);
         ops_wait(sum->stream);
         comm_barrier(sum->comm);
         best = fmin(best, seconds_now() - start);
@@ -143,14 +146,15 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
         const bool beside = i % 2;
         comm_barrier(sum->comm);
         double start = seconds_now();
-        CommHandle handle = beside ? sum_start(sum) : 0;
+        CommRequest request = {.number = 0};
+        if (beside) { request = sum_begin(sum); }
         for (int64_t k = 0; k < products; k++) {
             ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
                                real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
         }
         ops_wait(sum->stream);
         best[beside] = fmin(best[beside], seconds_now() - start);
-        if (beside) { comm_wait(sum->comm, handle); }
+        comm_wait(sum->comm, &request);
     }
     ops_free(matrix);
     ops_free(with.workspace);
@@ -228,16 +232,24 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
     char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
+    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     float *state = (float *)(void *)there;
     OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
-    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    const UpdateSlice u = {
+        .master = state,
+        .moment = {state + n, state + 2 * n},
+        .grad = state + 3 * n,
+        .param = state,
+        .dtype = DTYPE_FP32,
+        .n = n,
+    };
     rates->link_bytes_per_s = rates->host_bytes_per_s = 0;
     for (int i = 0; i < 4; i++) {
         double start = seconds_now();
         ops_from_host(s, here, there, bytes);
         ops_wait(s);
         const double moved = seconds_now();
-        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o);
+        ops_adamw_host(s, u, o);
         rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
         rates->host_bytes_per_s =
             fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
@@ -298,14 +310,16 @@ static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, 
 // Returns whether the host updates its states faster than they move to the device and back, by the
 // rates of this rank. Both directions of the link work at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
-    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4),
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + 4 * s->optimizer->moments,
                  parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s,
                  gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
     const double link =
         (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
     // with one memory the arithmetic is the same in both cases
-    return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device;
+    return r->apart
+               ? fmax(link, optimizer_update_bytes(s->optimizer) / r->host_bytes_per_s) < device
+               : link < device;
 }
 // Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
 // stays. All ranks call it.

@@ -106,6 +106,9 @@ static inline const Program *step_program(Run *r, int64_t step) {
 static inline const Schedule *step_schedule(Run *r, int64_t step) {
     return &step_program(r, step)->rank[r->comm->rank];
 }
+static inline const Schedule *step_schedule_of(void *run, int64_t step) {
+    return step_schedule((Run *)run, step);
+}
 
 // -------------------------------------------------------------------------------------------------
 // Reports of a step
@@ -274,24 +277,16 @@ typedef struct {
 } StepResult;
 // Runs the window of a cyclic step, in which the next step begins.
 static inline StepResult run_window(Run *r, Pass *pass, double lr) {
-    Executor *e = &r->executor;
     Pass passes[3] = {make_pass(r, -1), *pass, make_pass(r, 1)};
     const int64_t step = r->progress.step;
     if (r->privacy.on) { draw_samples(r, step + 1, &passes[2]); }
-    int at = 0;
-    e->asked = asked_to_stop(r->stop_file);
-    e->update[step & 1] = make_update(run_options(r), lr, 0);
-    e->last_step =
-        min_i64(e->stop_after, step + !pauses_after(run_options(r), step + 1, r->end));
-    if (e->first_step == step) { executor_lead(e, step_schedule(r, step - 1), passes, step); }
-    executor_run(e, step_schedule(r, step), &at, passes + 1, NULL, step, NULL);
-    for (int64_t later = step + 1; e->last_step <= step && later <= step + DRAINS; later++) {
-        executor_drain(e, step_schedule(r, later), passes + 1, step, later);
-    }
+    const bool pauses = pauses_after(run_options(r), step + 1, r->end);
+    const StepStats stats = overlap_run_window(
+        &r->executor, step_schedule_of, r, passes, step, pauses, asked_to_stop(r->stop_file),
+        make_update(run_options(r), lr, 0), &r->stopping);
     const int64_t counted = r->privacy.on ? pass->samples : step_targets(r, 0);
-    const StepResult result = {e->stats_out.loss / (double)max_i64(counted, 1),
-                               sqrt(exact_value(e->stats_out.squares))};
-    r->stopping = e->stop_after <= step;
+    const StepResult result = {stats.loss / (double)max_i64(counted, 1),
+                               sqrt(exact_value(stats.squares))};
     r->progress.updates += isfinite(result.norm);
     if (r->comm->rank == 0 && !isfinite(result.norm)) {
         fprintf(stderr,
