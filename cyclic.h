@@ -32,6 +32,8 @@
 #include "state/layout.h"    // storages, stages
 #include "engine/schedule.h" // actions
 
+#include <limits.h> // INT_MAX
+
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
 
