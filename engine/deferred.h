@@ -66,18 +66,18 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     default: return 0;
     }
 }
-// Returns the first message that an operation would have to wait for now; 0: none.
+// Returns the first message that an operation would have to wait for now; all zeros: none.
 static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
-    CommRequest open = 0;
-    for (int i = 0; i < n && !open; i++) {
+    CommRequest open = {.number = 0};
+    for (int i = 0; i < n && !open.number; i++) {
         open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
     }
     return open;
 }
 
-// Runs each operation that is ready. Also called while this rank waits (comm.h: idle_callback).
+// Runs each operation that is ready. Also called while this rank waits (records.h: idle_callback).
 static inline void deferred_run_ready(void *queue) {
     DeferredQueue *q = (DeferredQueue *)queue;
     int left = 0;
@@ -90,7 +90,7 @@ static inline void deferred_run_ready(void *queue) {
         for (int k = 0; k < left && can; k++) {
             can = !deferred_conflict(&q->ops[k].action, &op.action);
         }
-        if (can && !deferred_awaits(q->store, &op)) {
+        if (can && !deferred_awaits(q->store, &op).number) {
             q->run(q->context, &op);
         } else {
             q->ops[left++] = op;
@@ -105,8 +105,8 @@ static inline void deferred_await(DeferredQueue *q, int at) {
     for (int i = at - 1; i >= 0; i--) {
         at = deferred_conflict(&q->ops[i].action, &q->ops[at].action) ? i : at;
     }
-    const CommRequest t = deferred_awaits(q->store, &q->ops[at]);
-    if (t) { comm_wait_message(q->store->comm, t); }
+    CommRequest request = deferred_awaits(q->store, &q->ops[at]);
+    comm_wait(q->store->comm, &request);
     deferred_run_ready(q);
 }
 // Returns the index of the first operation that is any of these (bits), of a storage (-1: any) and

@@ -20,6 +20,7 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     EXECUTOR_HOOK(a, step);
     e->action = a;
     e->step = step;
+    e->comm->step = step;
     bool of_unit = a->unit >= 0;
     ops_range_begin(action_name(a->kind), of_unit ? "unit" : "storage",
                     of_unit ? a->unit : a->storage);
@@ -311,9 +312,10 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states,
-                                    real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels),
-                                    1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(
+                e, &w.states,
+                real_at_const(head_classified(m, &w.acts->unit[unit]), (n - 1) * gpt_width(m)), 1,
+                0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
@@ -323,20 +325,24 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
 // and gets the same result.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t n, float *logits) {
-    const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
+    const size_t bytes = (size_t)(n * gpt_width(e->model)) * dtype_size(e->shape.dtype);
     const int mine = placement_stage_of_unit(placement, e->shape.first),
               last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
+    const CommLabel label = {"activations", e->shape.first, e->comm->step};
     if (e->acts[0].tokens) {
         ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t));
     }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) {
-        comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes));
+        CommRequest r =
+            comm_receive_begin(e->comm, label, stage[-1].ranks[0], e->input[0].p, bytes);
+        comm_wait(e->comm, &r);
     }
     executor_stage_forward(e, n, logits);
     if (leads && mine < last) {
-        comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes));
+        CommRequest r = comm_send_begin(e->comm, label, stage[1].ranks[0], e->output[0].p, bytes);
+        comm_wait(e->comm, &r);
     }
     if (last) {
         comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float),

@@ -134,8 +134,8 @@ static inline void overlap_run_stats(Executor *e, const Action *a, const Schedul
                                      const Pass *pass, int64_t step) {
     Overlap *o = e->overlap;
     const bool first = e->comm->rank == 0;
-    comm_wait_message(e->comm, o->out_request);
-    comm_wait_message(e->comm, o->in_request);
+    comm_wait(e->comm, &o->out_request);
+    comm_wait(e->comm, &o->in_request);
     o->stats_out = o->stats_in;
     memset(&o->stats_in, 0, sizeof o->stats_in);
     if (a->version == 0) { overlap_add_stats(e, schedule, pass, step); }
@@ -152,10 +152,12 @@ static inline void overlap_run_stats(Executor *e, const Action *a, const Schedul
 // Posts the message of an action that sends or receives step statistics.
 static inline void overlap_post_stats(Executor *e, const Action *a) {
     Overlap *o = e->overlap;
+    const CommLabel label = {"statistics", -1, e->step};
     const bool sends = action_sends(a->kind);
-    if (sends) { comm_wait_message(e->comm, o->out_request); }
-    *(sends ? &o->out_request : &o->in_request) = comm_post_on_host(
-        e->comm, sends, a->peer, sends ? &o->stats_out : &o->stats_in, sizeof(StepStats));
+    CommRequest *request = sends ? &o->out_request : &o->in_request;
+    comm_wait(e->comm, request);
+    *request = comm_host_message_begin(e->comm, label, sends, a->peer,
+                                       sends ? &o->stats_out : &o->stats_in, sizeof(StepStats));
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -378,7 +378,7 @@ static inline StageStores stage_stores_make(const RunFacts *run) {
         if (my_own) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
         s.stores[i] = store_plan(run->model, &s.seen[i], placement, mine->policy, mine->dtype,
-                                 mine->wire, mine->adam);
+                                 mine->wire, mine->optimizer);
         for (int k = 0; k < stage->replicas; k++) {
             if (stage->ranks[k] < run->program->ranks) {
                 s.of_rank[stage->ranks[k]] = &s.stores[i];
@@ -480,7 +480,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
                              ceil_div(run->most_samples, run->ranks->n) > rows;
     }
     Store planned =
-        store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
+        store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->optimizer);
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);

@@ -30,23 +30,22 @@ static inline PendingRequests *store_version_requests(const Store *s, int storag
 static inline void requests_wait(Store *s, PendingRequests *m) {
     // a deferred operation must not wait: deferred_requests() has named every message that it needs
     assert(!s->in_deferred || !m->count);
-    for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
+    for (int i = 0; i < m->count; i++) { comm_wait(s->comm, &m->open[i]); }
     m->count = 0;
 }
-static inline void requests_post(Store *s, PendingRequests *m, bool send, int peer, int channel,
-                                 void *data, size_t bytes) {
-    s->comm->channel = channel;
-    m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
-    s->comm->channel = 0;
+static inline void requests_post(Store *s, PendingRequests *m, CommLabel label, bool send, int peer,
+                                 int channel, void *data, size_t bytes) {
+    m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data, bytes);
 }
-// Returns the first message that is not known to be complete; 0 if all are, and then the list is
-// empty.
+// Returns the first message that is not known to be complete; all zeros if all are, and then the
+// list is empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
-        if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
+        if (!comm_known_complete(s->comm, m->open[i])) { return m->open[i]; }
     }
+    const CommRequest none = {.number = 0};
     m->count = 0;
-    return 0;
+    return none;
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
@@ -71,11 +70,11 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     } else {
         store_open_version(s, storage, version);
     }
-    comm_label(s->comm, "parameters", storage, step);
-    requests_post(s,
-                  store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV),
-                  send, peer, parameters_channel(storage), store_parameters(s, storage, version),
-                  (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    const CommLabel label = {"parameters", storage, step};
+    requests_post(
+        s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), label,
+        send, peer, parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version),
+        (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
 // last use has ended.
@@ -86,9 +85,9 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
              : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
     assert(send == store_holds(s, storage));
     if (!send) { requests_wait(s, requests); }
-    comm_label(s->comm, "parameters", storage, step);
-    requests_post(s, requests, send, peer, 0,
-                  send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
+    const CommLabel label = {"parameters", storage, step};
+    requests_post(s, requests, label, send, peer, 0,
+                  store_at(s, STATE_PARAMETERS, storage, send ? version : slot),
                   (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
@@ -136,12 +135,13 @@ static inline void store_send_all(Store *s) {
             if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) {
                 continue;
             }
-            comm_label(s->comm, "parameters", i, s->comm->step);
-            comm_wait_message(s->comm, comm_post_message(s->comm, owner, owner ? to : r->owner[i],
-                                                         store_newest(s, i), bytes));
+            const CommLabel label = {"parameters", i, s->comm->step};
+            CommRequest request = comm_message_begin(
+                s->comm, label, owner, owner ? to : r->owner[i], 0, store_newest(s, i), bytes);
+            comm_wait(s->comm, &request);
         }
         if (!r->places[i]) { continue; }
-        char *other = store_parameters(s, i, s->version[i] + 1);
+        char *other = store_at(s, STATE_PREVIOUS, i, s->version[i] + 1);
         if (other != store_newest(s, i) && !s->knows_previous) {
             ops_copy(s->stream, other, store_newest(s, i), bytes);
         }
@@ -152,21 +152,18 @@ static inline void store_send_all(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads];
 }
+// Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    if (!r->stays) {
-        return (float *)(void *)buffer_slice(r->joins_pieces ? &s->piece_sums : &s->grads, storage);
-    }
-    const int64_t place = storage ? 0 : micro % r->heads;
-    return (float *)(void *)buffer_slice(&s->making, storage) +
-           place * gpt_storage_elements(s->model, storage);
+    return r->stays ? store_floats(s, STATE_MADE, storage, micro)
+                    : store_floats(s, r->joins_pieces ? STATE_PIECES : STATE_GRADIENT, storage, 0);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    if (!r->stays) { return (float *)(void *)buffer_slice(&s->grads, storage); }
-    return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage)
-                           : store_making(s, storage, micro);
+    return !r->stays         ? store_floats(s, STATE_GRADIENT, storage, 0)
+           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
+                             : store_making(s, storage, micro);
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
@@ -182,7 +179,7 @@ static inline void store_await_place(Store *s, int storage) {
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
     if (!*begun) { store_await_place(s, storage); }
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.p2p->heads]); }
+    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % s->policy.p2p->heads]); }
     *accumulate = *begun;
     *begun = true;
     return store_making(s, storage, micro);
@@ -210,7 +207,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
     }
     *begun = false;
     // for a piece without samples this has not happened yet
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); }
+    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % r->heads]); }
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled) {
         store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
@@ -228,12 +225,12 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     // another rank's: sent to its owner as it is
     if (r->stays && !store_holds(s, storage)) { return; }
     if (r->stays) {
-        store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
+        store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
+                             in_step == 0);
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
         if (way != SUM_OWNER) { requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM)); }
-        const StateBuffer *before = way == SUM_OWNER ? &s->making : &s->coming;
-        ops_accumulate(s->stream, made, (const float *)(const void *)buffer_slice(before, storage),
-                       elements);
+        const StateKind before = way == SUM_OWNER ? STATE_MADE : STATE_RECEIVED;
+        ops_accumulate(s->stream, made, store_floats(s, before, storage, 0), elements);
     }
 }
 // Adds a part of a sum that was received: the next micro-batch's gradient, on the first rank; those
@@ -241,7 +238,7 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
-    float *part = (float *)(void *)buffer_slice(&s->coming, storage);
+    float *part = store_floats(s, STATE_RECEIVED, storage, 0);
     requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
     if (r->stays && r->joins_pieces) {
         float *whole = store_whole(s, storage, 0);
@@ -249,8 +246,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
     }
-    float *sum =
-        apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
+    float *sum = store_floats(s, apart ? STATE_MADE : STATE_GRADIENT, storage, apart ? 0 : step);
     store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
 // Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
@@ -260,26 +256,27 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
-    comm_label(s->comm, "gradient", storage, step);
+    const CommLabel label = {"gradient", storage, step};
     if (!send) {
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->head_coming[micro % s->policy.p2p->heads] = comm_receive(s->comm, peer, made, bytes);
+        s->head_coming[micro % s->policy.p2p->heads] =
+            comm_receive_begin(s->comm, label, peer, made, bytes);
         *begun = true;
         return;
     }
     // the piece has no samples
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
     *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, peer, 0, made, bytes);
+    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), label, true, peer, 0, made,
+                  bytes);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     PendingRequests *requests =
         store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    comm_label(s->comm, "gradient", storage, step);
-    requests_post(s, requests, send, peer, sum_channel(storage),
-                  send ? (void *)store_whole(s, storage, 0)
-                       : (void *)buffer_slice(&s->coming, storage),
+    const CommLabel label = {"gradient", storage, step};
+    requests_post(s, requests, label, send, peer, sum_channel(storage),
+                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0),
                   (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
 }
 

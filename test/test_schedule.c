@@ -40,7 +40,7 @@ static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
 static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
 // The same with the parameters and the activations of 4 blocks.
 enum {
-    FAR_STATES = 1 << STATE_M | 1 << STATE_V,
+    FAR_STATES = 1 << STATE_MOMENT | 1 << (STATE_MOMENT + 1),
     STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS
 };
 static unsigned char all_kinds[] = {FAR_STATES,  FAR_STATES,  STASH_BLOCK, STASH_BLOCK,
