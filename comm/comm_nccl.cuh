@@ -12,7 +12,7 @@
 //              stream waits for the result. The host waits for neither.
 //   Messages   between two ranks have a communicator and a stream of their own, and run in the
 //              order in which they are posted. A message that waits for its other end blocks later
-//              messages, which the schedule allows for (schedule.h: rendezvous), but no collective.
+//              messages, which the schedule allows for (walk.h: rendezvous), but no collective.
 //              Pairs of ranks that exchange messages connect at start.
 //   Slices     All slices are as long as the first, so a collective is one call, in place. Where
 //              the last slices are shorter, their arrays have padding (comm.h: Slices). Its zeros are
