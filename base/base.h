@@ -111,6 +111,10 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     return p;
 }
 
+// Returns a new array of zeros; free() frees it.
+#define NEW_ARRAY(type, count, what)                                                               \
+    ((type *)checked_calloc((size_t)(count), sizeof(type), what))
+
 #ifdef __CUDACC__
 #define IN_KERNELS_TOO __host__ __device__
 #else

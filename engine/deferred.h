@@ -145,7 +145,7 @@ static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
 }
 // Lets operations be deferred from now on, which are then also run while this rank waits.
 static inline void deferred_open(DeferredQueue *q) {
-    q->ops = (DeferredOp *)checked_malloc(DEFERRED_OPS * sizeof(DeferredOp), "deferred operations");
+    q->ops = NEW_ARRAY(DeferredOp, DEFERRED_OPS, "deferred operations");
     q->store->comm->idle_callback = deferred_run_ready;
     q->store->comm->idle_context = q;
 }

@@ -126,7 +126,7 @@ static inline void walk_rank(Walk *w, int r) {
 static inline void walk_count_members(Walk *w) {
     const Program *p = w->program;
     w->storage =
-        (WalkStorage *)checked_calloc((size_t)p->map.storages, sizeof(WalkStorage), "walk");
+        NEW_ARRAY(WalkStorage, p->map.storages, "walk");
     for (int s = 0; s < p->map.storages; s++) { w->storage[s].first = -1; }
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
@@ -145,8 +145,8 @@ static inline int walk_program(const Program *p, int *at, bool collectives_wait,
     Walk w = {p,
               visit,
               context,
-              (WalkRank *)checked_calloc(ranks, sizeof(WalkRank), "walk"),
-              (int *)checked_malloc(ranks * sizeof(int), "walk"),
+              NEW_ARRAY(WalkRank, ranks, "walk"),
+              NEW_ARRAY(int, ranks, "walk"),
               0,
               0,
               NULL};

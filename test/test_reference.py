@@ -735,7 +735,7 @@ FAULTS = [
      "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}"),
     ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
     # around steps
-    ("validation", "dataloader.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
+    ("validation", "model/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
     ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)r->data->val_bytes; }"),
     ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     ("texts", "engine/executor.h",
