@@ -229,7 +229,7 @@ static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The way of sums (state/layout.h: SumWay). With the chain alone, the ranks in the middle would
+// The way of sums (state/policy.h: SumWay). With the chain alone, the ranks in the middle would
 // receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
 // - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
 // another 1 / N straight to the owner. The order of addition stays the same.

@@ -6,7 +6,7 @@
 //             else changes: a block computes what it would with a copy of its own. Its gradient is
 //             added to those of the others, in fp32, wherever they are: on one rank, in several
 //             stages of a pipeline (layout.h: tied), in slices. The gradient of the storage is the
-//             mean over its layers (zero.h: store_mean), and counts once in the norm. States,
+//             mean over its layers (update.h: store_mean), and counts once in the norm. States,
 //             traffic and checkpoints shrink accordingly.
 // Delinking   at step --delink-at, or at the start with --delink: each block gets a copy of the
 //             storage that it shared, and of its moments. So the function stays the same, bit by

@@ -241,6 +241,7 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
     float *state = (float *)(void *)there;
     OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
+    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     const UpdateSlice u = {
         .master = state,
         .moment = {state + n, state + 2 * n},
@@ -249,7 +250,6 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
         .dtype = DTYPE_FP32,
         .n = n,
     };
-    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     rates->link_bytes_per_s = rates->host_bytes_per_s = 0;
     for (int i = 0; i < 4; i++) {
         double start = seconds_now();
