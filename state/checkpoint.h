@@ -74,8 +74,7 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     int error = made ? made : state_file_write(file, s, &bytes, &checksum);
     StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32),
                         (double)(checksum & 0xffffffffu)};
-    StateReport *reports =
-        (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
+    StateReport *reports = new_array(StateReport, comm->ranks, "checkpoint");
     comm_all_gather_small(comm, &mine, reports, sizeof mine);
     for (int r = 0; r < comm->ranks && !error; r++) { error = (int)reports[r].failed; }
     if (comm->rank == 0 && !error) { error = manifest_write(temporary, s, p, flags, reports); }
@@ -106,8 +105,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     TextBuffer model = {NULL, 0, 0};
     manifest_add_model(&model, from, s->optimizer);
     const char *line = manifest_line(text, "model");
-    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(FILE_KINDS * from->storages),
-                                                           sizeof(int64_t), "checkpoint");
+    int64_t files = 0, *filled = new_array(int64_t, FILE_KINDS * from->storages, "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
     if (!same) {
         snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder,

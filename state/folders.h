@@ -128,9 +128,7 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
 static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count) {
     int64_t *steps = comm->rank == 0 ? checkpoint_list(out, count) : NULL;
     comm_broadcast(comm, count, sizeof *count, 0);
-    if (!steps) {
-        steps = (int64_t *)checked_calloc((size_t)*count + 1, sizeof *steps, "checkpoints");
-    }
+    if (!steps) { steps = new_array(int64_t, *count + 1, "checkpoints"); }
     comm_broadcast(comm, steps, (size_t)*count * sizeof *steps, 0);
     return steps;
 }
