@@ -239,6 +239,7 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
     char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
+    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     float *state = (float *)(void *)there;
     OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
     if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
