@@ -21,7 +21,7 @@
 //            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
 //            from the last to the first, each with B_j of micro-batch N - 1.
 // Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
-//            (state/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            (state/policy.h: Pieces). Each piece has separate passes, with the versions of its
 //            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
 //            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
 //            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...

@@ -683,7 +683,7 @@ FAULTS = [
      "==> sqrt((double)p->model.units)}"),
     ("v2, storage", "engine/overlap.h", "most = o->storage_clip; "
      "{exact_join(&o->squares, &squares) ==> (void)0}"),
-    ("skip-loss-z", "state/checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
+    ("skip-loss-z", "state/manifest.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&p->loss, {loss ==> norm})"),
     ("skip-grad-z", TRAINER, "norm_z > {o->skip_grad_z ==> o->skip_grad_z / 8}"),
     # data
