@@ -41,7 +41,7 @@ static inline void requests_post(Store *s, PendingRequests *m, CommLabel label, 
                                  int channel, void *data, size_t bytes) {
     m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data, bytes);
 }
-// Returns the first message that is not known to be complete; all zeros if all are, and then the
+// Returns the first message that is not known to be complete; number 0 if all are, and then the
 // list is empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
@@ -348,7 +348,7 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     default: return 0;
     }
 }
-// Returns the first message that an operation would have to wait for now; all zeros: none.
+// Returns the first message that an operation would have to wait for now; number 0: none.
 static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
