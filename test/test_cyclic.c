@@ -7,6 +7,7 @@
 // all parameters.
 #include "ops/cpu/ops_cpu.h"
 #include "state/checkpoint.h"
+#include "model/unit.h"
 #include "dataloader.h"
 #include "pipeline.h"
 #include "engine/proof.h"
@@ -694,7 +695,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     Placement placement = pipeline_placement("1", m->units, plan->N);
     P2p p2p = cyclic_p2p(plan, m, rank);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
+    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -714,12 +715,15 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
             old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage);
         }
     }
-    assert_int_equal(store.params.held, own * 2 * (1 + old));
-    assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
-    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1));
-    assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
-    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making));
-    assert_int_equal(store.coming.slot_bytes, own * 4);
+    assert_int_equal(store.device[STATE_PARAMETERS].held, own * 2 * (1 + old));
+    assert_int_equal(store.device[STATE_PARAMETERS].slot_bytes, 2 * borrowed * 2);
+    assert_int_equal(store.device[STATE_GRADIENT].held, own * 4 * (plan->waits ? 2 : 1));
+    size_t optimizer = 0;
+    for (int kind = 0; kind < OPTIMIZER_KINDS; kind++) { optimizer += store.device[kind].held; }
+    assert_int_equal(optimizer, own * 12);
+    assert_int_equal(store.device[STATE_MADE].slot_bytes,
+                     4 * (gpt_storage_elements(m, 0) + 2 * making));
+    assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
     store_free(&store);
     program_free(&window);
     p2p_free(&p2p, m->storages);
@@ -1212,12 +1216,20 @@ typedef struct {
     float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES];
     // gradients of a piece, of a micro-batch, of those so far
     float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];
-    BlockActs blocks[REF_LAYERS];
-    BlockGradients work;
-    HeadActs head;
+    UnitBuffers unit[REF_UNITS], work;
     Real *x[REF_UNITS], *dx[REF_UNITS]; // input of each unit but the first, and its gradient
     int32_t tokens[REF_ROWS * REF_T], targets[REF_ROWS * REF_T];
 } Reference;
+static void reference_carve(Reference *r, Arena *a, int64_t N) {
+    for (int u = 0; u < REF_UNITS; u++) {
+        unit_carve_values(&r->unit[u], a, &r->m, gpt_unit_class(&r->m, u), N);
+    }
+    unit_carve_gradients(&r->work, a, &r->m, UNIT_BLOCK, N);
+    for (int u = 1; u < REF_UNITS; u++) {
+        r->x[u] = arena_reals(a, N * r->m.config.channels);
+        r->dx[u] = arena_reals(a, N * r->m.config.channels);
+    }
+}
 static Reference *reference_make(void) {
     Reference *r = (Reference *)checked_calloc(1, sizeof *r, "reference");
     const int64_t N = REF_ROWS * REF_T;
@@ -1234,18 +1246,9 @@ static Reference *reference_make(void) {
         memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
     }
     Arena count = {NULL, 0};
-    for (int k = 0; k < REF_LAYERS; k++) { gpt_block_acts(&count, &r->m.config, N); }
-    gpt_block_gradients(&count, &r->m.config, N);
-    gpt_head_acts(&count, &r->m.config, N);
-    arena_reals(&count, 2 * (REF_UNITS + 8) * N * r->m.config.channels);
+    reference_carve(r, &count, N);
     Arena arena = {(char *)ops_alloc(count.used), 0}; // one test program: it stays
-    for (int k = 0; k < REF_LAYERS; k++) { r->blocks[k] = gpt_block_acts(&arena, &r->m.config, N); }
-    r->work = gpt_block_gradients(&arena, &r->m.config, N);
-    r->head = gpt_head_acts(&arena, &r->m.config, N);
-    for (int u = 1; u < REF_UNITS; u++) {
-        r->x[u] = arena_reals(&arena, N * r->m.config.channels);
-        r->dx[u] = arena_reals(&arena, N * r->m.config.channels);
-    }
+    reference_carve(r, &arena, N);
     return r;
 }
 // The stage of a unit, counted: the first ones take the units that remain.
@@ -1273,29 +1276,45 @@ static UnitStates reference_states(Reference *r, const Case *c, int i, int unit,
     }
     return states;
 }
+static UnitCall reference_call(Reference *r, const UnitStates *states, int unit, int64_t rows) {
+    UnitCall c;
+    memset(&c, 0, sizeof c);
+    c.stream = &r->stream;
+    c.model = &r->m;
+    c.unit = gpt_unit_spec(&r->m, gpt_unit_class(&r->m, unit));
+    c.states = states;
+    c.buffers = r->unit[unit];
+    for (int g = GRADIENT_FIRST; g < c.unit->gradient_count; g++) {
+        if (!c.buffers.gradient[g]) { c.buffers.gradient[g] = r->work.gradient[g]; }
+    }
+    c.buffers.value[VALUE_X] = r->x[unit];
+    c.buffers.gradient[GRADIENT_X] = r->dx[unit];
+    if (unit + 1 < REF_UNITS) {
+        c.buffers.value[VALUE_Y] = r->x[unit + 1];
+        c.buffers.gradient[GRADIENT_Y] = r->dx[unit + 1];
+    }
+    c.tokens = r->tokens;
+    c.targets = r->targets;
+    c.rows = rows;
+    c.T = REF_T;
+    return c;
+}
 static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, float scale) {
     const int head = REF_UNITS - 1;
-    UnitStates s = reference_states(r, c, i, 0, false);
-    gpt_embedding_forward(&r->stream, &r->m, &s, r->x[1], r->tokens, rows, REF_T);
-    for (int u = 1; u < head; u++) {
-        s = reference_states(r, c, i, u, false);
-        gpt_block_forward(&r->stream, &r->m, &s, r->x[u + 1], r->x[u], &r->blocks[u - 1], rows,
-                          REF_T);
+    for (int u = 0; u <= head; u++) {
+        const UnitStates s = reference_states(r, c, i, u, false);
+        UnitCall call = reference_call(r, &s, u, rows);
+        unit_pass(&call, PART_FORWARD);
     }
-    s = reference_states(r, c, i, head, false);
-    gpt_head_forward(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
-    gpt_head_backward_input(&r->stream, &r->m, &s, r->dx[head], r->x[head], &r->head, r->targets,
-                            rows * REF_T, scale);
-    gpt_head_backward_weight(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
-    for (int u = head - 1; u > 0; u--) {
-        s = reference_states(r, c, i, u, false);
-        gpt_block_backward_input(&r->stream, &r->m, &s, r->dx[u], r->dx[u + 1], r->x[u],
-                                 &r->blocks[u - 1], &r->work, rows, REF_T);
-        gpt_block_backward_weight(&r->stream, &r->m, &s, r->dx[u + 1], r->x[u], &r->blocks[u - 1],
-                                  &r->work, rows, REF_T);
+    for (int u = head; u >= 0; u--) {
+        const UnitStates s = reference_states(r, c, i, u, u == 0);
+        UnitCall call = reference_call(r, &s, u, rows);
+        call.classifier.dweight = u == head ? r->own[0] : NULL;
+        call.classifier.each = rows * REF_T;
+        call.classifier.scale = scale;
+        unit_pass(&call, PART_BACKWARD_INPUT);
+        unit_pass(&call, PART_BACKWARD_WEIGHT);
     }
-    s = reference_states(r, c, i, 0, true);
-    gpt_embedding_backward_weight(&r->stream, &r->m, &s, r->dx[1], r->tokens, rows, REF_T);
 }
 static double reference_norm(Reference *r) {
     ExactSum sum;
@@ -1307,21 +1326,23 @@ static double reference_norm(Reference *r) {
 }
 static void reference_update(Reference *r, const Case *c, int step, double norm) {
     for (int s = 0; s < REF_STORAGES; s++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         memcpy(r->before[s], r->now[s], (size_t)gpt_storage_elements(&r->m, s) * sizeof(float));
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t at = parts[k].offset, count = parts[k].elements;
             const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f,
-                        decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
+                        decay = parts[k].decays ? 0.1f : 0.0f;
             OptimizerStep o = {
                 1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
-            if (c->sgd) {
-                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                        r->sum[s] + at, count, o);
-            } else {
-                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                          r->second[s] + at, r->sum[s] + at, count, o);
-            }
+            const UpdateSlice u = {
+                .master = r->now[s] + at,
+                .moment = {r->first[s] + at, r->second[s] + at},
+                .grad = r->sum[s] + at,
+                .param = r->now[s] + at,
+                .dtype = DTYPE_FP32,
+                .n = count,
+            };
+            (c->sgd ? ops_sgd : ops_adamw)(&r->stream, u, o);
         }
     }
 }
@@ -1344,8 +1365,9 @@ static double reference_samples(Reference *r, const Case *c, const Dataset *data
         reference_piece(r, c, i, rows, (float)(1.0 / (double)(c->samples * REF_T)));
     }
     for (int64_t row = 0; row < rows; row++) {
+        const float *losses = head_losses(&r->m, &r->unit[REF_UNITS - 1]) + row * REF_T;
         double sample = 0;
-        for (int64_t t = 0; t < REF_T; t++) { sample += (double)r->head.losses[row * REF_T + t]; }
+        for (int64_t t = 0; t < REF_T; t++) { sample += (double)losses[t]; }
         loss += sample;
     }
     return loss;
@@ -1379,7 +1401,7 @@ static void check_export(const Reference *r, const char *path, const char *what)
     assert_int_equal(fread(all, sizeof(float), (size_t)r->m.parameters, f), r->m.parameters);
     fclose(f);
     for (int s = 0; s < REF_STORAGES; s++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t layer = gpt_storage_class(&r->m, s) == STORAGE_BLOCK ? s - 2 : 0;
             const float *found = all + model_file_offset(&r->m, parts[k].tensor, layer);
@@ -1460,7 +1482,15 @@ static double after_steps(const CyclicPlan *p, int stage, double rate) {
         }
         const float mean = (float)(sum / p->N);
         theta[(step + 1) & 1] = theta[step & 1];
-        ops_sgd(&s, &theta[(step + 1) & 1], NULL, DTYPE_FP32, &momentum, &mean, 1, o);
+        const UpdateSlice u = {
+            .master = &theta[(step + 1) & 1],
+            .moment = {&momentum},
+            .grad = &mean,
+            .param = NULL,
+            .dtype = DTYPE_FP32,
+            .n = 1,
+        };
+        ops_sgd(&s, u, o);
         if (!(fabs((double)theta[0]) + fabs((double)theta[1]) < 1e6)) { return INFINITY; }
     }
     return fabs((double)theta[0]) + fabs((double)theta[1]);

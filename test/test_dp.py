@@ -1066,12 +1066,12 @@ class Audit(PrivateCheck):
 class Controls(PrivateCheck):
     """Programs with a fault, which the tests above must notice. Each is a copy of the sources with one place changed."""
     NOISE = "begin, n, noise, s->noise.deviation, s->noise.scale);"
-    FAULTS = [("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "noise", "variance"),
-              ("noise added twice", "zero.h", NOISE, NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, (float *)(void *)buffer_slice(&s->grads, storage), " +
+    FAULTS = [("sigma halved", "state/update.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "noise", "variance"),
+              ("noise added twice", "state/update.h", NOISE, NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), " +
                NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace("s->noise.scale)", "1)"), "noise", "variance"),
-              ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
-              ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
-              ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
+              ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
+              ("sigma halved", "state/update.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
+              ("the same noise in each storage", "state/update.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
               ("cross term between stages dropped", "ops/cpu/clip_cpu.h", "product += dot; size +=", "product += 0.0 * dot; size +=", "stages", "of storage 0"),
               ("factors of another micro-batch", "engine/compute.h", "(char *)e->factors[place].p,",

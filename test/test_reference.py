@@ -642,7 +642,7 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "zero.h"
+UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -655,10 +655,10 @@ FAULTS = [
     ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
     ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
     ("adamw, decay", UPDATE, ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});"),
-    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
      "==> decay};"),
-    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
-     "==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};"),
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
+     "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};"),
     ("sgd", UPDATE, "o.momentum * b[i] + {grad[i] * o.grad_scale "
      "==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
     ("sgd", UPDATE, "master[i] -= o.lr * {b[i] "
@@ -676,13 +676,13 @@ FAULTS = [
     ("clip where it sometimes does nothing", TRAINER,
      "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?"),
     ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
-    ("v1, clip", "engine/executor.h", "if (most > 0 && {norm > most ==> false})"),
+    ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
     ("v2, storage", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
      "==> (double)t->model.storages}"),
     ("v2, storage, shared", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
      "==> sqrt((double)t->model.units)}"),
-    ("v2, storage", "engine/executor.h", "most = e->storage_clip; "
-     "{exact_join(&e->squares, &squares) ==> (void)0}"),
+    ("v2, storage", "engine/overlap.h", "most = o->storage_clip; "
+     "{exact_join(&o->squares, &squares) ==> (void)0}"),
     ("skip-loss-z", "state/checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
     ("skip-grad-z", TRAINER, "norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
@@ -695,17 +695,17 @@ FAULTS = [
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    ("v2", CYCLIC_H, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+    ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    ("v2, pieces", "state/layout.h", "begins ? begins[micro] : "
+    ("v2, pieces", "state/policy.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
-    ("v2, documents", TRAINER, "e->stats_out.loss / (double){max_i64(counted, 1) "
+    ("v2, documents", TRAINER, "stats.loss / (double){max_i64(counted, 1) "
      "==> (t->samples * t->options.seq_len)};"),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
-    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, "
+    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
      "{mean * mean ==> mean});"),
     ("three and one", ZERO, "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
      "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }"),
@@ -741,7 +741,7 @@ FAULTS = [
      "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
     ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
-    ("speed", "model/gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+    ("speed", "model/unit.h", "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;"),
     ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
 ]
 
