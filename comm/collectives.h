@@ -20,6 +20,8 @@ enum { COMM_PART_BYTES = 8 << 20 }; // limit of one MPI message, so that slow li
 // Sums and conversions of n values
 enum { SUM_BLOCK = 4096 };
 
+static inline float *comm_floats(const char *array) { return (float *)(uintptr_t)array; }
+
 // out[0 .. n) = sources[0] + sources[1] + ... in this order, in fp32. out may be one of the
 // sources: each block is read before it is written.
 static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
@@ -133,7 +135,7 @@ static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot
                                  CommRegion region, int index) {
     const int64_t segment = (slot - c->slot) * comm_region(op->group, op->wire, STAGED_END) +
                             comm_region(op->group, op->wire, region) + index;
-    return (float *)c->staging + segment * c->piece_elements;
+    return comm_floats(c->staging) + segment * c->piece_elements;
 }
 // Returns where the contributions of the member of this node with local index l, to the slice of an
 // owner on node n, arrive.
@@ -195,7 +197,7 @@ static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) 
         for (int n = 0; n < g->nodes && l != local; n++) {
             int owner = group_at(g, n, l);
             int64_t count = comm_piece(c, op, owner, slot->piece, &first);
-            const float *mine = (const float *)op->in + first;
+            const float *mine = comm_floats(op->in) + first;
             comm_post(c, slot, op, true, group_at(g, node, l),
                       comm_on_wire(c, op, slot, STAGED_SENT, owner, mine, count), count * size);
         }
@@ -215,7 +217,7 @@ static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slo
         if (packed) { comm_unpack_in_place(theirs, count); }
         c->sources[l] = theirs;
     }
-    c->sources[local] = (const float *)op->in + first;
+    c->sources[local] = comm_floats(op->in) + first;
     if (packed) {
         float *own = comm_staged(c, op, slot, STAGED_OWN, n);
         comm_round(own, c->sources[local], count);
@@ -251,7 +253,7 @@ static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) 
 static inline void comm_reduce_finish(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
     int64_t first, count = comm_piece(c, op, g->me, slot->piece, &first);
-    float *out = (float *)op->slice + slot->piece * c->piece_elements;
+    float *out = comm_floats(op->slice) + slot->piece * c->piece_elements;
     slot->state = 0;
     c->done_pieces++;
     if (g->nodes == 1) {
@@ -361,7 +363,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
         break;
     case PHASE_NODES:
         if (packed) {
-            const float *mine = (const float *)op->slice;
+            const float *mine = comm_floats(op->slice);
             comm_pack(op->slice, mine, slice_length(b, op->group->me));
         }
         if (gathers) { comm_gather_nodes(c, op, slot); }
@@ -372,7 +374,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
         break;
     default:
         for (int i = 0; packed && i < op->group->n; i++) {
-            comm_unpack_in_place((float *)op->out + b[i], slice_length(b, i));
+            comm_unpack_in_place(comm_floats(op->out) + b[i], slice_length(b, i));
         }
     }
 }

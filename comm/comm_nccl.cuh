@@ -297,7 +297,7 @@ static inline void nccl_pack(Comm *c, const CommOp *op, cudaStream_t carrier) {
         die(EXIT_RESOURCES, NULL, "no memory to pack %" PRId64 " elements", sent);
     }
     LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(sent, THREADS), THREADS, 0, carrier,
-           (__nv_bfloat16 *)c->staging, (const float *)op->in, sent);
+           (__nv_bfloat16 *)c->staging, comm_floats(op->in), sent);
 }
 static inline void nccl_unpack(Comm *c, const CommOp *op, cudaStream_t carrier) {
     const bool whole = op->kind == COMM_ALL_REDUCE;
@@ -305,7 +305,7 @@ static inline void nccl_unpack(Comm *c, const CommOp *op, cudaStream_t carrier) 
                   count = whole ? b[op->group->n] : slice_length(b, op->group->me);
     if (!count) { return; }
     LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, carrier,
-           (float *)(whole ? op->out : op->slice), (const __nv_bfloat16 *)c->staging + first,
+           comm_floats(whole ? op->out : op->slice), (const __nv_bfloat16 *)c->staging + first,
            count);
 }
 // Queues a collective on the carrier stream, with the conversions of wire bf16.
