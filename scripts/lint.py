@@ -20,7 +20,20 @@ import sys
 import tokenize
 from pathlib import Path
 
-FOLDERS = (".", "engine", "state", "model", "comm", "ops", "ops/cpu", "ops/cuda", "base", "test", "scripts", "docs")
+FOLDERS = (
+    ".",
+    "engine",
+    "state",
+    "model",
+    "comm",
+    "ops",
+    "ops/cpu",
+    "ops/cuda",
+    "base",
+    "test",
+    "scripts",
+    "docs",
+)
 C_LIKE = (".c", ".h", ".cu", ".cuh")
 # Names of files of others. What follows dev/data/ is llm.c's, too.
 FOREIGN = {"llm.c", "cmocka.h", "sodium.h", "modeling_gpt2.py", "Python.h"}

@@ -202,7 +202,7 @@ class Extract(unittest.TestCase):
         "`scripts/setup.sh`.\n\n"
         "    make all      # builds\n"
         "    mpirun -np 2 ./train_gpt --a 'b c' \\\n        --d ...   # trains\n"
-        "    {\"event\":1}\n    X=1 sudo scripts/run.sh --e\n"
+        '    {"event":1}\n    X=1 sudo scripts/run.sh --e\n'
     )
 
     def test_document(self):

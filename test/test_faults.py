@@ -12,6 +12,7 @@
 
 What takes the protection away is tested too, where a flag can do it: without the watchdog a stopped rank is waited for.
 """
+
 import concurrent.futures
 import glob
 import os
@@ -26,7 +27,20 @@ import time
 import unittest
 
 import test_train
-from test_train import ALL, AT_ONCE, EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES, ROOT, SEED, Job, checkpoint, checkpoints, scratch, train
+from test_train import (
+    ALL,
+    AT_ONCE,
+    EXIT_DONE,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    ROOT,
+    SEED,
+    Job,
+    checkpoint,
+    checkpoints,
+    scratch,
+    train,
+)
 
 EXIT_PEER = 4
 FAULTY = os.path.join(ROOT, "build/train_gpt_faulty")
@@ -45,8 +59,10 @@ def sample(cases, count):
 def quotation(before, right, after, text):
     """(begin, end) of `right` at each place of a source that reads before + right + after, however
     its lines are broken."""
-    spaced = [r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", part)))
-              for part in (before, right, after)]
+    spaced = [
+        r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", part)))
+        for part in (before, right, after)
+    ]
     pattern = r"%s\s*(%s)\s*%s" % tuple(spaced)
     return [found.span(1) for found in re.finditer(pattern, text)]
 
@@ -60,7 +76,12 @@ def at_once(function, cases):
 def small_disk(test, kib):
     """A folder on a disk of its own, or the test is skipped."""
     folder = scratch()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", folder], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", folder], capture_output=True
+        ).returncode
+    ):
         test.skipTest("cannot mount a small disk")
     test.addCleanup(subprocess.run, ["umount", "-l", folder], check=True)
     return folder
@@ -71,8 +92,19 @@ class Faulty:
 
     def __init__(self, how, rank, action, step=FAULT_AT, ranks=3, **changes):
         self.out, self.log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
-        self.same = dict(ranks=ranks, out=self.out, log=self.log, save_every=SAVED, steps=LAST, shuffle=1, recompute="block", **changes)
-        self.job = Job(binary=FAULTY, environment={"FAULT": f"{how} {rank} {step} {action}"}, **self.same)
+        self.same = dict(
+            ranks=ranks,
+            out=self.out,
+            log=self.log,
+            save_every=SAVED,
+            steps=LAST,
+            shuffle=1,
+            recompute="block",
+            **changes,
+        )
+        self.job = Job(
+            binary=FAULTY, environment={"FAULT": f"{how} {rank} {step} {action}"}, **self.same
+        )
 
     def ends(self, limit=LIMIT_S):
         """Exit code and messages; mpirun must end by itself, and with it every rank."""
@@ -80,7 +112,9 @@ class Faulty:
             self.job.process.wait(timeout=limit + 30 * bool(os.getloadavg()[0] > 4))
         except subprocess.TimeoutExpired:
             if self.job.pids():  # else mpirun hangs by itself (test_train.Job.die)
-                raise AssertionError(f"ranks {self.job.pids()} still there: {self.job.command}") from None
+                raise AssertionError(
+                    f"ranks {self.job.pids()} still there: {self.job.command}"
+                ) from None
             self.job.end_all()
         return self.job.wait()
 
@@ -93,11 +127,24 @@ class Faulty:
 
 
 class Actions(unittest.TestCase):
-    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "PREFETCH", "ACQUIRE", "RELEASE", "REDUCE", "NORM", "UPDATE")
+    KINDS = (
+        "FORWARD",
+        "BACKWARD_INPUT",
+        "BACKWARD_WEIGHT",
+        "RECOMPUTE",
+        "PREFETCH",
+        "ACQUIRE",
+        "RELEASE",
+        "REDUCE",
+        "NORM",
+        "UPDATE",
+    )
 
     @classmethod
     def setUpClass(cls):
-        cls.undisturbed = train(ranks=3, steps=LAST, shuffle=1, recompute="block").steps("loss", "grad_norm")
+        cls.undisturbed = train(ranks=3, steps=LAST, shuffle=1, recompute="block").steps(
+            "loss", "grad_norm"
+        )
 
     def each(self, how, count, check, **changes):
         def one(kind):
@@ -105,29 +152,42 @@ class Actions(unittest.TestCase):
             fault = Faulty(how, rank, kind, **changes)
             check(fault.ends(), rank)
             fault.resumes(self, self.undisturbed)
+
         at_once(one, sample(self.KINDS, count))
 
     def test_every_kind_is_there(self):
         """The list above is what a schedule holds."""
         schedule = train(show_schedule=1, recompute="block", steps=1).out
-        self.assertEqual({line.split()[1] for line in schedule.splitlines() if line.startswith("   ")}, set(self.KINDS))
+        self.assertEqual(
+            {line.split()[1] for line in schedule.splitlines() if line.startswith("   ")},
+            set(self.KINDS),
+        )
 
     def test_killed(self):
         def check(job, rank):
             self.assertNotEqual(job.code, EXIT_DONE)
+
         self.each("kill", 3, check)
         self.each("crash", 1, check)
 
     def test_stopped(self):
         def check(job, rank):
             self.assertEqual(job.code, EXIT_PEER, job.err)
-            self.assertRegex(job.err, rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}")
+            self.assertRegex(
+                job.err,
+                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+            )
+
         self.each("stop", 3, check)
 
     def test_silent(self):
         def check(job, rank):
             self.assertEqual(job.code, EXIT_PEER, job.err)
-            self.assertRegex(job.err, rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}")
+            self.assertRegex(
+                job.err,
+                rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+            )
+
         self.each("hang", 2, check, watchdog=3)
 
     def test_stopped_with_no_watchdog(self):
@@ -156,8 +216,19 @@ class Actions(unittest.TestCase):
 
     def test_slow_is_not_lost(self):
         """One sample on two ranks: the first waits for the other for several times the watchdog's limit, and hears that it computes."""
-        losses = [train(ranks=ranks, threads=1, steps=1, model="layers=3,heads=8,channels=512,vocab=101", seq_len=4096, micro_batch=1, batch_tokens=4096,
-                        watchdog=1).losses()[0] for ranks in (2, 1)]
+        losses = [
+            train(
+                ranks=ranks,
+                threads=1,
+                steps=1,
+                model="layers=3,heads=8,channels=512,vocab=101",
+                seq_len=4096,
+                micro_batch=1,
+                batch_tokens=4096,
+                watchdog=1,
+            ).losses()[0]
+            for ranks in (2, 1)
+        ]
         self.assertLess(abs(losses[0] - losses[1]), 1e-5 * losses[1])
 
     def test_told_to_die(self):
@@ -165,7 +236,10 @@ class Actions(unittest.TestCase):
         job = Job(2, out=os.path.join(scratch(), "out"), steps=10**9)
         job.wait_until(lambda: job.logged() > 3, "a step")
         os.kill(job.pids()[1], signal.SIGTERM)
-        self.assertRegex(job.done().err, r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n")
+        self.assertRegex(
+            job.done().err,
+            r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n",
+        )
 
 
 class Disks(unittest.TestCase):
@@ -173,7 +247,9 @@ class Disks(unittest.TestCase):
         """Disks on which the second checkpoint ends at a state file, at the manifest, or just fits."""
         whole = os.path.join(scratch(), "out")
         job = train(2, out=whole, steps=2, save_every=2)
-        size = sum(-(-os.path.getsize(path) // PAGE) for path in glob.glob(checkpoint(whole, 2) + "/*"))
+        size = sum(
+            -(-os.path.getsize(path) // PAGE) for path in glob.glob(checkpoint(whole, 2) + "/*")
+        )
         losses = train(2, steps=4).steps()
         for pages in sample(range(2, size + 3), 6):
             with self.subTest(pages=pages):
@@ -182,16 +258,24 @@ class Disks(unittest.TestCase):
                 self.assertIn(job.code, (EXIT_DONE, EXIT_RESOURCES))
                 self.assertEqual(job.steps(), losses, "training goes on")
                 self.assertEqual(checkpoints(out), [2, 4] if job.code == EXIT_DONE else [2])
-                self.assertEqual(job.err.count("not saved: No space left"), int(job.code != EXIT_DONE))
+                self.assertEqual(
+                    job.err.count("not saved: No space left"), int(job.code != EXIT_DONE)
+                )
                 self.assertFalse(glob.glob(os.path.join(out, "*.tmp")), "halves are removed")
-                self.assertEqual(train(2, out=out, steps=4, resume=1).steps(), losses[checkpoints(out)[-1]:], "what was saved is whole")
+                self.assertEqual(
+                    train(2, out=out, steps=4, resume=1).steps(),
+                    losses[checkpoints(out)[-1] :],
+                    "what was saved is whole",
+                )
 
     def test_read_only_from_the_start(self):
         disk = small_disk(self, 4000)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         job = train(2, out=os.path.join(disk, "out"), steps=2, code=EXIT_RESOURCES)
         self.assertIn("Read-only file system", job.err)
-        self.assertIn("cannot write", train(2, log=os.path.join(disk, "log"), steps=1, code=EXIT_INPUT).err)
+        self.assertIn(
+            "cannot write", train(2, log=os.path.join(disk, "log"), steps=1, code=EXIT_INPUT).err
+        )
 
     def test_gone_from_some_moment_on(self):
         out = os.path.join(scratch(), "out")
@@ -212,7 +296,9 @@ class Memory(unittest.TestCase):
         out = os.path.join(scratch(), "out")
         train(out=out, steps=1, save_every=1)
         job = train(2, out=out, steps=1, model="gpt3:175B", tokenizer="", code=EXIT_RESOURCES)
-        self.assertRegex(job.err, r"2 ranks on this machine need \d+\.\d\d GiB more, \d+\.\d\d GiB are available")
+        self.assertRegex(
+            job.err, r"2 ranks on this machine need \d+\.\d\d GiB more, \d+\.\d\d GiB are available"
+        )
         self.assertEqual(checkpoints(out), [1])
 
 
@@ -223,7 +309,12 @@ class Torn(unittest.TestCase):
         train(2, out=whole, steps=4, save_every=2)
         files = sorted(glob.glob(checkpoint(whole, 4) + "/*"))
         self.assertEqual(len(files), 3)
-        cases = [(os.path.basename(path), at, zeros) for path in files for at in range(0, os.path.getsize(path), PAGE) for zeros in (False, True)]
+        cases = [
+            (os.path.basename(path), at, zeros)
+            for path in files
+            for at in range(0, os.path.getsize(path), PAGE)
+            for zeros in (False, True)
+        ]
         at_once(lambda case: self.tear(whole, *case), sample(cases, 12))
 
     def tear(self, whole, name, at, zeros):
@@ -250,7 +341,22 @@ class Clocks(unittest.TestCase):
         expected = train(2, **same, out=os.path.join(scratch(), "out")).steps("loss", "grad_norm")
         out, log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
         words = test_train.command_line(dict(same, out=out, log=log, watchdog=5))
-        job = Job(shell=" ".join(["exec", "mpirun", "--oversubscribe", "-np", "2", "-x", f"LD_PRELOAD={CLOCK}", test_train.BINARY, *words]), log=log).done()
+        job = Job(
+            shell=" ".join(
+                [
+                    "exec",
+                    "mpirun",
+                    "--oversubscribe",
+                    "-np",
+                    "2",
+                    "-x",
+                    f"LD_PRELOAD={CLOCK}",
+                    test_train.BINARY,
+                    *words,
+                ]
+            ),
+            log=log,
+        ).done()
         self.assertEqual(job.steps("loss", "grad_norm"), expected)
         self.assertTrue(any(float(e["ms"]) > 3.5e6 for e in job.of("step")), "the clock has leapt")
 

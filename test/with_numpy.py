@@ -2,6 +2,7 @@
 
 Where this Python has no numpy, the program begins again in the Python of .venv, which has one.
 """
+
 import importlib.util
 import os
 import sys

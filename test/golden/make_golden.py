@@ -37,6 +37,7 @@ Each run begins at the weights of the model file.
 
 Weight decay is 0.1 in all runs, on the 2-D tensors only (wte and wpe included). The learning rate is constant.
 """
+
 import math
 import os
 
@@ -73,15 +74,22 @@ STORED = sum(math.prod(shape) for shape, *_ in TENSORS.values()) + (VP - V) * C
 # ---------------------------------------------------------------------------------------------------------------------
 # The model
 
+
 def initial_weights(generator):
-    draw = lambda shape, mean, deviation, _: mean + deviation * torch.randn(shape, generator=generator)
-    return {name: draw(*spec).float().double() for name, spec in TENSORS.items()}  # float(): as the file will hold them
+    draw = lambda shape, mean, deviation, _: mean + deviation * torch.randn(
+        shape, generator=generator
+    )
+    return {
+        name: draw(*spec).float().double() for name, spec in TENSORS.items()
+    }  # float(): as the file will hold them
 
 
 def attention(x, p, l):
     rows, t, _ = x.shape
     qkv = F.linear(x, p["qkvw"][l], p["qkvb"][l])
-    q, k, v = (part.view(rows, t, HEADS, C // HEADS).transpose(1, 2) for part in qkv.split(C, dim=2))
+    q, k, v = (
+        part.view(rows, t, HEADS, C // HEADS).transpose(1, 2) for part in qkv.split(C, dim=2)
+    )
     scores = q @ k.transpose(2, 3) / math.sqrt(C // HEADS)
     future = torch.ones(t, t).triu(1).bool()
     mixed = scores.masked_fill(future, -math.inf).softmax(dim=3) @ v
@@ -89,7 +97,11 @@ def attention(x, p, l):
 
 
 def mlp(x, p, l):
-    return F.linear(F.gelu(F.linear(x, p["fcw"][l], p["fcb"][l]), approximate="tanh"), p["fcprojw"][l], p["fcprojb"][l])
+    return F.linear(
+        F.gelu(F.linear(x, p["fcw"][l], p["fcb"][l]), approximate="tanh"),
+        p["fcprojw"][l],
+        p["fcprojb"][l],
+    )
 
 
 def forward(p, x):
@@ -114,13 +126,17 @@ def backward(p, x, y):
 # ---------------------------------------------------------------------------------------------------------------------
 # Training
 
+
 def trainable(weights):
     return {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
 
 
 def groups(p):
     select = lambda decayed: [p[name] for name, spec in TENSORS.items() if spec[3] == decayed]
-    return [{"params": select(True), "weight_decay": 0.1}, {"params": select(False), "weight_decay": 0.0}]
+    return [
+        {"params": select(True), "weight_decay": 0.1},
+        {"params": select(False), "weight_decay": 0.0},
+    ]
 
 
 def adamw(p):
@@ -152,13 +168,16 @@ def train(weights, make_optimizer, clip, bucket_of):
 
 
 def shard_batch(tokens, k):
-    windows = torch.tensor([[(g * T + i) % len(tokens) for i in range(T + 1)] for g in range(k * B, (k + 1) * B)])
+    windows = torch.tensor(
+        [[(g * T + i) % len(tokens) for i in range(T + 1)] for g in range(k * B, (k + 1) * B)]
+    )
     samples = tokens[windows]
     return samples[:, :-1], samples[:, 1:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Files
+
 
 def write(name, header, *arrays):
     with open(os.path.join(HERE, name), "wb") as file:
@@ -196,21 +215,43 @@ def main():
     logits, loss = backward(p, x, y)
     gradients = {name: tensor.grad for name, tensor in p.items()}
     same_batch = lambda _: (x, y)
-    runs = [train(weights, adamw, math.inf, same_batch), train(weights, adamw, 1.0, same_batch),
-            train(weights, sgd, math.inf, same_batch)]
+    runs = [
+        train(weights, adamw, math.inf, same_batch),
+        train(weights, adamw, 1.0, same_batch),
+        train(weights, sgd, math.inf, same_batch),
+    ]
     shard_run = train(weights, adamw, 1.0, lambda k: shard_batch(tokens, k))
     for number, (losses, norms) in enumerate(runs + [shard_run]):
-        print(f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to {norms[-1]:.4f}")
-    assert runs[1][1][0] > 1.0 and abs(runs[0][0][-1] - runs[1][0][-1]) > 1e-3, "clipping would not be exercised"
+        print(
+            f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to {norms[-1]:.4f}"
+        )
+    assert (
+        runs[1][1][0] > 1.0 and abs(runs[0][0][-1] - runs[1][0][-1]) > 1e-3
+    ), "clipping would not be exercised"
 
     write("gpt_tiny_model.bin", [20240326, 3, MAX_T, V, L, HEADS, C, VP], stored(weights))
     write("gpt_tiny_tokens.bin", [20240520, 1, SHARD_TOKENS], (tokens, "<u2"))
-    write("gpt_tiny.bin", [20240327, 2, B, T], (x, "<i4"), (y, "<i4"), (logits, "<f4"), ([loss], "<f4"), stored(gradients),
-          (np.array(runs).transpose(1, 0, 2), "<f8"), (shard_run, "<f8"))
+    write(
+        "gpt_tiny.bin",
+        [20240327, 2, B, T],
+        (x, "<i4"),
+        (y, "<i4"),
+        (logits, "<f4"),
+        ([loss], "<f4"),
+        stored(gradients),
+        (np.array(runs).transpose(1, 0, 2), "<f8"),
+        (shard_run, "<f8"),
+    )
 
     check_file("gpt_tiny_model.bin", 20240326, (STORED, "<f4"))
     check_file("gpt_tiny_tokens.bin", 20240520, (SHARD_TOKENS, "<u2"))
-    check_file("gpt_tiny.bin", 20240327, (2 * B * T, "<i4"), (B * T * V + 1 + STORED, "<f4"), (4 * 2 * UPDATES, "<f8"))
+    check_file(
+        "gpt_tiny.bin",
+        20240327,
+        (2 * B * T, "<i4"),
+        (B * T * V + 1 + STORED, "<f4"),
+        (4 * 2 * UPDATES, "<f8"),
+    )
 
 
 if __name__ == "__main__":
