@@ -131,10 +131,12 @@ def speed(folder, rounds, cores):
     print(f"GPT-2 124M, fp32, {cores} threads, {rounds} rounds; ratios: lowest median highest")
     for B, T, _ in SHAPES:
         print(
-            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of sgemm {spread(shares[B, T, _])}"
+            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of sgemm"
+            f" {spread(shares[B, T, _])}"
         )
     print(
-        f"  2 ranks x 1 thread {statistics.median(p[0] for p in pairs):6.0f} ms   against 1 rank x 1 thread {spread([a / b for a, b in pairs])}"
+        f"  2 ranks x 1 thread {statistics.median(p[0] for p in pairs):6.0f} ms   against 1 rank x"
+        f" 1 thread {spread([a / b for a, b in pairs])}"
     )
     both = [
         sum(memory[k][name] for name in ("device", "host")) / 2**30
@@ -161,7 +163,8 @@ def overhead(folder, rounds, cores):
         write_shard(os.path.join(folder, "train.bin"), 256)
         ends = [train(folder, **run) for _ in range(rounds)]
         print(
-            f"  overhead, {name}: {spread([100 * end['overhead'] for _, end in ends], '{:.4f}')} % of steps of {statistics.median(ms for ms, _ in ends):.1f} ms"
+            f"  overhead, {name}: {spread([100 * end['overhead'] for _, end in ends], '{:.4f}')} %"
+            f" of steps of {statistics.median(ms for ms, _ in ends):.1f} ms"
         )
 
 
@@ -224,7 +227,8 @@ def restart(folder, rounds, cores):
         run.wait()
     print(
         f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s; "
-        f"a step takes {statistics.median(e['ms'] for e in read_log(folder) if e['event'] == 'step') / 1000:.2f} s"
+        "a step takes"
+        f" {statistics.median(e['ms'] for e in read_log(folder) if e['event'] == 'step') / 1000:.2f} s"
     )
 
 

@@ -116,7 +116,8 @@ def measure(command, case, log):
     )
     if done.returncode:
         sys.exit(
-            f"bench_gpu: exit {done.returncode}: {' '.join(map(str, command))}\n{done.stderr[-2000:]}"
+            f"bench_gpu: exit {done.returncode}:"
+            f" {' '.join(map(str, command))}\n{done.stderr[-2000:]}"
         )
     with open(log) as lines:
         return read_run(lines, case)
@@ -190,7 +191,10 @@ def bench_steps(cases, program, rounds, folder):
         os.path.join(folder, "log.jsonl"),
     )
     table = [
-        "| work | tokens/s | MFU, % | PyTorch, tokens/s | ratio | memory, GiB, predicted and taken | goal |",
+        (
+            "| work | tokens/s | MFU, % | PyTorch, tokens/s | ratio | memory, GiB, predicted and"
+            " taken | goal |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for name, case in cases.items():
@@ -216,13 +220,17 @@ def bench_attention(programs, words):
         for program in programs
     ]
     print(
-        "| attention, bf16 | program | forward, ms | TFLOP/s | backward, ms | TFLOP/s | first one's time over this, forward, backward |\n|---|---|---|---|---|---|---|"
+        "| attention, bf16 | program | forward, ms | TFLOP/s | backward, ms | TFLOP/s | first one's"
+        " time over this, forward, backward |\n|---|---|---|---|---|---|---|"
     )
     for shapes in zip(*results):
         for program, r in zip(programs, shapes):
             print(
-                f"| B={r['rows']} T={r['T']} C={r['C']} {r['heads']} heads | {os.path.basename(program)} | {r['forward_ms']:.3f} | {r['forward_tflops']:.4g} | {r['backward_ms']:.3f} "
-                f"| {r['backward_tflops']:.4g} | {shapes[0]['forward_ms'] / r['forward_ms']:.2f} {shapes[0]['backward_ms'] / r['backward_ms']:.2f} |"
+                f"| B={r['rows']} T={r['T']} C={r['C']} {r['heads']} heads |"
+                f" {os.path.basename(program)} | {r['forward_ms']:.3f} | {r['forward_tflops']:.4g}"
+                f" | {r['backward_ms']:.3f} | {r['backward_tflops']:.4g} |"
+                f" {shapes[0]['forward_ms'] / r['forward_ms']:.2f}"
+                f" {shapes[0]['backward_ms'] / r['backward_ms']:.2f} |"
             )
 
 

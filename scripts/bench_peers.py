@@ -389,7 +389,8 @@ def compare(name, program, rounds, folder):
                 measure(commands[contestant], PEERS.get(contestant, {}), case, log)
             )
             print(
-                f"  {name} round {r + 1} of {rounds}: {contestant} {runs[contestant][-1].ms:.1f} ms",
+                f"  {name} round {r + 1} of {rounds}: {contestant}"
+                f" {runs[contestant][-1].ms:.1f} ms",
                 file=sys.stderr,
             )
     return runs
@@ -407,16 +408,21 @@ def print_private(name, runs):
     """What privacy costs each program: its private over its non-private throughput, and peak memory; and our tokens/s (style unit) over its."""
     case = CASES[name]
     print(
-        f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput; unit's: tokens/s of train_gpt in style unit over its own"
+        f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput;"
+        " unit's: tokens/s of train_gpt in style unit over its own"
     )
     print(
-        f"  {'':10} {'ms':>8} {'MB':>6}   {'speed: min median max':>22} {'memory':>7}   {'units: min median max':>22}"
+        f"  {'':10} {'ms':>8} {'MB':>6}   {'speed: min median max':>22} {'memory':>7}  "
+        f" {'units: min median max':>22}"
     )
     for who, results in runs.items():
         line = f"  {who:10} {middle(results, 'ms'):8.1f} {middle(results, 'bytes') / 1e6:6.0f}   "
         if who in WITHOUT:
             base = runs[WITHOUT[who]]
-            line += f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22} {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
+            line += (
+                f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22}"
+                f" {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
+            )
             line += (
                 f"{spread([b.ms / a.ms for a, b in zip(runs['unit'], results)]):>22}"
                 if who not in OURS
@@ -448,8 +454,8 @@ def cpu_model():
 
 def benchmark(cases, program, rounds):
     print(
-        f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch {torch.__version__}; "
-        f"{rounds} rounds; ratio: PyTorch / train_gpt"
+        f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch"
+        f" {torch.__version__}; {rounds} rounds; ratio: PyTorch / train_gpt"
     )
     if cases != ["dp"]:
         print(

@@ -61,7 +61,8 @@ def read_config(path):
     if found.get("n_inner") not in (None, 4 * config.channels):
         raise Failure(
             EXIT_INPUT,
-            f"{path}: train_gpt computes n_inner = {4 * config.channels}, found {found['n_inner']!r:.100}",
+            f"{path}: train_gpt computes n_inner = {4 * config.channels}, found"
+            f" {found['n_inner']!r:.100}",
         )
     return config
 
@@ -74,7 +75,8 @@ def read_folder(folder):
     if not index.exists():
         raise Failure(
             EXIT_INPUT,
-            f"{folder}: no model.safetensors in it; transformers writes one: model.save_pretrained(FOLDER)",
+            f"{folder}: no model.safetensors in it; transformers writes one:"
+            " model.save_pretrained(FOLDER)",
         )
     weight_map = read_json(index, map_file(index, 1)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
@@ -133,7 +135,8 @@ def main():
     with replacing(options.model) as file:
         write_model(file, config, views)
     print(
-        f"{options.model}: {config.layers} layers, {config.heads} heads, {config.channels} channels, vocabulary {config.vocab}"
+        f"{options.model}: {config.layers} layers, {config.heads} heads, {config.channels}"
+        f" channels, vocabulary {config.vocab}"
     )
 
 

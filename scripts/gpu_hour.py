@@ -448,11 +448,9 @@ def middle(values):
 def speed_of(events, case, micro_steps):
     steps, end = [event for event in events if event["event"] == "step"], events[-1]
     return {
-        "tokens_per_s": micro_steps
-        * case.rows
-        * case.T
-        / middle([step["ms"] for step in steps])
-        * 1e3,
+        "tokens_per_s": (
+            micro_steps * case.rows * case.T / middle([step["ms"] for step in steps]) * 1e3
+        ),
         "mfu": middle([step["mfu"] for step in steps]),
         "memory_predicted": end["memory"]["predicted"]["device"],
         "memory_measured": end["memory"]["measured"]["device"],
@@ -803,7 +801,10 @@ def main():
     parser.add_argument(
         "--toy",
         action="store_true",
-        help="a rehearsal: the emulation of a GPU (make emu and the programs of the tests), toy sizes",
+        help=(
+            "a rehearsal: the emulation of a GPU (make emu and the programs of the tests), toy"
+            " sizes"
+        ),
     )
     options = parser.parse_args()
     if options.list:

@@ -106,7 +106,10 @@ def compile_program(folder):
 def read_ptxas(text):
     """{mangled name: (registers, bytes of spill stores and loads, bytes of shared memory)}"""
     found = {}
-    pattern = r"Function properties for (\S+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads\n.*?Used (\d+) registers([^\n]*)"
+    pattern = (
+        r"Function properties for (\S+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill"
+        r" loads\n.*?Used (\d+) registers([^\n]*)"
+    )
     for name, stores, loads, registers, rest in re.findall(pattern, text):
         shared = re.search(r"(\d+) bytes smem", rest)
         found[name] = (int(registers), int(stores), int(loads), int(shared[1]) if shared else 0)
@@ -354,8 +357,11 @@ def part_of_page(code):
         BEGIN,
         "### Resources and instructions",
         "",
-        "Of one thread: registers, spilled bytes (stores / loads). Of a block: static shared memory (attention's is dynamic). "
-        "Instructions as they stand in the machine code, each once, by class; `other` are integers, addresses, conditions, jumps.",
+        (
+            "Of one thread: registers, spilled bytes (stores / loads). Of a block: static shared"
+            " memory (attention's is dynamic). Instructions as they stand in the machine code, each"
+            " once, by class; `other` are integers, addresses, conditions, jumps."
+        ),
         "",
     ]
     lines += table(

@@ -165,7 +165,8 @@ class Project:
                     self.say(
                         name,
                         number,
-                        "a statement ends in a comma and takes in the next: end it with a semicolon",
+                        "a statement ends in a comma and takes in the next: end it with a"
+                        " semicolon",
                     )
 
     def comments(self):

@@ -120,9 +120,14 @@ class MemorySampler(threading.Thread):
             ]  # a quarter is then enough for a median
             if long:
                 longest = max(long, key=len)
-                yield label, rank, len(mine), len(longest) * SAMPLE_EVERY, statistics.median(
-                    longest
-                ), max(map(growth, long))
+                yield (
+                    label,
+                    rank,
+                    len(mine),
+                    len(longest) * SAMPLE_EVERY,
+                    statistics.median(longest),
+                    max(map(growth, long)),
+                )
 
 
 def growth(values):
@@ -244,9 +249,7 @@ class Fault:
     minute: float
     at_step: int  # the last one logged before
     time: float = field(default_factory=time.monotonic)
-    back: float | None = (
-        None  # seconds to the first new step; of disk: to the first checkpoint that could be saved again
-    )
+    back: float | None = None  # seconds to the first new step; of disk: to the first checkpoint that could be saved again
     first: int | None = None  # the first new step
 
     def redone(self):
@@ -333,7 +336,8 @@ class Disturbed(Training):
             or self.last < self.steps
         ):
             raise Failure(
-                f"launch.sh ended with {self.child.returncode} at step {self.last}: {self.last_words()}"
+                f"launch.sh ended with {self.child.returncode} at step {self.last}:"
+                f" {self.last_words()}"
             )
         return True
 
@@ -542,7 +546,10 @@ def report(options, disturbed, seconds, undisturbed, memory):
         [
             (
                 "disturbed run",
-                f"{disturbed.steps} steps on {options.ranks} ranks in {seconds / 60:.1f} min, seed {options.seed}",
+                (
+                    f"{disturbed.steps} steps on {options.ranks} ranks in {seconds / 60:.1f} min,"
+                    f" seed {options.seed}"
+                ),
             ),
             (
                 "faults",
@@ -602,8 +609,8 @@ def experiment(options):
     steps = max(20, round(options.minutes * 60 * share / step))
     flags.update({"steps": steps, "save-every": every, "keep": 3, "val-every": 2 * every})
     print(
-        f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every {every} steps, a fault every {interval:.0f} s; "
-        f"seed {options.seed}",
+        f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every"
+        f" {every} steps, a fault every {interval:.0f} s; seed {options.seed}",
         flush=True,
     )
     disturbed = Disturbed(

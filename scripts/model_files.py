@@ -198,7 +198,8 @@ def read_model(path):
     if magic != MODEL_MAGIC or version not in VERSIONS:
         raise Failure(
             EXIT_INPUT,
-            f"{path}: expected a model file (magic {MODEL_MAGIC}, version 3 or 5), found magic {magic}, version {version}",
+            f"{path}: expected a model file (magic {MODEL_MAGIC}, version 3 or 5), found magic"
+            f" {magic}, version {version}",
         )
     config, dtype = Config(*rest).check(path), DTYPES[VERSIONS[version]]
     parameters = sum(
@@ -207,7 +208,8 @@ def read_model(path):
     if data.size != HEADER_BYTES + parameters * dtype.itemsize:
         raise Failure(
             EXIT_INPUT,
-            f"{path}: expected {HEADER_BYTES + parameters * dtype.itemsize} bytes, found {data.size}: cut off or damaged",
+            f"{path}: expected {HEADER_BYTES + parameters * dtype.itemsize} bytes, found"
+            f" {data.size}: cut off or damaged",
         )
     views, values = {}, data[HEADER_BYTES:].view(dtype)
     for tensor in tensors(config):
@@ -270,7 +272,8 @@ def read_safetensors(path):
     if length > min(HEADER_MOST, data.size - 8):
         raise Failure(
             EXIT_INPUT,
-            f"{path}: not safetensors, or cut off: a header of {length} bytes in a file of {data.size}",
+            f"{path}: not safetensors, or cut off: a header of {length} bytes in a file of"
+            f" {data.size}",
         )
     header, data, views = read_json(path, data[8 : 8 + length]), data[8 + length :], {}
     for name, entry in header.items():
@@ -279,14 +282,16 @@ def read_safetensors(path):
         if not entry_fits(entry, data.size):
             raise Failure(
                 EXIT_INPUT,
-                f"{path}: {name!r:.100}: expected dtype, shape and a range of the {data.size} bytes of data, found {entry!r:.200}",
+                f"{path}: {name!r:.100}: expected dtype, shape and a range of the {data.size} bytes"
+                f" of data, found {entry!r:.200}",
             )
         dtype, (begin, end) = DTYPES.get(entry.get("dtype")), entry["data_offsets"]
         views[name] = data[begin:end]
         if dtype and math.prod(entry["shape"]) * dtype.itemsize != end - begin:
             raise Failure(
                 EXIT_INPUT,
-                f"{path}: {name!r:.100}: {end - begin} bytes do not hold {entry['dtype']} of shape {entry['shape']!r:.100}",
+                f"{path}: {name!r:.100}: {end - begin} bytes do not hold {entry['dtype']} of shape"
+                f" {entry['shape']!r:.100}",
             )
         if dtype:
             views[name] = views[name].view(dtype).reshape(entry["shape"])

@@ -252,7 +252,8 @@ def print_losses(runs, axis):
         low, high = min(means), max(means)
         curve = "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / (high - low or 1))] for mean in means)
         print(
-            f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to {places[-1]:.10g}"
+            f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to"
+            f" {places[-1]:.10g}"
         )
 
 

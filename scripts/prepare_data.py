@@ -335,7 +335,8 @@ def cifar(folder):
             if len(planes) != 3 * area or not 0 <= label < len(names):
                 raise Failure(
                     EXIT_INPUT,
-                    f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of one of {len(names)}",
+                    f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of"
+                    f" one of {len(names)}",
                 )
             yield Image(
                 f"{name} {i}",
@@ -785,7 +786,10 @@ def parse_arguments():
         nargs="?",
         const="digits",
         metavar="DIR",
-        help="images instead of text: a folder of them for each class, or of CIFAR-10's files (default: handwritten digits)",
+        help=(
+            "images instead of text: a folder of them for each class, or of CIFAR-10's files"
+            " (default: handwritten digits)"
+        ),
     )
     parser.add_argument("--tokenizer", choices=TEXT_TOKENIZERS, help="of text (default: bytes)")
     parser.add_argument(
@@ -799,8 +803,10 @@ def parse_arguments():
         "--val-fraction",
         type=float,
         metavar="F",
-        help="of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
-        "of images 0.2)",
+        help=(
+            "of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
+            "of images 0.2)"
+        ),
     )
     options = parser.parse_args()
     if options.images is not None and (options.input or options.tokenizer):
@@ -924,7 +930,8 @@ def write_all(options, prefix, corpus):
     paths.append(Path(f"{prefix}_tokenizer.bin"))
     write_whole(paths[-1], vocabulary)
     lines.append(
-        f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}: {paths[-1]}"
+        f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}:"
+        f" {paths[-1]}"
     )
     return paths, lines
 

@@ -308,7 +308,8 @@ def memory(bench):
         for rule in (V1, V2):
             ratio = found[N, rule][0] / found[N, DP][0]
             shape = "; ".join(
-                f"{name} {max(size for _, size in found[N, name][1]) / mean_of(found[N, name][1]):.2f}"
+                f"{name}"
+                f" {max(size for _, size in found[N, name][1]) / mean_of(found[N, name][1]):.2f}"
                 for name in (DP, rule)
             )
             lines.append(
@@ -316,7 +317,10 @@ def memory(bench):
                     f"{rule}: peak of activations over DP's, N={N}, one rank",
                     f"(N+1)/2N = {(N + 1) / 2 / N:.4f}",
                     f"{ratio:.4f}; peak over mean: {shape}",
-                    "allocated bytes; stages of two units, the embedding and head are lighter than blocks",
+                    (
+                        "allocated bytes; stages of two units, the embedding and head are lighter"
+                        " than blocks"
+                    ),
                 ]
             )
     return "", lines
@@ -565,7 +569,8 @@ def traffic(bench):
         if len(begins) < 2:
             raise Failed(
                 EXIT_FAILED,
-                f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder and run again on a machine with less to do",
+                f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder"
+                " and run again on a machine with less to do",
             )
         every = [
             [bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)
@@ -598,7 +603,10 @@ def traffic(bench):
     )
     lines = [
         [
-            f"{rule}: share of a link's bytes in the busiest tenth of a step, c = F + B (DP {statistics.mean(shares[DP]):.2f})",
+            (
+                f"{rule}: share of a link's bytes in the busiest tenth of a step, c = F + B (DP"
+                f" {statistics.mean(shares[DP]):.2f})"
+            ),
             "balanced: 0.10",
             f"{statistics.mean(shares[rule]):.2f}",
             "messages are as long as a storage, and a link carries one at its full rate",
@@ -695,7 +703,10 @@ def speed(bench):
         )
     lines.append(
         [
-            f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of {5000 * pulse:.0f} ms",
+            (
+                f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of"
+                f" {5000 * pulse:.0f} ms"
+            ),
             "",
             *cells(jitter[DP], jitter.get),
             "",
@@ -741,7 +752,10 @@ def speed(bench):
             "speed against overlapped DP at c = F + B (goal 1.2x)",
             "no times; ideal 1.33x",
             told(times[BALANCE, DP], lambda rule: times[BALANCE, rule]),
-            "DP here hides messages behind the backward pass; CDP's depend on each other, from rank to rank",
+            (
+                "DP here hides messages behind the backward pass; CDP's depend on each other, from"
+                " rank to rank"
+            ),
         ],
         [
             "the same, unlimited link (goal 0.98x)",
@@ -815,10 +829,12 @@ def tuned(bench, part, every, rates, command, score, better):
 
     def runs(jobs):
         names = {
-            job: f"{part}/"
-            + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_")
-            .replace(" ", "")
-            .replace("/", "_")
+            job: (
+                f"{part}/"
+                + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_")
+                .replace(" ", "")
+                .replace("/", "_")
+            )
             for job in jobs
         }
         logs = bench.run_together({name: command(*job) for job, name in names.items()})
@@ -907,7 +923,8 @@ def quality(bench):
             f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)",
             "as good as DP (CNNs, SGD)",
             "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
-            f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart (docs/results.md)"
+            f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart"
+            " (docs/results.md)"
             + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else ""),
         ]
         for rule, goal in ((V1, 1), (V2, 0.5))
@@ -939,7 +956,10 @@ def images(bench):
     prefix = bench.options.images
     if not glob.glob(f"{prefix}_train_*.bin") or not glob.glob(f"{prefix}_val_*.bin"):
         return (
-            f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes them.\n\n",
+            (
+                f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes"
+                " them.\n\n"
+            ),
             [],
         )
     model, pixels = image_model(prefix)

@@ -274,7 +274,10 @@ def table4(planner, full):
                 [
                     f"{model}, {letter}",
                     f"{paper.replace(',', ' ')}: {reached}",
-                    f"{shape(other(equations, 'equations 1 to 3'))}: {equations['one_rank_ms'] / equations['equations']['step_ms']:.2f}",
+                    (
+                        f"{shape(other(equations, 'equations 1 to 3'))}:"
+                        f" {equations['one_rank_ms'] / equations['equations']['step_ms']:.2f}"
+                    ),
                     both(other(equations, "equations 1 to 3"), equations),
                     both(free, free),
                     both(other(free, "data parallel"), free),
@@ -359,7 +362,10 @@ def table5(planner):
                 f"{name}, M={batches}: samples/s",
                 f"{paper:.2f}",
                 f"{ours[batches][0]:.2f} ({ours[batches][1]:.1f} GB a GPU)",
-                "no update in the profile; its activations are the layers' outputs only, so memory is lower than measured",
+                (
+                    "no update in the profile; its activations are the layers' outputs only, so"
+                    " memory is lower than measured"
+                ),
             ]
             for batches, paper in rates.items()
         ]
@@ -412,7 +418,10 @@ def figure12(planner, full):
                     for warmup in "ab"
                 }
                 best = min(tries, key=lambda warmup: tries[warmup]["predicted"]["step_ms"])
-                text += f"; the paper's plan {both(tries[best], tries[best])} ({percent(speedup(tries[best]) / dapple)}; warm-up {best})"
+                text += (
+                    f"; the paper's plan {both(tries[best], tries[best])}"
+                    f" ({percent(speedup(tries[best]) / dapple)}; warm-up {best})"
+                )
                 bars.append(
                     (
                         model,
@@ -425,7 +434,10 @@ def figure12(planner, full):
                     f"{model} on {nodes}x8: DAPPLE's plan, PipeDream's",
                     f"{dapple}, {pipedream}",
                     text,
-                    "the search knows the micro-batch, more than two stages, and no limit of memory",
+                    (
+                        "the search knows the micro-batch, more than two stages, and no limit of"
+                        " memory"
+                    ),
                 ]
             )
     return lines, bars
@@ -495,7 +507,10 @@ def table7(planner):
                 f"largest BERT on {stages} GPUs of 16 GB, layers",
                 str(paper),
                 f"{low} ({(1 - fits(low)['predicted']['bubble']) * 100:.0f} % busy)",
-                "states at 16 bytes a parameter as in the paper; inner activations are unknown to the profile, and no memory is lost to the framework",
+                (
+                    "states at 16 bytes a parameter as in the paper; inner activations are unknown"
+                    " to the profile, and no memory is lost to the framework"
+                ),
             ]
         )
     return lines
@@ -571,7 +586,10 @@ def against_gpipe(runs, why):
 def against_plans(plans, data_parallel):
     """The planner's choice against data parallelism and the best of all."""
     best = min(plans, key=lambda name: plans[name].ms)
-    return f"{plans[data_parallel].ms / plans['auto'].ms:.2f}, {plans[best].ms / plans['auto'].ms:.2f} ({best})"
+    return (
+        f"{plans[data_parallel].ms / plans['auto'].ms:.2f}, {plans[best].ms / plans['auto'].ms:.2f}"
+        f" ({best})"
+    )
 
 
 def real(planner, full, pyplot):
@@ -623,13 +641,19 @@ def real(planner, full, pyplot):
         [
             "the same, activations",
             "0.88 of all memory",
-            f"{dapple.memory['activations'] / gpipe.memory['activations']:.2f}; all memory {dapple.memory['device'] / gpipe.memory['device']:.2f}",
+            (
+                f"{dapple.memory['activations'] / gpipe.memory['activations']:.2f}; all memory"
+                f" {dapple.memory['device'] / gpipe.memory['device']:.2f}"
+            ),
             "a stage holds 2 micro-batches in both",
         ],
         [
             "DAPPLE over GPipe at M=16, memory",
             "",
-            f"activations {dapple.memory['activations'] / most.memory['activations']:.2f}, all {dapple.memory['device'] / most.memory['device']:.2f}",
+            (
+                f"activations {dapple.memory['activations'] / most.memory['activations']:.2f}, all"
+                f" {dapple.memory['device'] / most.memory['device']:.2f}"
+            ),
             "2 micro-batches instead of 16",
         ],
         [

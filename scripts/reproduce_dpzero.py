@@ -412,7 +412,8 @@ class Measurements:
         row = read_row(log, place, variant, number, T, samples)
         self.rows.append(row)
         print(
-            f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}), {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent",
+            f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}),"
+            f" {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent",
             flush=True,
         )
 
@@ -603,7 +604,8 @@ def train_all(plan, runner, options):
         ]
         logs[epsilon], fresh = complete(runner, folder, command)
         print(
-            f"{'' if fresh else 'there: '}{folder.name}: validation loss {last_validation(logs[epsilon])['loss']:.4f}",
+            f"{'' if fresh else 'there: '}{folder.name}: validation loss"
+            f" {last_validation(logs[epsilon])['loss']:.4f}",
             flush=True,
         )
     return logs
@@ -756,7 +758,10 @@ def stages_claims(measured):
                 f"{variant}: {told(variant, lambda place, v: measured.speed(place, v)[0])}"
                 for variant in (UNIT, STAGE, FLAT)
             ),
-            "flat clipping waits for one more way to the first stage and back, and keeps activations meanwhile",
+            (
+                "flat clipping waits for one more way to the first stage and back, and keeps"
+                " activations meanwhile"
+            ),
         ],
     ]
 
@@ -775,13 +780,20 @@ def wide_claims(measured, predicted):
             "speed at the widths of 7B, 13B, 26B, 100B",
             ", ".join(f"{width.paper:g}" for width in WIDTHS.values()),
             joined(f"{name}: {value:.3f}" for name, value in found) + left_out,
-            f"one block of the width, {measured.plan.wide_tokens} tokens, style unit, without optimizer and messages",
+            (
+                f"one block of the width, {measured.plan.wide_tokens} tokens, style unit, without"
+                " optimizer and messages"
+            ),
         ],
         [
             "GPT-100B on 512 GPUs",
             "trained",
-            f"predicted a rank: {gigabytes(a['memory']['device'])}, private {gigabytes(b['memory']['device'])} "
-            f"({b['memory']['device'] / a['memory']['device']:.3f}); traffic {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}",
+            (
+                f"predicted a rank: {gigabytes(a['memory']['device'])}, private"
+                f" {gigabytes(b['memory']['device'])}"
+                f" ({b['memory']['device'] / a['memory']['device']:.3f}); traffic"
+                f" {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}"
+            ),
             "80 blocks of 10240, our geometry; a prediction",
         ],
     ]
@@ -821,7 +833,8 @@ def grid_table(measured):
             ]
         )
     return (
-        f"{shape.model()}, {shape.T} tokens, micro-batch {shape.rows}, {shape.micro_steps} micro-steps\n\n"
+        f"{shape.model()}, {shape.T} tokens, micro-batch {shape.rows}, {shape.micro_steps}"
+        " micro-steps\n\n"
         + markdown(
             [
                 "ranks",
@@ -863,7 +876,8 @@ def stages_table(measured):
         else "no emulated cluster here: ranks share cores and memory"
     )
     return (
-        f"{shape.model()}, {shape.T} tokens, {shape.rows * shape.micro_steps} samples a rank and step, micro-batches of {shape.rows}; {where}\n\n"
+        f"{shape.model()}, {shape.T} tokens, {shape.rows * shape.micro_steps} samples a rank and"
+        f" step, micro-batches of {shape.rows}; {where}\n\n"
         + markdown(
             [
                 "ranks",
@@ -887,7 +901,10 @@ def size_table(measured):
     for place in places:
         shape = shapes[place[1]]
         base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
-        what = f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples"
+        what = (
+            f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary {shape.vocab}, T"
+            f" = {shape.T}, {shape.rows * shape.micro_steps} samples"
+        )
         lines.append(
             [
                 what,

@@ -48,7 +48,9 @@ ALL_OR_NOTHING = ("optimizer", "params", "all")
 MICRO = 4, 128  # sequences, and tokens of each
 SHAPE = "heads=4,channels=256,vocab=256"
 MODEL = f"layers=12,{SHAPE}"
-RATES = "1x1,intra=10,inter=10,tflops=0.1,memory=10"  # of forecasts that only ask what fits: nothing is timed for them
+RATES = (  # of forecasts that only ask what fits: nothing is timed for them
+    "1x1,intra=10,inter=10,tflops=0.1,memory=10"
+)
 
 
 @dataclass(frozen=True)
@@ -259,16 +261,20 @@ def budget_lines(found):
         end, ms = end_of(logs[0]), min(map(step_ms, logs))
         moved = end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0}
         device = end["memory"]["measured"]["device"]
-        yield setting, ms / base, {
-            "device": device,
-            "share": 1 - state_bytes(end["memory"]["measured"]) / states,
-            "ms": ms,
-            "host": moved["bytes"],
-            "in": moved["in"],
-            "out": moved["out"],
-            "apart": max(apart(log, found[Setting(FITS)][0]) for log in logs),
-            "error": max(map(forecast_error, logs)),
-        }
+        yield (
+            setting,
+            ms / base,
+            {
+                "device": device,
+                "share": 1 - state_bytes(end["memory"]["measured"]) / states,
+                "ms": ms,
+                "host": moved["bytes"],
+                "in": moved["in"],
+                "out": moved["out"],
+                "apart": max(apart(log, found[Setting(FITS)][0]) for log in logs),
+                "error": max(map(forecast_error, logs)),
+            },
+        )
 
 
 def budgets(bench):
@@ -326,7 +332,10 @@ def budgets(bench):
 
     return text, [
         [
-            "step time with up to half of the states on the host, against the run that fits (goal 1.10)",
+            (
+                "step time with up to half of the states on the host, against the run that fits"
+                " (goal 1.10)"
+            ),
             "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %",
             worst(lambda setting, share: setting.budget and share <= 0.55),
             "a memory copy stands for the link here",
@@ -433,7 +442,10 @@ def largest(bench):
         f"the largest model at {least} of the device",
         "ZeRO-Offload: 13B where 1.4B fits (V100)",
         "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
-        f"activations take their part of the budget; the largest ran, with {end_of(log)['memory']['measured']['device'] / MIB:.1f} MiB of the device",
+        (
+            "activations take their part of the budget; the largest ran, with"
+            f" {end_of(log)['memory']['measured']['device'] / MIB:.1f} MiB of the device"
+        ),
     ]
     return markdown(["device budget", *WAYS], lines), [claim]
 
@@ -513,7 +525,9 @@ TIERS = (
     "--offload-dir",
     "/nowhere",
 )  # given the cluster's disk, no folder need be there
-WIDE = "heads=72,channels=9216,vocab=50257"  # a block of 1.02G parameters, of which two have room on such a device
+WIDE = (  # a block of 1.02G parameters, of which two have room on such a device
+    "heads=72,channels=9216,vocab=50257"
+)
 SIZES = {
     "1T": (982, 512),
     "10T": (9815, 176),
@@ -642,17 +656,26 @@ def scale(bench):
     return text, [
         [
             "10T parameters on 512 GPUs of 32 GB",
-            "10 days (a mixture of experts, of which a token uses little; shared blocks for most of them)",
+            (
+                "10 days (a mixture of experts, of which a token uses little; shared blocks for"
+                " most of them)"
+            ),
             "; ".join(
                 f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}"
                 for line in lines
             ),
-            "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with all of its parameters for each token",
+            (
+                "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with"
+                " all of its parameters for each token"
+            ),
         ],
         [
             f"{RANKS} ranks, states {TIMES}x the device budgets",
             "not reported",
-            f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs, loss {loss:.4f} after 3 steps",
+            (
+                f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
+                f" loss {loss:.4f} after 3 steps"
+            ),
             "a small model of many blocks, so that two of them are little",
         ],
     ]

@@ -263,7 +263,8 @@ def quality(bench):
         f"{one}: {more(means[one] / means[REAL])}" for one in means if one not in (REAL, SHARED)
     )
     spread = (
-        f"; seeds from scratch are {100 * (max(found[REAL][1]) / min(found[REAL][1]) - 1):.1f} % apart"
+        f"; seeds from scratch are {100 * (max(found[REAL][1]) / min(found[REAL][1]) - 1):.1f} %"
+        " apart"
         if len(bench.plan.seeds) > 1
         else "; one seed"
     )
@@ -307,13 +308,22 @@ def budget(bench):
     one, (rate, losses, _) = min(
         ((one, item) for one, item in found.items() if one.switch < 1), key=mean
     )
-    told = f"{more(statistics.mean(losses) / base)}: {one}, rates {rate}; seeds {' '.join(f'{loss:.4f}' for loss in losses)} against a mean of {base:.4f}"
+    told = (
+        f"{more(statistics.mean(losses) / base)}: {one}, rates {rate}; seeds"
+        f" {' '.join(f'{loss:.4f}' for loss in losses)} against a mean of {base:.4f}"
+    )
     return loss_lines(bench, {**scratch, **found}, base), [
         [
-            f"loss for {GOAL}x of the time of training from scratch, where a real step takes {SLOW} times a shared one (goal: not above it)",
+            (
+                f"loss for {GOAL}x of the time of training from scratch, where a real step takes"
+                f" {SLOW} times a shared one (goal: not above it)"
+            ),
             "SWE: half the iterations for equal downstream quality",
             told,
-            "the best of those tried that end real, beside the better schedule from scratch; rates: while blocks share / later",
+            (
+                "the best of those tried that end real, beside the better schedule from scratch;"
+                " rates: while blocks share / later"
+            ),
         ]
     ]
 

@@ -282,7 +282,8 @@ class Sweep:
         row = read_row(log, shape, rate, variant)
         self.rows.append(row)
         print(
-            f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.1f} ms a step, {row.predicted_ms:.1f} predicted, {row.volume():.3f} M, loss {row.loss:.4f}",
+            f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.1f} ms a step,"
+            f" {row.predicted_ms:.1f} predicted, {row.volume():.3f} M, loss {row.loss:.4f}",
             flush=True,
         )
 
@@ -350,7 +351,8 @@ def train_all(plan, runner, options):
             runner, folder, training_command(plan, options.program, variant)
         )
         print(
-            f"{'' if fresh else 'there: '}{folder.name}: validation loss {final_loss(logs[variant]):.4f}",
+            f"{'' if fresh else 'there: '}{folder.name}: validation loss"
+            f" {final_loss(logs[variant]):.4f}",
             flush=True,
         )
     return logs
@@ -436,7 +438,8 @@ def traffic_table(sweep, shape):
             ]
         )
     return (
-        f"{shape}: bytes that a node sends to the others in a step, counted; loss of step {sweep.plan.steps}\n\n"
+        f"{shape}: bytes that a node sends to the others in a step, counted; loss of step"
+        f" {sweep.plan.steps}\n\n"
         + markdown(["", "MB", "counted", "formula", "and scales", "loss"], lines)
     )
 
@@ -447,7 +450,10 @@ def both(texts):
 
 def alone_text(alone, together):
     rate = min(min(ratios) for ratios in alone.values())
-    return f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all {together[rate]:.2f}x at {rate:g} Mbit/s"
+    return (
+        f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all"
+        f" {together[rate]:.2f}x at {rate:g} Mbit/s"
+    )
 
 
 def cluster_claims(sweep):
@@ -468,10 +474,14 @@ def cluster_claims(sweep):
             "traffic between nodes, ZeRO-3 over ZeRO++",
             "4x (3M, 0.75M)",
             both(
-                f"{shape}: {volumes[shape, BASE] / volumes[shape, ALL]:.2f}x ({volumes[shape, BASE]:.2f}M, {volumes[shape, ALL]:.3f}M)"
+                f"{shape}: {volumes[shape, BASE] / volumes[shape, ALL]:.2f}x"
+                f" ({volumes[shape, BASE]:.2f}M, {volumes[shape, ALL]:.3f}M)"
                 for shape in shapes
             ),
-            f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered once, not twice",
+            (
+                f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered"
+                " once, not twice"
+            ),
         ],
         [
             "speed where ZeRO-3 runs at 25 % of its unlimited speed (goal 2.7x)",
@@ -484,7 +494,10 @@ def cluster_claims(sweep):
                 )
                 for shape in shapes
             ),
-            "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none hides behind computing, 3.9x where all do",
+            (
+                "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none"
+                " hides behind computing, 3.9x where all do"
+            ),
         ],
         [
             "speed at the slowest link (goal 3.5x)",
@@ -517,7 +530,10 @@ def cluster_claims(sweep):
         [
             "predicted over measured step time",
             "",
-            f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest, median, highest of {len(wrong)} runs)",
+            (
+                f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest,"
+                f" median, highest of {len(wrong)} runs)"
+            ),
             "rates are measured for milliseconds at start, within a period of the quota",
         ],
     ]
@@ -528,7 +544,10 @@ def convergence_claims(plan, logs):
     base = losses[BASE]
     return [
         [
-            f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3 (goal 1 %)",
+            (
+                f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3"
+                " (goal 1 %)"
+            ),
             "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
             f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
             "a small model, few steps",

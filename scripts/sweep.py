@@ -201,7 +201,8 @@ def make_runs(grid, into):
     for run in runs:
         if len(run.name) > LONGEST_NAME or names.count(run.name) > 1:
             raise BadGrid(
-                f"{run.name}: too long for a folder's name, or not the only one; use shorter values (a link to a file)"
+                f"{run.name}: too long for a folder's name, or not the only one; use shorter values"
+                " (a link to a file)"
             )
         if run.recorded()["chosen"] != run.chosen:
             raise BadGrid(
@@ -412,7 +413,8 @@ def main():
     if options.dry_run:
         for run in runs:
             print(
-                f"# {run.name}: {run.recorded()['state']}\n{shlex.join(run.command(options.program, options.restarts))}"
+                f"# {run.name}:"
+                f" {run.recorded()['state']}\n{shlex.join(run.command(options.program, options.restarts))}"
             )
         return 0
     sweep = Sweep(runs, options)

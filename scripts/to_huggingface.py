@@ -48,7 +48,8 @@ def read_tokenizer(path):
     if magic != TOKENIZER_MAGIC or version != 2 or not 0 <= end < vocab <= 1 << 16:
         raise Failure(
             EXIT_INPUT,
-            f"{path}: expected a tokenizer (magic {TOKENIZER_MAGIC}, version 2), found {magic}, {version}, {vocab} tokens, end {end}",
+            f"{path}: expected a tokenizer (magic {TOKENIZER_MAGIC}, version 2), found {magic},"
+            f" {version}, {vocab} tokens, end {end}",
         )
     tokens, at = [], HEADER_BYTES
     while len(tokens) < vocab and at < len(data):
@@ -74,7 +75,8 @@ def merges(tokens):
             if parts[best] + parts[best + 1] not in rank:
                 raise Failure(
                     EXIT_INPUT,
-                    f"--tokenizer: {token!r:.100} is no pair of earlier tokens: not a byte-pair vocabulary",
+                    f"--tokenizer: {token!r:.100} is no pair of earlier tokens: not a byte-pair"
+                    " vocabulary",
                 )
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         rank[token] = len(rank)
@@ -194,7 +196,8 @@ def main():
     if options.model.is_dir():
         raise Failure(
             EXIT_INPUT,
-            f"{options.model}: a folder; a checkpoint is exported first: --resume 1 --steps 0 --export MODEL.bin",
+            f"{options.model}: a folder; a checkpoint is exported first: --resume 1 --steps 0"
+            " --export MODEL.bin",
         )
     config, views = read_model(options.model)
     end, texts = end_of_text(config.vocab), {}
@@ -203,7 +206,8 @@ def main():
         if len(tokens) > config.vocab:
             raise Failure(
                 EXIT_INPUT,
-                f"{options.tokenizer}: {len(tokens)} tokens are more than the model's vocabulary of {config.vocab}",
+                f"{options.tokenizer}: {len(tokens)} tokens are more than the model's vocabulary of"
+                f" {config.vocab}",
             )
         texts["tokenizer.json"], texts["tokenizer_config.json"] = tokenizer_json(tokens, end)
     dtype = {2: "bfloat16", 4: "float32"}[views["wte.weight"].itemsize]
@@ -213,7 +217,8 @@ def main():
     }
     write_folder(options.folder, views, texts)
     print(
-        f"{options.folder}: {config.layers} layers, {config.heads} heads, {config.channels} channels, vocabulary {config.vocab}, {dtype}"
+        f"{options.folder}: {config.layers} layers, {config.heads} heads, {config.channels}"
+        f" channels, vocabulary {config.vocab}, {dtype}"
     )
 
 

@@ -75,7 +75,9 @@ def predict(row, model, method, fitted):
         "--dry-run",
         "--json",
         "--model",
-        f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}",
+        (
+            f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
+        ),
         "--seq-len",
         T,
         "--micro-batch",

@@ -200,7 +200,7 @@ class Samples:
 
     def batch(self, numbers):
         rows = [self[g] for g in numbers]
-        return tuple(np.array(part).reshape(-1, self.T) for part in (list(zip(*rows)) or [[], []]))
+        return tuple(np.array(part).reshape(-1, self.T) for part in list(zip(*rows)) or [[], []])
 
 
 # ------------------------------------------------------------------------------------------------

@@ -95,7 +95,10 @@ def run(name, command, env):
         output = said.read().decode(errors="replace")
     passed, failed = counts(output, process.returncode)
     skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", output)))
-    line = f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of cores"
+    line = (
+        f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed"
+        f" {time.time() - start:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of cores"
+    )
     print(
         line
         + (f" {skipped} skipped" if skipped else "")

@@ -131,7 +131,8 @@ def cluster(*words, status=0, **options):
     )
     if run.returncode != status:
         raise AssertionError(
-            f"exit status {run.returncode} instead of {status}: {' '.join(map(str, words))}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"
+            f"exit status {run.returncode} instead of {status}:"
+            f" {' '.join(map(str, words))}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"
         )
     return run
 
@@ -371,7 +372,8 @@ class Refusals(TestCase):
         """The second node's link is refused."""
         with open(self.path("tc"), "w") as file:
             file.write(
-                f'#!/bin/sh\ncase "$*" in *"add dev port1"*) echo no such luck >&2; exit 1 ;; esac\nexec {shutil.which("tc")} "$@"\n'
+                '#!/bin/sh\ncase "$*" in *"add dev port1"*) echo no such luck >&2; exit 1 ;;'
+                f' esac\nexec {shutil.which("tc")} "$@"\n'
             )
         os.chmod(self.path("tc"), 0o755)
         environment = dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}")
@@ -542,7 +544,8 @@ class Lost(TestCase):
         self.assertNotIn(run.wait(self.LIMIT + 30), (0, None))
         self.assertRegex(
             read(self.path("messages")).decode(errors="replace"),
-            r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_ ]+( of [a-z]+ \d+)?, step \d+",
+            r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_ ]+( of [a-z]+ \d+)?,"
+            r" step \d+",
         )
         wait_until(lambda: not self.ranks(), "the end of both ranks")
 

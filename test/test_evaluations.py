@@ -277,7 +277,8 @@ class Labels(TestCase):
                 msg=case,
             )
             self.assertIn(
-                f" | label accuracy {len(told & taken) / len(taken):.4f} | {len(taken) * (self.PIXELS + 1)} tokens",
+                f" | label accuracy {len(told & taken) / len(taken):.4f} |"
+                f" {len(taken) * (self.PIXELS + 1)} tokens",
                 job.out,
             )
             if len(taken) == n:

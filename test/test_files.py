@@ -117,7 +117,8 @@ def train(ranks=1, code=EXIT_DONE, **changes):
     job = Ended(run(command_line(dict(changes, log=log)), ranks), log)
     if code is not None and job.code != code:
         raise AssertionError(
-            f"exit code {job.code} instead of {code}: {changes}\n{job.out[-1500:]}\n{job.err[-3000:]}"
+            f"exit code {job.code} instead of {code}:"
+            f" {changes}\n{job.out[-1500:]}\n{job.err[-3000:]}"
         )
     return job
 

@@ -900,7 +900,8 @@ def repeat_one(seed, number):
     )
     print(
         err,
-        f"exit code {code}, expected {sorted(codes)}: {complaint(code, err, codes) or 'as it must be'}",
+        f"exit code {code}, expected {sorted(codes)}:"
+        f" {complaint(code, err, codes) or 'as it must be'}",
         sep="\n",
     )
 

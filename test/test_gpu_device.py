@@ -121,7 +121,8 @@ class Bench(unittest.TestCase):
         self.assertEqual(theirs, bench_gpu.Run(64 * 1024 / 0.2, None, None, None, None))
         self.assertEqual(
             bench_gpu.row("124M", case, [ours] * 3, [theirs] * 3),
-            "| 124M, B=64 T=1024 | 655360 | 1.0 1.0 1.0 | 327680 | 2.00 2.00 2.00 | 3.00 1.00 | 1.15 x PyTorch, MFU 50 % |",
+            "| 124M, B=64 T=1024 | 655360 | 1.0 1.0 1.0 | 327680 | 2.00 2.00 2.00 | 3.00 1.00 |"
+            " 1.15 x PyTorch, MFU 50 % |",
         )
         self.assertIn("not measured | not measured", bench_gpu.row("124M", case, [ours], None))
 

@@ -26,7 +26,10 @@ import gpu_table  # noqa: E402
 TIMEOUT = 600
 HANG = '#!/bin/sh\necho $$ >"$FAKES/pid"\nexec sleep 600\n'
 # Runs the program that it is to watch, as compute-sanitizer does.
-SANITIZER = '#!/bin/sh\n[ "$1 $3 $4" = "--tool --error-exitcode 9" ] || exit 8\necho "$2" >>"$FAKES/tools"\nshift 4\nexec "$@" >/dev/null\n'
+SANITIZER = (
+    '#!/bin/sh\n[ "$1 $3 $4" = "--tool --error-exitcode 9" ] || exit 8\necho "$2"'
+    ' >>"$FAKES/tools"\nshift 4\nexec "$@" >/dev/null\n'
+)
 NSYS = """#!/bin/sh
 case $1 in
 profile) while [ "$1" != -o ]; do shift; done; touch "$2.nsys-rep" ;;

@@ -46,7 +46,10 @@ SAME = 1e-5  # relative: fp32 sums in another order
 
 def python_with(*packages):
     """The first of the project's Pythons that has them, or None."""
-    looks = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
+    looks = (
+        "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in"
+        " sys.argv[1:]))"
+    )
     for path in (ROOT / ".venv/bin/python", ROOT / ".venv-peers/bin/python", Path(sys.executable)):
         if (
             path.exists()
@@ -77,7 +80,8 @@ def run(*command, status=0, **options):
     )
     if result.returncode != status:
         raise AssertionError(
-            f"exit status {result.returncode} instead of {status}: {command}\n{result.stdout[-2000:]}{result.stderr[-3000:]}"
+            f"exit status {result.returncode} instead of {status}:"
+            f" {command}\n{result.stdout[-2000:]}{result.stderr[-3000:]}"
         )
     return result
 
@@ -650,7 +654,8 @@ class Transformers(InFolder):
         for precision, theirs in zip(("fp32", "float64"), losses):
             if os.environ.get("TEST_PRINT"):
                 print(
-                    f"{what}: train_gpt {ours:.9f}, transformers in {precision} {theirs:.9f}: relative difference {abs(ours / theirs - 1):.1e}"
+                    f"{what}: train_gpt {ours:.9f}, transformers in {precision} {theirs:.9f}:"
+                    f" relative difference {abs(ours / theirs - 1):.1e}"
                 )
             self.assertLessEqual(abs(ours / theirs - 1), SAME, (what, precision))
 
@@ -665,7 +670,8 @@ class Transformers(InFolder):
         )
         if os.environ.get("TEST_PRINT"):
             print(
-                f"torch, transformers: {versions}; logits differ by {difference:.1e}, the largest is {largest:.2f}"
+                f"torch, transformers: {versions}; logits differ by {difference:.1e}, the largest"
+                f" is {largest:.2f}"
             )
         self.assertLess(difference, SAME * largest)
         for what, model, of in (

@@ -590,8 +590,7 @@ class Delay(Check):
                 {
                     key: value
                     for key, value in layout.items()
-                    if key
-                    not in (
+                    if key not in (
                         "ranks",
                         "zero",
                         "pipeline",
@@ -843,7 +842,8 @@ class Disk(Check):
         )
         self.assertRegex(
             job.err,
-            r"rank 1 .*cannot take \d+ bytes in --offload-dir .*, of which \d+ are free: No space left",
+            r"rank 1 .*cannot take \d+ bytes in --offload-dir .*, of which \d+ are free: No space"
+            r" left",
         )
         self.assertNotIn("step ", job.out.replace("a step", ""))
         folder = small_disk(self, needed // 1024 - 8)
@@ -892,7 +892,8 @@ class Disk(Check):
                 rank = int(fault.split()[1])
                 self.assertRegex(
                     job.err,
-                    rf"rank {rank} .*cannot (read|write) the file in --offload-dir {folder} at byte \d+: \d+ bytes expected, 0 found: {why}",
+                    rf"rank {rank} .*cannot (read|write) the file in --offload-dir {folder} at byte"
+                    rf" \d+: \d+ bytes expected, 0 found: {why}",
                     fault,
                 )
                 self.assertEqual(os.listdir(folder), [], fault)

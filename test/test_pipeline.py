@@ -1019,10 +1019,14 @@ class Lost(Check):
             if how != "kill":
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
                 words_ = {"stop": "it is stopped, seen", "hang": "no sign of progress"}[how]
-                doing = r"(message of (activations|gradients) of unit \d|(all_gather|reduce_scatter|all_reduce)[a-z_ ]* \d+|[a-z_ ]+( \d+)?)"
+                doing = (
+                    r"(message of (activations|gradients) of unit"
+                    r" \d|(all_gather|reduce_scatter|all_reduce)[a-z_ ]* \d+|[a-z_ ]+( \d+)?)"
+                )
                 self.assertRegex(
                     job.err,
-                    rf"lost rank {rank} on {socket.gethostname()}: {words_} for \d+.\d s, in {doing}.*, step {test_faults.STEPS_THEN}",
+                    rf"lost rank {rank} on {socket.gethostname()}: {words_} for \d+.\d s, in"
+                    rf" {doing}.*, step {test_faults.STEPS_THEN}",
                     case,
                 )
             fault.resumes(self, self.undisturbed)
@@ -1043,7 +1047,8 @@ class Lost(Check):
             self.assertEqual(job.code, EXIT_PEER, (case, job.err))
             self.assertRegex(
                 job.err,
-                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d+.\d s, in .*({waited}).*, step {test_faults.STEPS_THEN}",
+                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d+.\d s, in"
+                rf" .*({waited}).*, step {test_faults.STEPS_THEN}",
                 case,
             )
 

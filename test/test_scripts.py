@@ -298,8 +298,8 @@ class PrepareData(Prepares):
         """Refused by its name, wherever it lies, in one line, and nothing is written."""
         good = self.write("in/a.txt", some_text(500))
         endings = (
-            ".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z .tar .JSONL .Gz .txt.gz .tar.bz2 "
-            ".jsonl.zst"
+            ".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z"
+            " .tar .JSONL .Gz .txt.gz .tar.bz2 .jsonl.zst"
         ).split()
         for i, ending in enumerate(endings):
             with self.subTest(ending):
@@ -562,7 +562,10 @@ class Images(Prepares):
         """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the header."""
         if not has_package("PIL"):
             self.skipTest("pillow is not installed")
-        code = "import sys, PIL.Image as I; I.frombytes('RGB', (3, 2), bytes.fromhex(sys.argv[1])).save(sys.argv[2])"
+        code = (
+            "import sys, PIL.Image as I; I.frombytes('RGB', (3, 2),"
+            " bytes.fromhex(sys.argv[1])).save(sys.argv[2])"
+        )
         for i in range(200):
             name, pixels = "ab"[i % 2], self.grey(i, 18)
             self.write(f"in/{name}/{i}.ppm", b"P6 # a comment\n# another\n3\n2 255\n" + pixels)
@@ -574,9 +577,10 @@ class Images(Prepares):
                     run(
                         PYTHON,
                         "-c",
-                        "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])\n"
-                        "import prepare_data as p; print(p.read_with_pillow(p.Path(sys.argv[2])) == "
-                        "p.read_netpbm(p.Path(sys.argv[3])))",
+                        "import sys; sys.dont_write_bytecode = True; sys.path.insert(0,"
+                        " sys.argv[1])\nimport prepare_data as p;"
+                        " print(p.read_with_pillow(p.Path(sys.argv[2])) =="
+                        " p.read_netpbm(p.Path(sys.argv[3])))",
                         SCRIPTS,
                         path,
                         self.folder / f"in/{name}/{i}.ppm",

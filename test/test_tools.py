@@ -305,7 +305,10 @@ class Launch(InFolder):
 
     def test_waits_for_the_lock(self):
         self.out.mkdir()
-        held = f"setsid flock {self.out}/lock sh -c 'touch $FOLDER/held; sleep 1' >/dev/null 2>&1 & while [ ! -e $FOLDER/held ]; do :; done"
+        held = (
+            f"setsid flock {self.out}/lock sh -c 'touch $FOLDER/held; sleep 1' >/dev/null 2>&1 &"
+            " while [ ! -e $FOLDER/held ]; do :; done"
+        )
         self.launched([f"{held}; exit 137", f"flock -n {self.out}/lock true || exit 2"])
         self.assertEqual(len(self.calls()), 2)
 
@@ -344,7 +347,8 @@ class Launch(InFolder):
     def test_lost_stop_is_asked_for_again(self):
         self.stopped(
             [
-                "trap : USR1; touch $FOLDER/ready; sleep 1.5; trap 'exit 0' USR1; while :; do sleep 0.05; done"
+                "trap : USR1; touch $FOLDER/ready; sleep 1.5; trap 'exit 0' USR1; while :; do sleep"
+                " 0.05; done"
             ],
             signal.SIGTERM,
             code=0,
@@ -501,11 +505,15 @@ class Sweep(InFolder):
         return {row["run"]: row["state"] for row in self.table()}
 
     def test_every_combination_once_and_the_best_first(self):
-        grid = "# rates\n--lr 3 1e0 2  # three\n\n--model 'layers=1,heads=1'\nranks 1\n--seed 7 8\n--shuffle\n"
+        grid = (
+            "# rates\n--lr 3 1e0 2  # three\n\n--model 'layers=1,heads=1'\nranks 1\n--seed 7"
+            " 8\n--shuffle\n"
+        )
         text = self.sweep(grid)
         self.assertEqual(len(self.calls()), 6)
         self.assertIn(
-            f"--lr 3 --model layers=1,heads=1 --seed 7 --shuffle --out {self.out}/lr=3,seed=7 --log {self.out}/lr=3,seed=7/log.jsonl",
+            f"--lr 3 --model layers=1,heads=1 --seed 7 --shuffle --out {self.out}/lr=3,seed=7 --log"
+            f" {self.out}/lr=3,seed=7/log.jsonl",
             self.calls()[0],
         )
         rows = self.table()
@@ -591,7 +599,8 @@ class Sweep(InFolder):
         self.assertEqual(self.calls(), [])
         self.assertRegex(
             text,
-            f"(?m)^# lr=2: new\n.*launch.sh .*--ranks 4 .* -- {self.program} --lr 2 --out {self.out}/lr=2 --log ",
+            f"(?m)^# lr=2: new\n.*launch.sh .*--ranks 4 .* -- {self.program} --lr 2 --out"
+            f" {self.out}/lr=2 --log ",
         )
 
     def test_bad_grids(self):
@@ -936,7 +945,8 @@ class Zeropp(InFolder):
         for row in rows:
             self.assertAlmostEqual(float(row["volume"]), float(row["formula"]))
         self.assertIn(
-            f"4x2 --rate 50mbit --cpu {reproduce_zeropp.equal_quota(8, len(os.sched_getaffinity(0)))} -- ./train_gpt ",
+            "4x2 --rate 50mbit --cpu"
+            f" {reproduce_zeropp.equal_quota(8, len(os.sched_getaffinity(0)))} -- ./train_gpt ",
             "\n".join(self.calls()),
         )
         self.assertEqual(len(self.calls()), 13 + 3)
@@ -1085,7 +1095,10 @@ class Dpzero(InFolder):
             "0.000 GB, private 0.000 GB (1.125); traffic equal",
             "| ratio | 1.000 | 1.250 | 1.125 |",
             "| epsilon 3 | 2.5000 |",
-            "epsilon 8: 2.1250 (+6.2 %), epsilon 3: 2.3333 (+16.7 %), epsilon 1: 3.0000 (+50.0 %); non-private: 2.0000",
+            (
+                "epsilon 8: 2.1250 (+6.2 %), epsilon 3: 2.3333 (+16.7 %), epsilon 1: 3.0000 (+50.0"
+                " %); non-private: 2.0000"
+            ),
         ):
             self.assertIn(told, text)
         self.assertRegex(
@@ -1308,8 +1321,7 @@ class Cyclic(InFolder):
                     "args": {"unit": unit, "micro_batch": micro},
                 }
                 for ts, kind, unit, micro in events
-            ]
-            + [{"name": "process_name", "ph": "M"}]
+            ] + [{"name": "process_name", "ph": "M"}]
         }
 
     def test_live_bytes(self):
@@ -1438,7 +1450,8 @@ class Cyclic(InFolder):
         self.assertEqual(len(self.calls()), 3 * 2 + 2 * 3)
         self.assertTrue(
             any(
-                "--model layers=4,heads=8,channels=64,vocab=267 --seq-len 5 --micro-batch 4 --batch-tokens 80 --final-lr-fraction 0.1 --steps 50"
+                "--model layers=4,heads=8,channels=64,vocab=267 --seq-len 5 --micro-batch 4"
+                " --batch-tokens 80 --final-lr-fraction 0.1 --steps 50"
                 in call
                 for call in self.calls()
             )
@@ -1452,7 +1465,8 @@ class Cyclic(InFolder):
         self.assertIn("| ZeRO-3 | 1.50 | 2.00 | 4.00 | 3.00 |", text)
         self.assertIn("| ZeRO-CDP-v2 | 1.50 | 1.00 | 2.00 | 2.00 |", text)
         self.assertIn(
-            "c = F + B (goal 0.98x) | O(log N) to O(1) messages in turn | ZeRO-CDP-v1 1.33x; ZeRO-CDP-v2 1.33x;",
+            "c = F + B (goal 0.98x) | O(log N) to O(1) messages in turn | ZeRO-CDP-v1 1.33x;"
+            " ZeRO-CDP-v2 1.33x;",
             (self.out / "table.md").read_text(),
         )
         self.assertTrue(
@@ -1494,7 +1508,8 @@ class Cyclic(InFolder):
         text = self.reproduce("--part", "memory", "--program", BINARY)
         for rule in ("CDP-v1", "CDP-v2"):
             ratio, dp, cdp = re.search(
-                rf"{rule}: peak of activations over DP's, N=8, one rank \| \(N\+1\)/2N = 0.5625 \| ([\d.]+); peak over mean: DP ([\d.]+); {rule} ([\d.]+)",
+                rf"{rule}: peak of activations over DP's, N=8, one rank \| \(N\+1\)/2N = 0.5625 \|"
+                rf" ([\d.]+); peak over mean: DP ([\d.]+); {rule} ([\d.]+)",
                 text,
             ).groups()
             self.assertAlmostEqual(float(ratio), 0.5567, delta=1e-4)
@@ -1655,11 +1670,13 @@ class Offload(InFolder):
         self.assertIn((self.out / "table.md").read_text(), text)
         self.assertIn("| fits | 100.0 | 0 % | 0.0 | 0.0 | 0.0 | 100 | 1.00x | the same |", text)
         self.assertIn(
-            "| budget 76.0 MiB, updated by the host | 76.0 | 25 % | 24.0 | 24.0 | 24.0 | 110 | 1.10x | the same |",
+            "| budget 76.0 MiB, updated by the host | 76.0 | 25 % | 24.0 | 24.0 | 24.0 | 110 |"
+            " 1.10x | the same |",
             text,
         )
         self.assertIn(
-            "| smallest budget, 52.0 MiB, updated by the device | 52.0 | 50 % | 48.0 | 48.0 | 48.0 | 150 | 1.50x | the same |",
+            "| smallest budget, 52.0 MiB, updated by the device | 52.0 | 50 % | 48.0 | 48.0 | 48.0"
+            " | 150 | 1.50x | the same |",
             text,
         )
         self.assertIn("| all or nothing: params, updated by the host |", text)

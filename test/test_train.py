@@ -323,7 +323,8 @@ class Job:
         while not condition():
             if self.process.poll() is not None or time.time() > end:
                 raise AssertionError(
-                    f"{what} did not come: {self.command}\n{get(self.err_path).decode(errors='replace')}"
+                    f"{what} did not come:"
+                    f" {self.command}\n{get(self.err_path).decode(errors='replace')}"
                 )
             time.sleep(0.01)
 
@@ -347,7 +348,8 @@ class Job:
         self.wait()
         if code is not None and self.code != code:
             raise AssertionError(
-                f"exit code {self.code} instead of {code}: {self.command}\n{self.out[-1500:]}\n{self.err[-3000:]}"
+                f"exit code {self.code} instead of {code}:"
+                f" {self.command}\n{self.out[-1500:]}\n{self.err[-3000:]}"
             )
         self.events = (
             parse_log(get(self.log_path).decode()) if os.path.isfile(self.log_path) else []
@@ -922,7 +924,10 @@ class Divergence(TestCase):
     """One warning of a loss far above ln(vocabulary), after the warm-up, and of one that is no number."""
 
     LIMIT = 2 * (1 + math.log(VOCAB))
-    WARNING = r"warning: step (\d+): the loss is (\S+), and guessing alone has ln\(vocabulary\), 4.62: .*--lr.*\n"
+    WARNING = (
+        r"warning: step (\d+): the loss is (\S+), and guessing alone has ln\(vocabulary\), 4.62:"
+        r" .*--lr.*\n"
+    )
 
     @staticmethod
     def louder(factor):
@@ -2028,18 +2033,24 @@ class Failures(TestCase):
             (7, 0),
             (7, 1 << 30),
         ):
-            yield f"word {at} of the model is {word}", dict(
-                model=changed_model(at, word)
-            ), "model.bin"
-        yield "a token above the vocabulary", dict(
-            train=shard(golden_tokens() + [101])
-        ), "tokens.bin"
+            yield (
+                f"word {at} of the model is {word}",
+                dict(model=changed_model(at, word)),
+                "model.bin",
+            )
+        yield (
+            "a token above the vocabulary",
+            dict(train=shard(golden_tokens() + [101])),
+            "tokens.bin",
+        )
         yield "torn shard", dict(train=put("tokens.bin", get(TOKENS)[:-1])), "tokens.bin"
         yield "a model as shard", dict(train=MODEL), MODEL
         yield "a shard as tokenizer", dict(tokenizer=TOKENS), TOKENS
-        yield "torn tokenizer", dict(
-            tokenizer=put("tokenizer.bin", header(20240328, 2, 101, 0), b"\5hi")
-        ), "tokenizer.bin"
+        yield (
+            "torn tokenizer",
+            dict(tokenizer=put("tokenizer.bin", header(20240328, 2, 101, 0), b"\5hi")),
+            "tokenizer.bin",
+        )
 
     def check(self, cases):
         """cases: (name, words, what the message names). Each with 1 and 2 ranks, or one of them by chance."""

@@ -448,7 +448,9 @@ SHAPES = [
     "layers=2,heads=4,channels=52,vocab=97",
     "layers=24,heads=16,channels=1024,vocab=50257",
 ]
-LARGE = "layers=12,heads=12,channels=384,vocab=10000"  # enough for formulas that know nothing of slices, which are cut at chunks
+LARGE = (  # enough for formulas that know nothing of slices, which are cut at chunks
+    "layers=12,heads=12,channels=384,vocab=10000"
+)
 
 
 def predicted(ranks, **changes):
@@ -1046,7 +1048,8 @@ class Lost(unittest.TestCase):
                 words = {"stop": "it is stopped, seen", "hang": "no sign of progress"}[how]
                 self.assertRegex(
                     job.err,
-                    rf"lost rank {rank} on {socket.gethostname()}: {words} for \d+.\d s, in (all_gather of parameters|reduce_scatter of gradient) \d, step \d",
+                    rf"lost rank {rank} on {socket.gethostname()}: {words} for \d+.\d s, in"
+                    r" (all_gather of parameters|reduce_scatter of gradient) \d, step \d",
                 )
             fault.resumes(self, self.undisturbed)
 
@@ -1058,7 +1061,8 @@ class Lost(unittest.TestCase):
         self.assertEqual(job.code, EXIT_PEER, job.err)
         self.assertRegex(
             job.err,
-            rf"lost rank 1 on {socket.gethostname()}: it is stopped, seen for \d.\d s, in all_gather of parameters \d, step [34]",
+            rf"lost rank 1 on {socket.gethostname()}: it is stopped, seen for \d.\d s, in"
+            r" all_gather of parameters \d, step [34]",
         )
 
 

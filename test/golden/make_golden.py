@@ -223,7 +223,8 @@ def main():
     shard_run = train(weights, adamw, 1.0, lambda k: shard_batch(tokens, k))
     for number, (losses, norms) in enumerate(runs + [shard_run]):
         print(
-            f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to {norms[-1]:.4f}"
+            f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to"
+            f" {norms[-1]:.4f}"
         )
     assert (
         runs[1][1][0] > 1.0 and abs(runs[0][0][-1] - runs[1][0][-1]) > 1e-3
