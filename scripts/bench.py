@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Speed of whole training steps of GPT-2 124M against this machine's own BLAS, in one run: `make bench`.
+"""Speed of whole training steps of GPT-2 124M against this machine's own BLAS, in one run: `make
+bench`.
 
     scripts/bench.py [--rounds N] [--part speed|overhead|restart ...]
 
-Every round runs, in turn, the matrix products alone (build/bench_ops: cblas_sgemm on the same shapes) and the real program
-on each shape, so that what else the machine does hits both. Figures are medians over the rounds; a ratio is taken within a
-round. "of sgemm" is the rate of the model's arithmetic (products of the blocks, of causal attention and of the classifier)
-as a share of sgemm's rate: 1.00 would mean that everything but the products is free. Then two ranks with one thread each
+Every round runs, in turn, the matrix products alone (build/bench_ops: cblas_sgemm on the same
+shapes) and the real program on each shape, so that what else the machine does hits both. Figures
+are medians over the rounds; a ratio is taken within a round. "of sgemm" is the rate of the model's
+arithmetic (products of the blocks, of causal attention and of the classifier) as a share of sgemm's
+rate: 1.00 would mean that everything but the products is free. Then two ranks with one thread each
 against one rank with one thread, and the peak memory against what was predicted.
 
-overhead: the share of the training time that the log, the progress and the look for a stop take, on GPT-2 124M and on the small
-model of `make run`. Checksums are of files: what a checkpoint costs is the time between the step before it and its event.
-restart: two ranks of GPT-2 124M under scripts/launch.sh; one is killed; seconds until the log has the next step.
+overhead: the share of the training time that the log, the progress and the look for a stop take, on
+GPT-2 124M and on the small model of `make run`. Checksums are of files: what a checkpoint costs is
+the time between the step before it and its event. restart: two ranks of GPT-2 124M under
+scripts/launch.sh; one is killed; seconds until the log has the next step.
 """
 
 import argparse
@@ -183,7 +186,8 @@ def ranks_of(folder):
 
 
 def wait_for(event, folder, begin):
-    """The first event of its kind among those from number `begin` on; returns the number after it."""
+    """The first event of its kind among those from number `begin` on; returns the number after
+    it."""
     while True:
         time.sleep(0.01)
         events = read_log(folder) if os.path.exists(os.path.join(folder, "log.jsonl")) else []

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""train_gpt on a GPU: GPT-2 124M and 1558M in bf16, T=1024: tokens/s, MFU, memory; against PyTorch; attention by itself.
+"""train_gpt on a GPU: GPT-2 124M and 1558M in bf16, T=1024: tokens/s, MFU, memory; against PyTorch;
+attention by itself.
 
-Prints the rows of docs/results.md. One round runs every contestant once, each as a process of its own, and rounds alternate their
-order; a run's figure is the median step after WARMUP steps, a ratio is taken inside a round (tokens/s of train_gpt over PyTorch's: above 1
-means that train_gpt is faster) and given as lowest, median, highest. MFU is of the dense bf16 peak of the device, as its maker states it.
-PyTorch takes part where .venv-peers/bin/python or this Python has one that finds a GPU: torch.compile, scaled_dot_product_attention,
-fused AdamW, bf16 by autocast, no gradient clipping (train_gpt is told so too), the same micro-batch and one update per micro-batch.
---attention takes several programs (one built on cuDNN, say): the ratio is the first one's time over each.
---dry tries all of this on the emulated GPU with a model of no use: only that the script works is seen.
+Prints the rows of docs/results.md. One round runs every contestant once, each as a process of its
+own, and rounds alternate their order; a run's figure is the median step after WARMUP steps, a ratio
+is taken inside a round (tokens/s of train_gpt over PyTorch's: above 1 means that train_gpt is
+faster) and given as lowest, median, highest. MFU is of the dense bf16 peak of the device, as its
+maker states it. PyTorch takes part where .venv-peers/bin/python or this Python has one that finds a
+GPU: torch.compile, scaled_dot_product_attention, fused AdamW, bf16 by autocast, no gradient
+clipping (train_gpt is told so too), the same micro-batch and one update per micro-batch.
+--attention takes several programs (one built on cuDNN, say): the ratio is the first one's time over
+each. --dry tries all of this on the emulated GPU with a model of no use: only that the script works
+is seen.
 """
 
 import argparse

@@ -1,32 +1,42 @@
 #!/usr/bin/env python3
-"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, fp32, the same shapes, in alternation.
+"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, fp32, the same shapes, in
+alternation.
 
-One round of a case runs every contestant once, each as a process of its own; rounds alternate the order, so a drift of
-the machine does not favour one. A run's figure is the median step after WARMUP steps. Ratios are taken inside a round and
-are PyTorch's time over ours: above 1 means that train_gpt is faster. Memory is the peak resident size of the largest
-process of a PyTorch run (not below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
+One round of a case runs every contestant once, each as a process of its own; rounds alternate the
+order, so a drift of the machine does not favour one. A run's figure is the median step after WARMUP
+steps. Ratios are taken inside a round and are PyTorch's time over ours: above 1 means that
+train_gpt is faster. Memory is the peak resident size of the largest process of a PyTorch run (not
+below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
 
-The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention, fused AdamW, vocabulary
-padded to 50304, no gradient clipping (train_gpt is told so too), one thread per core; between ranks DDP over gloo, and FSDP
-(fully_shard of each block and of the whole) beside train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
+The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention,
+fused AdamW, vocabulary padded to 50304, no gradient clipping (train_gpt is told so too), one thread
+per core; between ranks DDP over gloo, and FSDP (fully_shard of each block and of the whole) beside
+train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
     eager       as installed
     compiled    torch.compile; this and the next need a C++ compiler and Python's headers
-    tuned       compiled, and malloc keeps freed memory, which saves the page faults of new activations
+    tuned       compiled, and malloc keeps freed memory, which saves the page faults of new
+                activations
     stage0      not PyTorch: train_gpt again, with --zero 0
 
-Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs each program, private against its own
-non-private run, and the tokens/s of both. Ours sample by Poisson's rule, so a run's figure there is the time of all its timed steps
-over the samples that they took, for B samples; Opacus gets B samples in every step.
+Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs
+each program, private against its own non-private run, and the tokens/s of both. Ours sample by
+Poisson's rule, so a run's figure there is the time of all its timed steps over the samples that
+they took, for B samples; Opacus gets B samples in every step.
     unit, flat  train_gpt with --dp-clip-style unit and flat
-    plain       PyTorch, of modules that Opacus knows (positions are an embedding, the classifier a linear layer tied to the tokens'), eager
-    hooks       the same with Opacus: gradients of every sample. It adds up those of the tied table's two uses, so its norms are exact
+    plain       PyTorch, of modules that Opacus knows (positions are an embedding, the classifier a
+                linear layer tied to the tokens'), eager
+    hooks       the same with Opacus: gradients of every sample. It adds up those of the tied
+                table's two uses, so its norms are exact
     untied      plain with a table of its own for the classifier
     ghost       the same with Opacus' ghost clipping, which refuses tied tables
-Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on the emulated cluster, too.
+Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on
+the emulated cluster, too.
 
-fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take part.
+fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take
+part.
 
-With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's log.
+With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's
+log.
 """
 
 import argparse
@@ -108,7 +118,7 @@ PEERS = {  # environment of each
 Run = namedtuple("Run", "ms bytes")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The PyTorch side
 
 
@@ -169,7 +179,8 @@ class GPTOfModules(GPT):
 
 
 def make_private(model, optimizer, case, mode):
-    """The model, the optimizer and the loss as Opacus makes them: samples clipped to norm 1 over all parameters, noise 1, B samples a step."""
+    """The model, the optimizer and the loss as Opacus makes them: samples clipped to norm 1 over
+    all parameters, noise 1, B samples a step."""
     warnings.filterwarnings("ignore")
     from opacus import PrivacyEngine
 
@@ -264,7 +275,7 @@ def train_peer(case, compiled, log):
         dist.destroy_process_group()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The harness
 
 
@@ -328,8 +339,8 @@ def peer_command(name, peer, case, log):
 
 
 def measure(command, variables, case, log):
-    """Runs the command to its end. Peak memory is what train_gpt says of rank 0, else the largest among the process and its descendants, as
-    wait4 reports it."""
+    """Runs the command to its end. Peak memory is what train_gpt says of rank 0, else the largest
+    among the process and its descendants, as wait4 reports it."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads(case)), **variables)
     if os.geteuid() == 0:  # mpirun asks root twice
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -352,7 +363,8 @@ def measure(command, variables, case, log):
 
 
 def run_ms(steps, case):
-    """Of a step of B samples: the median; in case dp the mean over samples, since private steps take any number of them."""
+    """Of a step of B samples: the median; in case dp the mean over samples, since private steps
+    take any number of them."""
     if case.shape is not SMALL:
         return statistics.median(event["ms"] for event in steps)
     return (
@@ -405,7 +417,8 @@ def spread(ratios):
 
 
 def print_private(name, runs):
-    """What privacy costs each program: its private over its non-private throughput, and peak memory; and our tokens/s (style unit) over its."""
+    """What privacy costs each program: its private over its non-private throughput, and peak
+    memory; and our tokens/s (style unit) over its."""
     case = CASES[name]
     print(
         f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput;"

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """from_huggingface.py: turns a GPT-2 of Hugging Face into a model file for --model.
 
-    from_huggingface.py FOLDER MODEL.bin                with config.json and model.safetensors, or several and their index
+    from_huggingface.py FOLDER MODEL.bin                with config.json and model.safetensors, or
+                                                        several and their index
     from_huggingface.py FILE.safetensors MODEL.bin      config.json lies beside it
 
-A folder is what `model.save_pretrained(FOLDER)` writes, or a clone of the model's page. fp32 and bf16 stay what they are,
-fp16 becomes fp32: no value changes. What the program could not compute to the letter (another activation, epsilon or
-scaling, untied classifier, further tensors) is refused. docs/formats.md describes the result. Needs numpy.
+A folder is what `model.save_pretrained(FOLDER)` writes, or a clone of the model's page. fp32 and
+bf16 stay what they are, fp16 becomes fp32: no value changes. What the program could not compute to
+the letter (another activation, epsilon or scaling, untied classifier, further tensors) is refused.
+docs/formats.md describes the result. Needs numpy.
 
 Exit status: 0 done, 2 bad input, 3 resources (disk, memory, numpy).
 """
@@ -30,7 +32,8 @@ from model_files import (
     write_model,
 )
 
-# What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key that is missing.
+# What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key
+# that is missing.
 ACCEPTED = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),

@@ -1,12 +1,14 @@
 """The first hour on a GPU: does the program work there, and how fast is it?
 
-Stages run one after another, each with a time limit of its own. A stage that fails, or takes too long, does not keep the next ones
-from running. After each stage FOLDER/results.json (every stage: its name, commands, status, seconds and figures) and
-FOLDER/results.md (one page) are written anew, so a run that is killed keeps what it has; what a stage's commands print is in
-FOLDER/STAGE.log. A later call with the same FOLDER adds its stages to the results, or replaces them. The status of a stage is passed,
-failed, skipped (with the reason) or timed out. Programs (mpirun, nvcc, nsys ...) are looked for in PATH; LD_LIBRARY_PATH and
-OPAL_PREFIX are handed on. Without mpirun, runs of one rank are started alone, and runs of several are skipped.
-Exit status: 0 when every stage of this call passed or was skipped, 1 when one did not, 2 for bad arguments.
+Stages run one after another, each with a time limit of its own. A stage that fails, or takes too
+long, does not keep the next ones from running. After each stage FOLDER/results.json (every stage:
+its name, commands, status, seconds and figures) and FOLDER/results.md (one page) are written anew,
+so a run that is killed keeps what it has; what a stage's commands print is in FOLDER/STAGE.log. A
+later call with the same FOLDER adds its stages to the results, or replaces them. The status of a
+stage is passed, failed, skipped (with the reason) or timed out. Programs (mpirun, nvcc, nsys ...)
+are looked for in PATH; LD_LIBRARY_PATH and OPAL_PREFIX are handed on. Without mpirun, runs of one
+rank are started alone, and runs of several are skipped. Exit status: 0 when every stage of this
+call passed or was skipped, 1 when one did not, 2 for bad arguments.
 """
 
 import argparse
@@ -79,7 +81,7 @@ class TimedOut(Exception):
     """The stage's time is over."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Commands
 
 
@@ -97,7 +99,8 @@ def session_of(pid):
 
 
 def end_session(process):
-    """Ends a command and all it started: mpirun puts its ranks into process groups of their own, in the same session."""
+    """Ends a command and all it started: mpirun puts its ranks into process groups of their own, in
+    the same session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for path in glob.glob("/proc/[0-9]*"):
             pid = int(os.path.basename(path))
@@ -113,7 +116,8 @@ def end_session(process):
 
 
 class Context:
-    """What a stage has: programs, a log, the time it may take; and what it leaves: commands and figures."""
+    """What a stage has: programs, a log, the time it may take; and what it leaves: commands and
+    figures."""
 
     def __init__(self, toy, folder, name, seconds):
         self.toy, self.programs = toy, TOY if toy else REAL
@@ -222,7 +226,7 @@ class Context:
                 return [json.loads(line) for line in lines]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Stages: each takes its Context and sets its figures
 
 
@@ -331,7 +335,8 @@ def each(c, work, cases):
 
 
 def operations(c):
-    """The case table of all operations: test and production workspaces, and each suggestion of the library"""
+    """The case table of all operations: test and production workspaces, and each suggestion of the
+    library"""
     cases = {
         "test workspace": (c.programs.operations, {}),
         "production workspace": (c.programs.production, {}),
@@ -373,7 +378,8 @@ def sanitizers(c):
 
 
 def golden(c):
-    """PyTorch's golden numbers; 1, 2 and 4 ranks on one GPU; the same bits again, and after a resume"""
+    """PyTorch's golden numbers; 1, 2 and 4 ranks on one GPU; the same bits again, and after a
+    resume"""
     c.need(c.programs.train, "mpirun")
     tests = ("test_golden",) if c.toy else ("test_golden", "test_bf16", "test_bits")
 
@@ -625,7 +631,7 @@ STAGES = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Results
 
 

@@ -3,10 +3,11 @@
 
     scripts/gpu_table.py [--work FOLDER] [--write docs/gpu.md]
 
-Compiles train_gpt.cu for sm_90, reads registers, spills and shared memory from ptxas and instructions from cuobjdump -sass (both of the
-CUDA toolkit; c++filt names the kernels), adds the formulas below for what each kernel moves, and estimates training steps on an H100.
---work keeps what was compiled, and a second run with the same FOLDER takes it from there. --write replaces the part of the page between
-its two marks; without it that part is printed.
+Compiles train_gpt.cu for sm_90, reads registers, spills and shared memory from ptxas and
+instructions from cuobjdump -sass (both of the CUDA toolkit; c++filt names the kernels), adds the
+formulas below for what each kernel moves, and estimates training steps on an H100. --work keeps
+what was compiled, and a second run with the same FOLDER takes it from there. --write replaces the
+part of the page between its two marks; without it that part is printed.
 """
 
 import argparse
@@ -43,7 +44,8 @@ MODELS = [
     (Model("124M", 64, 1024, 12, 768, 12, 50257), (1,)),
     (Model("1558M", 16, 1024, 48, 1600, 25, 50257), (1, 8)),
 ]
-# Operation codes by class; what is in none counts as "other": integers, addresses, conditions, jumps.
+# Operation codes by class; what is in none counts as "other": integers, addresses, conditions,
+# jumps.
 CLASSES = {
     "tensor": ("HMMA",),
     "global": ("LDG", "STG", "LDGSTS", "RED", "REDG", "ATOMG", "ATOM", "LD", "ST"),
@@ -154,9 +156,10 @@ def read_code(folder):
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a micro-step of B x T tokens launches. Of each kernel: how often in a micro-step (or once a step), the bytes that it must move at
-# least, how many elements its threads read and write one at a time (again counts again), and what its tensor cores compute.
+# --------------------------------------------------------------------------------------------------
+# What a micro-step of B x T tokens launches. Of each kernel: how often in a micro-step (or once a
+# step), the bytes that it must move at least, how many elements its threads read and write one at a
+# time (again counts again), and what its tensor cores compute.
 
 Launch = collections.namedtuple("Launch", "kernel calls bytes accesses flops once")
 
@@ -205,7 +208,8 @@ def code_of(code, launch):
 
 
 def issue_seconds(c, launch):
-    """From how many instructions the kernel has for each element that it reads or writes, or for each product of its tensor cores."""
+    """From how many instructions the kernel has for each element that it reads or writes, or for
+    each product of its tensor cores."""
     total = sum(c.counts.values())
     if launch.flops:
         return (
@@ -230,7 +234,8 @@ def launch_seconds(c, launch):
 
 
 def products(m, more):
-    """(FLOP, bytes) of each matrix product of a micro-step; weight gradients are fp32, and added to after the first micro-step."""
+    """(FLOP, bytes) of each matrix product of a micro-step; weight gradients are fp32, and added to
+    after the first micro-step."""
     N, C, found = m.B * m.T, m.C, []
     for rows, columns, calls in ((C, 3 * C, m.L), (C, C, m.L), (C, 4 * C, m.L), (4 * C, C, m.L)):
         flops, moved = 2 * N * rows * columns, 2 * (N * (rows + columns) + rows * columns)
@@ -281,7 +286,7 @@ def estimate(code, m, micro_steps):
     return parts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The page
 
 

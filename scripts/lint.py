@@ -7,7 +7,8 @@
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
-    order      the table of files in docs/source.md: all are in it, and each includes only what is in
+    order      the table of files in docs/source.md: all are in it, and each includes only what is
+               in
                its row or below
 
 Prints a line for each finding; the exit status is 1 if there is one.

@@ -1,19 +1,27 @@
 #!/usr/bin/env python3
-"""long_run.py: does a run that is disturbed again and again compute what an undisturbed one computes, in constant memory?
+"""long_run.py: does a run that is disturbed again and again compute what an undisturbed one
+computes, in constant memory?
 
-    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...] [--out FOLDER] [--data PREFIX] [--program FILE]
+    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...]
+                        [--out FOLDER] [--data PREFIX] [--program FILE]
 
-Trains a GPT of 2.7 M parameters on bytes (default: data/text_bytes, of make data) under launch.sh for about M minutes, default 30, while
-faults hit it: each kind once in random order, then at random, one every M/12 minutes or so. Then the same flags undisturbed.
+Trains a GPT of 2.7 M parameters on bytes (default: data/text_bytes, of make data) under launch.sh
+for about M minutes, default 30, while faults hit it: each kind once in random order, then at
+random, one every M/12 minutes or so. Then the same flags undisturbed.
 
-    rank     kill -9 of a rank                                  stop   SIGTERM to launch.sh: it saves; started again
-    mpirun   kill -9 of mpirun                                  power  kill -9 of everything at once; started again
-    hang     SIGSTOP of a rank; the program's watchdog ends it  torn   the same, and the newest checkpoint is damaged meanwhile
-    disk     no space for checkpoints until one could not be saved (as root on Linux, where OUT can be a small disk in memory)
+    rank     kill -9 of a rank
+    stop     SIGTERM to launch.sh: it saves; started again
+    mpirun   kill -9 of mpirun
+    power    kill -9 of everything at once; started again
+    hang     SIGSTOP of a rank; the program's watchdog ends it
+    torn     the same, and the newest checkpoint is damaged meanwhile
+    disk     no space for checkpoints until one could not be saved (as root on Linux, where OUT can
+             be a small disk in memory)
 
-Compared digit by digit: loss, gradient norm and learning rate of every step event of both logs, every one of a step that was
-redone too, the validations, and the exported weights. Resident memory of each rank is sampled twice a second; within one process
-it must not grow. The tables printed at the end are in Markdown.
+Compared digit by digit: loss, gradient norm and learning rate of every step event of both logs,
+every one of a step that was redone too, the validations, and the exported weights. Resident memory
+of each rank is sampled twice a second; within one process it must not grow. The tables printed at
+the end are in Markdown.
 
 Exit status: 0 all equal and flat, 1 not, or a fault was not survived, 2 bad input, 3 resources.
 """
@@ -41,7 +49,8 @@ LAUNCH = str(Path(__file__).resolve().parent / "launch.sh")
 KINDS = ("rank", "mpirun", "hang", "stop", "power", "torn", "disk")
 WATCHDOG = 10  # seconds; far above the longest step and checkpoint
 FAULTS = 12  # in --minutes, about
-RECOVERY = 6  # seconds that a fault costs besides redone steps; only the length of the run is estimated with it
+# seconds that a fault costs besides redone steps; only the length of the run is estimated with it
+RECOVERY = 6
 PATIENCE = 180  # seconds for the run to make a new step after a fault
 SAMPLE_EVERY = 0.5  # seconds
 CHECKPOINTS_ON_DISK = (
@@ -65,7 +74,7 @@ class Failure(Exception):
     pass
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Processes and memory
 
 
@@ -110,7 +119,8 @@ class MemorySampler(threading.Thread):
                     )
 
     def rows(self, label):
-        """For each rank: how many processes, the longest one's seconds and memory, and the largest growth in one."""
+        """For each rank: how many processes, the longest one's seconds and memory, and the largest
+        growth in one."""
         self.over.set()
         self.join()
         for rank in sorted({rank for rank, _ in self.samples}):
@@ -136,12 +146,13 @@ def growth(values):
     return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run under launch.sh
 
 
 class Follower:
-    """Reads a growing log: new whole events since the last look. A run that begins anew empties its log."""
+    """Reads a growing log: new whole events since the last look. A run that begins anew empties its
+    log."""
 
     def __init__(self, path):
         self.path, self.at = path, 0
@@ -160,7 +171,8 @@ class Follower:
 
 
 def parse(line):
-    """The event; numbers with a fraction stay text, to be compared digit by digit. None: torn by a kill."""
+    """The event; numbers with a fraction stay text, to be compared digit by digit. None: torn by a
+    kill."""
     try:
         return json.loads(line, parse_float=str)
     except ValueError:
@@ -239,7 +251,7 @@ def kill(pid, number):
         os.kill(pid, number)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Faults
 
 
@@ -249,7 +261,8 @@ class Fault:
     minute: float
     at_step: int  # the last one logged before
     time: float = field(default_factory=time.monotonic)
-    back: float | None = None  # seconds to the first new step; of disk: to the first checkpoint that could be saved again
+    # seconds to the first new step; of disk: to the first checkpoint that could be saved again
+    back: float | None = None
     first: int | None = None  # the first new step
 
     def redone(self):
@@ -432,7 +445,7 @@ def small_disk(folder, size, wanted):
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The experiment
 
 
@@ -494,7 +507,8 @@ def calibrate(options, flags):
 
 
 def differences(disturbed, whole):
-    """How many step and validation events were compared, and those of the disturbed run that differ, or are missing."""
+    """How many step and validation events were compared, and those of the disturbed run that
+    differ, or are missing."""
 
     def facts(event):
         return tuple(event.get(key) for key in COMPARED[event["event"]])

@@ -1,12 +1,15 @@
-"""model_files.py: the two kinds of file that to_huggingface.py and from_huggingface.py turn into each other.
+"""model_files.py: the two kinds of file that to_huggingface.py and from_huggingface.py turn into
+each other.
 
     model file     llm.c's, which the program reads and writes (docs/formats.md)
-    safetensors    8 bytes: the length of a header; the header, JSON: name -> dtype, shape, [begin, end); the data. A model
+    safetensors    8 bytes: the length of a header; the header, JSON: name -> dtype, shape, [begin,
+                   end); the data. A model
                    in several such files has an index, JSON: name -> file
 
-Both are read as {GPT-2's name of a tensor: array}, the arrays being views of the mapped file: nothing is in memory before
-it is used, so a model of any size takes that of its largest tensor. Arrays have the shapes that Hugging Face gives them.
-Files are untrusted: every length, shape and offset is checked before it is believed.
+Both are read as {GPT-2's name of a tensor: array}, the arrays being views of the mapped file:
+nothing is in memory before it is used, so a model of any size takes that of its largest tensor.
+Arrays have the shapes that Hugging Face gives them. Files are untrusted: every length, shape and
+offset is checked before it is believed.
 """
 
 import contextlib
@@ -64,7 +67,7 @@ def main_of(name, run):
     return 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The model
 
 
@@ -138,7 +141,7 @@ def tensors(config):
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files in general
 
 
@@ -187,7 +190,7 @@ def replacing(path):
         raise
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Model files
 
 
@@ -247,7 +250,7 @@ def write_model(file, config, views):
             )  # rows of the padding
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Safetensors
 
 
@@ -266,7 +269,8 @@ def entry_fits(entry, available):
 
 
 def read_safetensors(path):
-    """Returns {name: view}; tensors of dtypes that a model of ours cannot have are views of their bytes."""
+    """Returns {name: view}; tensors of dtypes that a model of ours cannot have are views of their
+    bytes."""
     data = map_file(path, 8)
     length = int(data[:8].view("<u8")[0])
     if length > min(HEADER_MOST, data.size - 8):

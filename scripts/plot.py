@@ -1,24 +1,30 @@
 #!/usr/bin/env python3
-"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic; and schedules (--trace FILE).
+"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic; and
+schedules (--trace FILE).
 
     plot.py run.jsonl other.jsonl --out loss.png
     plot.py run.jsonl --x time --panel loss --panel memory --panel traffic
     plot.py --trace trace.json --out schedule.svg
 
---panel loss      a thin line for the training loss, markers for the validation loss; one colour and one legend entry a log
---panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what was predicted
+--panel loss      a thin line for the training loss, markers for the validation loss; one colour and
+                  one legend entry a log
+--panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what
+                  was predicted
 --panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
---x               what the losses are drawn against: steps, tokens, time (training alone, in seconds), joules. Tokens, time
+--x               what the losses are drawn against: steps, tokens, time (training alone, in
+                  seconds), joules. Tokens, time
                   and joules are those of the steps that count, added up over all resumptions.
 
---trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as --show-schedule --trace planned it or
+--trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as
+                  --show-schedule --trace planned it or
                   --profile-steps --trace measured it
 
 Without matplotlib it draws small curves and tables in the terminal instead.
 
-A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are no JSON object (a
-run was killed while it wrote) and losses that are null (private runs do not show them) are passed over. The key "joules"
-of a step event is the energy since the start event before it.
+A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are
+no JSON object (a run was killed while it wrote) and losses that are null (private runs do not show
+them) are passed over. The key "joules" of a step event is the energy since the start event before
+it.
 
 Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
@@ -35,7 +41,8 @@ TEXT_WIDTH = 60  # columns of the curve in the terminal
 AXES = {"steps": "step", "tokens": "tokens", "time": "training time (s)", "joules": "energy (J)"}
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
 MIB = 1 << 20
-# what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one cell, weight parts that follow at once are of B
+# what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one
+# cell, weight parts that follow at once are of B
 LETTERS = {
     "FORWARD": "F",
     "RECOMPUTE": "B",
@@ -208,7 +215,8 @@ def draw_losses(axes, runs, axis):
 
 
 def columns(runs, panel):
-    """The bars of a panel, (run, "predicted" or "measured", kind -> bytes), and all kinds in them."""
+    """The bars of a panel, (run, "predicted" or "measured", kind -> bytes), and all kinds in
+    them."""
     found = [(run.label, when, kinds) for run in runs for when, kinds in run.bars[panel].items()]
     return found, list(dict.fromkeys(kind for _, _, kinds in found for kind in kinds))
 
@@ -243,7 +251,8 @@ def draw_picture(pyplot, runs, panels, axis, out):
 
 
 def print_losses(runs, axis):
-    """One row of bars per run, each bar the mean of its share of the points; tall is a high loss."""
+    """One row of bars per run, each bar the mean of its share of the points; tall is a high
+    loss."""
     for run in runs:
         places, losses = run.points(run.train or run.val, axis)
         width = min(TEXT_WIDTH, len(losses))
@@ -275,7 +284,8 @@ def print_text(runs, panels, axis):
 
 
 def read_cells(path):
-    """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first one's begin on."""
+    """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first
+    one's begin on."""
     try:
         actions = [
             event

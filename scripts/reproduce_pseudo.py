@@ -1,26 +1,38 @@
 #!/usr/bin/env python3
-"""reproduce_pseudo.py: Pseudo-to-Real training (arXiv 2110.03888, 2110.03848): blocks that share, then do not, beside training from scratch.
+"""reproduce_pseudo.py: Pseudo-to-Real training (arXiv 2110.03888, 2110.03848): blocks that share,
+then do not, beside training from scratch.
 
-    scripts/reproduce_pseudo.sh --quick | --full [--part PART ...] [--steps N] [--into FOLDER] [--program FILE]
+    scripts/reproduce_pseudo.sh --quick | --full [--part PART ...] [--steps N] [--into FOLDER]
+    [--program FILE]
 
-quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`), a GPT of 12 blocks: real from scratch; all blocks shared, and
-         delinked after several shares of the steps; shared for ever. Each at its own best learning rate.
-budget   what 0.6 of the time of training from scratch buys where a real step takes three times what a shared one does (that much of it shared, and
-         the rest real): final validation losses beside that from scratch. Learning rates of both phases are tuned; they stay until the last fifth of
-         the steps (wsd), and from scratch the better of this and cosine counts.
-moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, or none. At the switch in the middle and the
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`), a GPT of 12
+         blocks: real from scratch; all blocks shared, and
+         delinked after several shares of the steps; shared for ever. Each at its own best learning
+         rate.
+budget   what 0.6 of the time of training from scratch buys where a real step takes three times what
+         a shared one does (that much of it shared, and
+         the rest real): final validation losses beside that from scratch. Learning rates of both
+         phases are tuned; they stay until the last fifth of the steps (wsd), and from scratch the
+         better of this and cosine counts.
+moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, or
+         none. At the switch in the middle and the
          learning rate found for it.
-speed    step times of the shared and of the real model: on this machine as it is; with offload, where the device is as small as the shared model (or
-         the least that the real one runs with), so that the real one's states lie on the host; and on an emulated cluster of 4 nodes
-         (cluster.sh) whose link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
-Loss at equal time follows from both: losses are those of the same steps, which no layout changes, and each step takes what its model's takes.
+speed    step times of the shared and of the real model: on this machine as it is; with offload,
+         where the device is as small as the shared model (or
+         the least that the real one runs with), so that the real one's states lie on the host; and
+         on an emulated cluster of 4 nodes (cluster.sh) whose link makes the real model's messages
+         three times its compute. Joules where /sys/class/powercap can be read.
+Loss at equal time follows from both: losses are those of the same steps, which no layout changes,
+and each step takes what its model's takes.
 
---quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, about two hours. --steps replaces the number of training steps.
-FOLDER (default: out/pseudo_quick or out/pseudo_full) gets a folder for each run, with log.jsonl and output.txt, the tables as table.md, and
-quality.png. The same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no
-cluster can be made, its part says so.
+--quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, about two hours.
+--steps replaces the number of training steps. FOLDER (default: out/pseudo_quick or out/pseudo_full)
+gets a folder for each run, with log.jsonl and output.txt, the tables as table.md, and quality.png.
+The same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no
+process and no cluster. Where no cluster can be made, its part says so.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
 
 import re
@@ -75,9 +87,13 @@ class Plan:
     """What --quick and --full differ in."""
 
     steps: int
-    rates: dict  # learning rates, of runs in which blocks share, of those that do not: large ones are not for both
+    # learning rates, of runs in which blocks share, of those that do not: large ones are not for
+    # both
+    rates: dict
     switches: tuple  # shares of the steps in which blocks share
-    budgets: dict  # --share -> learning rates of the two phases; what is left of the goal's time for real steps: below
+    # --share -> learning rates of the two phases; what is left of the goal's time for real steps:
+    # below
+    budgets: dict
     left: tuple  # steps that do not share, over those of training from scratch
     seeds: tuple
     timed_steps: int
@@ -110,7 +126,8 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is compared at its best learning rate. switch: the share of the steps in which blocks share."""
+    """What is compared at its best learning rate. switch: the share of the steps in which blocks
+    share."""
 
     switch: float = 0
     moments: str = "mean"
@@ -226,7 +243,7 @@ def mean_curve(curves):
     return [(at[0][0], statistics.mean(loss for _, loss in at)) for at in zip(*curves)]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Losses
 
 
@@ -357,7 +374,7 @@ def moments(bench):
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Times
 
 
@@ -403,7 +420,8 @@ def slow_link(bench):
 
 
 def smallest_budget(bench):
-    """Bytes of the device that the shared model takes, or, where the real one does not run with so few, the least that it does."""
+    """Bytes of the device that the shared model takes, or, where the real one does not run with so
+    few, the least that it does."""
     shared = found_events(timed(bench, "speed/budget", True, None), "end")[-1]["memory"][
         "measured"
     ]["device"]
@@ -475,7 +493,8 @@ def loss_at(curve, when):
 
 
 def against(bench, curves, costs):
-    """candidate -> (its whole cost over from scratch's; from scratch's loss at that cost; the cost to from scratch's final loss, or None)."""
+    """candidate -> (its whole cost over from scratch's; from scratch's loss at that cost; the cost
+    to from scratch's final loss, or None)."""
     real = elapsed(curves[REAL], 0, costs)
     told = {}
     for one in (*bench.switches, SHARED):
@@ -589,7 +608,7 @@ def draw(bench, curves, times):
     bench.draw("quality", 1 + len(times), paint)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All of it
 
 PARTS = {"quality": quality, "budget": budget, "moments": moments, "speed": speed}

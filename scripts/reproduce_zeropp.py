@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
-"""reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and what it costs in loss.
+"""reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and
+what it costs in loss.
 
-    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence] [--into FOLDER] [--program FILE]
+    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence] [--into FOLDER]
+    [--program FILE]
 
-cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal share of a core: step time,
-             traffic between nodes and loss of ZeRO-3 (bf16 messages), of qwZ, hpZ and qgZ alone and of all three, over links
-             from unlimited to slow. Where ZeRO-3 runs at a quarter of its unlimited speed is interpolated; --full goes there.
-convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3, of ZeRO++, and of ZeRO++
-             with one scale for a whole storage, the negative control. Data: data/text_bytes_* of `make data`.
+cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal
+             share of a core: step time,
+             traffic between nodes and loss of ZeRO-3 (bf16 messages), of qwZ, hpZ and qgZ alone and
+             of all three, over links from unlimited to slow. Where ZeRO-3 runs at a quarter of its
+             unlimited speed is interpolated; --full goes there.
+convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3,
+             of ZeRO++, and of ZeRO++
+             with one scale for a whole storage, the negative control. Data: data/text_bytes_* of
+             `make data`.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
-FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
-tables as table.md, and sweep.png and loss.png. The same command goes on where it was stopped: what is there is not run again.
-Ctrl-C leaves no process and no cluster behind. Where no cluster can be made, that part is skipped and says what is missing.
+FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
+for each run, rows.csv, the tables as table.md, and sweep.png and loss.png. The same command goes on
+where it was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster
+behind. Where no cluster can be made, that part is skipped and says what is missing.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
 
 import argparse
@@ -155,13 +163,13 @@ TRAINING = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The arithmetic
 
 
 def volume(parts, block=None):
-    """Bytes that leave a node in a step, in units of M: every 16-bit parameter once to every other node. Two gathers and a
-    reduction; with a block, the fp32 scales of the quantized ones too."""
+    """Bytes that leave a node in a step, in units of M: every 16-bit parameter once to every other
+    node. Two gathers and a reduction; with a block, the fp32 scales of the quantized ones too."""
     scale = 4 / block if block else 0  # bytes an element
     gather = (1 + scale) / 2 if "qwZ" in parts else 1
     reduction = (0.5 + scale) / 2 if "qgZ" in parts else 1
@@ -174,7 +182,8 @@ def unit_bytes(parameters, nodes):
 
 
 def ms_at(times, rate):
-    """Step time at a rate between those of times (rate -> ms): linear in what a byte takes, 1 / rate."""
+    """Step time at a rate between those of times (rate -> ms): linear in what a byte takes, 1 /
+    rate."""
     places = sorted((1 / known, ms) for known, ms in times.items())
     x = 1 / rate
     for (a, ms_a), (b, ms_b) in zip(places, places[1:]):
@@ -184,7 +193,8 @@ def ms_at(times, rate):
 
 
 def rate_at_share(times, share):
-    """The rate at which the step takes 1 / share of its unlimited time, the fastest one if there are several; None if none is."""
+    """The rate at which the step takes 1 / share of its unlimited time, the fastest one if there
+    are several; None if none is."""
     wanted = times[UNLIMITED] / share
     places = sorted((1 / known, ms) for known, ms in times.items())
     for (a, ms_a), (b, ms_b) in zip(places, places[1:]):
@@ -194,11 +204,12 @@ def rate_at_share(times, share):
 
 
 def equal_quota(ranks, cores):
-    """Percent of a core that every rank can have; a tenth is left to the kernel's side of the network and to mpirun."""
+    """Percent of a core that every rank can have; a tenth is left to the kernel's side of the
+    network and to mpirun."""
     return 90 // -(-ranks // cores)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Runs
 
 
@@ -363,7 +374,7 @@ def final_loss(log):
     return found[max(found)]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Telling
 
 
@@ -374,7 +385,8 @@ def speedups(sweep, shape, variant=ALL):
 
 
 def at_quarter(sweep, shape):
-    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never does."""
+    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
+    does."""
     base, ours = sweep.times(shape, BASE), sweep.times(shape, ALL)
     rate = rate_at_share(base, QUARTER)
     return rate and (rate, ms_at(base, rate) / ms_at(ours, rate))
@@ -608,7 +620,8 @@ def write_rows(sweep, path):
 
 
 def draw(sweep, path):
-    """For each cluster: throughput by link, and how many times as fast as ZeRO-3, beside the paper's figures."""
+    """For each cluster: throughput by link, and how many times as fast as ZeRO-3, beside the
+    paper's figures."""
     pyplot = pyplot_or_none("reproduce_zeropp")
     if not pyplot:
         return
@@ -681,7 +694,7 @@ def draw(sweep, path):
     print(path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def arguments():

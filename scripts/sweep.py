@@ -3,8 +3,9 @@
 
     scripts/sweep.sh GRID [--into FOLDER] [--jobs J] [--restarts N] [--program FILE] [--dry-run]
 
-GRID is a text file: on each line a flag of train_gpt and its values, written as for a shell. A flag with several values is
-varied, one with a single value or none is the same in all runs. The line `ranks` says with how many ranks to run.
+GRID is a text file: on each line a flag of train_gpt and its values, written as for a shell. A flag
+with several values is varied, one with a single value or none is the same in all runs. The line
+`ranks` says with how many ranks to run.
 
     # learning rate against width, three seeds each
     --train "data/text_bytes_train_*.bin"
@@ -15,17 +16,17 @@ varied, one with a single value or none is the same in all runs. The line `ranks
     --steps 500
     ranks   2
 
-FOLDER (default: out/GRID's name) gets for each run a folder named after what is varied, with log.jsonl, output.txt and the
-checkpoints; the table of all runs, best final validation loss first, as table.txt and table.tsv; and loss.png. A varied
---seed is also averaged over.
+FOLDER (default: out/GRID's name) gets for each run a folder named after what is varied, with
+log.jsonl, output.txt and the checkpoints; the table of all runs, best final validation loss first,
+as table.txt and table.tsv; and loss.png. A varied --seed is also averaged over.
 
-The same command goes on where it was stopped: finished runs are skipped, interrupted ones resumed, failed and refused ones
-tried again. What train_gpt refuses stays in the table with its message. Ctrl-C lets the running ones save and stop; a
-second one ends them. A crash is restarted by launch.sh, --restarts times. --jobs runs so many at once and parts the cores
-among them.
+The same command goes on where it was stopped: finished runs are skipped, interrupted ones resumed,
+failed and refused ones tried again. What train_gpt refuses stays in the table with its message.
+Ctrl-C lets the running ones save and stop; a second one ends them. A crash is restarted by
+launch.sh, --restarts times. --jobs runs so many at once and parts the cores among them.
 
-Exit status: 0 every run is done or was refused, 2 bad grid or all refused, 3 FOLDER cannot be written, 4 some failed,
-130 stopped by Ctrl-C.
+Exit status: 0 every run is done or was refused, 2 bad grid or all refused, 3 FOLDER cannot be
+written, 4 some failed, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -70,7 +71,7 @@ class BadGrid(Exception):
     pass
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The grid
 
 
@@ -114,7 +115,8 @@ def combinations(grid):
 
 
 class Run:
-    """One combination: its folder, its command, and what became of it, which is kept in run.json."""
+    """One combination: its folder, its command, and what became of it, which is kept in
+    run.json."""
 
     def __init__(self, chosen, varied, into):
         self.chosen = chosen
@@ -211,7 +213,7 @@ def make_runs(grid, into):
     return runs
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Running
 
 
@@ -273,7 +275,7 @@ class Sweep:
             list(pool.map(self.run_one, self.runs))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Telling
 
 
@@ -327,7 +329,8 @@ def text_table(rows, columns):
 
 
 def over_seeds(runs, rows, varied):
-    """Mean and standard deviation of the final validation losses of finished runs that differ in their seed alone."""
+    """Mean and standard deviation of the final validation losses of finished runs that differ in
+    their seed alone."""
     groups = {}
     for run, row in zip(runs, rows):
         if row.get("val loss") is not None and row["state"] == "done":

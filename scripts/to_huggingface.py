@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""to_huggingface.py: turns a model file into a folder that Hugging Face's transformers loads as GPT2LMHeadModel.
+"""to_huggingface.py: turns a model file into a folder that Hugging Face's transformers loads as
+GPT2LMHeadModel.
 
     to_huggingface.py MODEL.bin FOLDER [--tokenizer NAME_tokenizer.bin]
 
     AutoModelForCausalLM.from_pretrained("FOLDER")      in Python, then
-    AutoTokenizer.from_pretrained("FOLDER")             with --tokenizer: the text tokenizer of prepare_data.py
+    AutoTokenizer.from_pretrained("FOLDER")             with --tokenizer: the text tokenizer of
+                                                        prepare_data.py
 
-MODEL.bin is what --export writes, fp32 or bf16. A checkpoint is exported first, by the command that trained it with
---resume 1 --steps 0 --export MODEL.bin added (the newest in --out is taken).
-Writes model.safetensors, config.json and generation_config.json; the padding of the vocabulary is left out, and no value
-changes: from_huggingface.py gives the same MODEL.bin back. Needs numpy.
+MODEL.bin is what --export writes, fp32 or bf16. A checkpoint is exported first, by the command that
+trained it with --resume 1 --steps 0 --export MODEL.bin added (the newest in --out is taken). Writes
+model.safetensors, config.json and generation_config.json; the padding of the vocabulary is left
+out, and no value changes: from_huggingface.py gives the same MODEL.bin back. Needs numpy.
 
 Exit status: 0 done, 2 bad input, 3 resources (disk, memory, numpy).
 """
@@ -35,7 +37,7 @@ TOKENIZER_MAGIC = 20240328
 GPT2_EOT, END_OF_TEXT = 50256, "<|endoftext|>"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Tokenizers
 
 
@@ -64,7 +66,8 @@ def read_tokenizer(path):
 
 
 def merges(tokens):
-    """The pairs that byte-pair encoding joins, in order: a token's pair is what the tokens before it make of its bytes."""
+    """The pairs that byte-pair encoding joins, in order: a token's pair is what the tokens before
+    it make of its bytes."""
     rank, found = {}, []
     for token in tokens:
         parts = [token[i : i + 1] for i in range(len(token))]
@@ -134,11 +137,12 @@ def tokenizer_json(tokens, end):
     }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def end_of_text(vocab):
-    """Where no tokenizer is given, as the program has it: bytes end with 0, GPT-2's texts with 50256."""
+    """Where no tokenizer is given, as the program has it: bytes end with 0, GPT-2's texts with
+    50256."""
     return 0 if vocab <= 256 else GPT2_EOT if vocab > GPT2_EOT else None
 
 

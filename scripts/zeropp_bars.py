@@ -1,23 +1,31 @@
 #!/usr/bin/env python3
-"""What `train_gpt --dry-run --cluster` predicts for the runs of the ZeRO++ release, beside what was published.
+"""What `train_gpt --dry-run --cluster` predicts for the runs of the ZeRO++ release, beside what was
+published.
 
-    scripts/zeropp_bars.py           prints the table; exit status 1 where a bar is missed by more than 15 %
+    scripts/zeropp_bars.py           prints the table; exit status 1 where a bar is missed by more
+                                     than 15 %
     scripts/zeropp_bars.py --fit     finds FITTED again, from the bars of FIT_ROW alone
 
-The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each) at 1024 or 2048 tokens a GPU
-and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are whole numbers). They count 8 operations a parameter and token,
-a forward pass, its recomputation and a backward pass, and Megatron's terms for attention and vocabulary: so counted, the
-release's log of its 18B run (64 V100, 512 tokens, 9956 ms) has the 7.65 TFLOP/s that it states.
+The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each)
+at 1024 or 2048 tokens a GPU and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are
+whole numbers). They count 8 operations a parameter and token, a forward pass, its recomputation and
+a backward pass, and Megatron's terms for attention and vocabulary: so counted, the release's log of
+its 18B run (64 V100, 512 tokens, 9956 ms) has the 7.65 TFLOP/s that it states.
 
-The release does not tell its models' shapes but for the 18B; the others are plausible ones of those sizes.
+The release does not tell its models' shapes but for the 18B; the others are plausible ones of those
+sizes.
 
-The time model is the program's own: it plays the action list of one step with a clock for computing and one for messages. Its constants
-are here:
-    GIVEN   by the makers: V100 125 TFLOP/s and 900 GB/s of memory, NVSwitch 150 GB/s a GPU in each direction
-    FITTED  to FIT_ROW: the share of the links' 12.5 GB/s that arrives, the tokens at which products reach half of their rate, and the
+The time model is the program's own: it plays the action list of one step with a clock for computing
+and one for messages. Its constants are here:
+    GIVEN   by the makers: V100 125 TFLOP/s and 900 GB/s of memory, NVSwitch 150 GB/s a GPU in each
+            direction
+    FITTED  to FIT_ROW: the share of the links' 12.5 GB/s that arrives, the tokens at which products
+            reach half of their rate, and the
             share of messages' time in which the 18B computes undisturbed
-    none    of it for the larger models: DeepSpeed keeps at most 1e9 gathered parameters (its default). Two of the 18B's layers are that
-            many; of the other models' not one (1.8e9), or one (8e8), which leaves no room to gather ahead
+    none    of it for the larger models: DeepSpeed keeps at most 1e9 gathered parameters (its
+            default). Two of the 18B's layers are that
+            many; of the other models' not one (1.8e9), or one (8e8), which leaves no room to gather
+            ahead
 """
 
 import argparse

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Runs every test program, as many at a time as there are cores, sums what they report, and ends with the line `N passed, N failed`.
+"""Runs every test program, as many at a time as there are cores, sums what they report, and ends
+with the line `N passed, N failed`.
 
-Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun with 1 to 4 ranks; test_*.py are Python
-unittests of the scripts and of the real binary. A program that ends without a report counts as one failure.
-`--all` asks for the exhaustive forms (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
+Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun
+with 1 to 4 ranks; test_*.py are Python unittests of the scripts and of the real binary. A program
+that ends without a report counts as one failure. `--all` asks for the exhaustive forms
+(TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
 
 import concurrent.futures

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""test_cluster.py: the emulated cluster (scripts/cluster.sh), and the program's own figures against what its network counted.
+"""test_cluster.py: the emulated cluster (scripts/cluster.sh), and the program's own figures against
+what its network counted.
 
     python3 test/test_cluster.py        TEST_ALL=1: also how exactly rates and quotas are kept
 
-    Endings     after success, failure, Ctrl-C, SIGTERM and kill -9 nothing is left: no process, namespace, link, mount, cgroup, file
-    Refusals    what is missing is named, with a status of its own; bad usage; an `up` that fails half-way
-    Nodes       host names, shared memory, cores and quotas per node; clusters side by side; a cable pulled and plugged in again
+    Endings     after success, failure, Ctrl-C, SIGTERM and kill -9 nothing is left: no process,
+                namespace, link, mount, cgroup, file
+    Refusals    what is missing is named, with a status of its own; bad usage; an `up` that fails
+                half-way
+    Nodes       host names, shared memory, cores and quotas per node; clusters side by side; a cable
+                pulled and plugged in again
     Figures     traffic and idle share of a training run as the program tells them
     Rates       the link's rate and the quota (TEST_ALL)
 
-Where a cluster cannot be made the tests are skipped, and the reason is printed. Ranks that need no MPI are shell or Python
-programs which mpirun starts as it would start any. Standard library only.
+Where a cluster cannot be made the tests are skipped, and the reason is printed. Ranks that need no
+MPI are shell or Python programs which mpirun starts as it would start any. Standard library only.
 """
 
 import glob
@@ -43,7 +47,8 @@ WAIT = [
     "wait",
 ]
 
-# Every rank leaves a mark in its node's shared memory, waits for those of its neighbours ($1 in all), and tells what it sees.
+# Every rank leaves a mark in its node's shared memory, waits for those of its neighbours ($1 in
+# all), and tells what it sees.
 DESCRIBE = """
 import json, os, socket, sys, time
 mark = "/dev/shm/mark"
@@ -74,7 +79,8 @@ while True:
     time.sleep(0.02)
 """
 
-# Both ranks send each other $1 bytes at once; prints the seconds from the first byte received to the last.
+# Both ranks send each other $1 bytes at once; prints the seconds from the first byte received to
+# the last.
 TRANSFER = """
 import os, socket, sys, threading, time
 total, rank = int(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
@@ -164,12 +170,13 @@ def link_of(path):
         return ""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What a cluster is made of, as the machine sees it
 
 
 def cluster_namespaces(name):
-    """All namespaces of the cluster's processes but those of the machine. The processes are those of the switch's PID namespace."""
+    """All namespaces of the cluster's processes but those of the machine. The processes are those
+    of the switch's PID namespace."""
     inside = {
         link_of(file.replace("cmdline", "ns/pid_for_children"))
         for file in glob.glob("/proc/[0-9]*/cmdline")
@@ -196,7 +203,8 @@ def cgroups(name):
 
 
 def machine():
-    """What belongs to no cluster in particular. Other tests mount file systems in temporary folders."""
+    """What belongs to no cluster in particular. Other tests mount file systems in temporary
+    folders."""
     mounts = [
         line
         for line in read("/proc/self/mounts").decode().splitlines()
@@ -263,7 +271,7 @@ class TestCase(unittest.TestCase):
         self.assertEqual(self.before, machine())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 MODEL = [
     "--model",
     "layers=2,heads=4,channels=256,vocab=256",
@@ -346,7 +354,7 @@ class Endings(TestCase):
         self.assert_nothing_left()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Refusals(TestCase):
     namespaces = set()
 
@@ -424,7 +432,7 @@ class Missing(unittest.TestCase):
         self.assertIn("to be root", found)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Nodes(TestCase):
     def describe(self, shape, *options):
         """Starts a cluster whose ranks tell about themselves."""
@@ -507,7 +515,7 @@ class Nodes(TestCase):
         wait_until(lambda: said() > before + 10, "a word of node 1 after the cable was mended")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Lost(TestCase):
     """A rank that other machines wait for. On its own machine nobody is there to see it stopped."""
 
@@ -575,9 +583,10 @@ class Lost(TestCase):
         self.lose(stop)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Figures(TestCase):
-    """Of a training run. Its model has 1.6 million parameters: what is not training traffic stays below a hundredth of it."""
+    """Of a training run. Its model has 1.6 million parameters: what is not training traffic stays
+    below a hundredth of it."""
 
     def train(self, *flags, steps):
         """Trains on the cluster; the end event of the log, and the bytes each node sent."""
@@ -602,9 +611,10 @@ class Figures(TestCase):
         ]
 
     def test_traffic(self):
-        """The difference of two runs: starting up cancels. What remains beyond the counted bytes is headers (66 bytes for a
-        frame of 9000, 0.7 %), acknowledgements (fewer than that) and a few scalars a step. Rank 0 stands for its neighbours,
-        whose slices are cut at multiples of 2048 of 200000 elements: 1 %."""
+        """The difference of two runs: starting up cancels. What remains beyond the counted bytes is
+        headers (66 bytes for a frame of 9000, 0.7 %), acknowledgements (fewer than that) and a few
+        scalars a step. Rank 0 stands for its neighbours, whose slices are cut at multiples of 2048
+        of 200000 elements: 1 %."""
         cluster("up", "2x2", "--rate", "1gbit", "--name", self.name)
         few, many = (
             self.train("--micro-batch", "1", "--batch-tokens", "80", steps=steps)
@@ -639,8 +649,9 @@ class Rates(TestCase):
                 self.assertGreaterEqual(float(share), 0.09)
 
     def test_idle_share(self):
-        """An idle share f of a step is 1 - (computing / step). The rates that the prediction rests on are measured at start, within
-        10 % each for computing and messages; that shifts f by at most f (1 - f) 0.2 <= 0.05. The tolerance is twice that.
+        """An idle share f of a step is 1 - (computing / step). The rates that the prediction rests
+        on are measured at start, within 10 % each for computing and messages; that shifts f by at
+        most f (1 - f) 0.2 <= 0.05. The tolerance is twice that.
         """
         cluster("up", "2x1", "--rate", "100mbit", "--cpu", "25", "--name", self.name)
         for tokens, least in ((40, 0.5), (2560, 0.1)):

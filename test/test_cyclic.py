@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
-"""test_cyclic.py: Cyclic Data Parallelism of the real program under mpirun, from outside. (test_cyclic.c: the schedules, their proof, and a slow reference.)
+"""test_cyclic.py: Cyclic Data Parallelism of the real program under mpirun, from outside.
+(test_cyclic.c: the schedules, their proof, and a slow reference.)
 
-    python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    one rank that runs all micro-batches, a rank for each (with all states, or with a stage's), and one or several for each stage, are one computation: losses,
-                norms, weights and texts, bit by bit, whatever the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
-    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; of mode zero to less than 3 (N - 1), and states to a stage's; activations are those of N (N + 1) / 2 of N^2 stages
-    Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a plain run goes on with a cyclic one's
+    Equality    one rank that runs all micro-batches, a rank for each (with all states, or with a
+                stage's), and one or several for each stage, are one computation: losses,
+                norms, weights and texts, bit by bit, whatever the rule, the clipping, the batch,
+                the precision; N = 1, and rules that cannot differ, equal plain training
+    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; of mode
+                zero to less than 3 (N - 1), and states to a stage's; activations are those of N (N
+                + 1) / 2 of N^2 stages
+    Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a
+                plain run goes on with a cyclic one's
                 checkpoint, and the other way round; validation on the way changes nothing
     Refusals    what does not fit ends with exit 2 and one message
     Lost        a rank that dies ends the job; numbers that are not finite do not stop it
 
-Every run is checked for memory and traffic as predicted (test_train.Job). The model has 4 blocks, 6 units. Standard library only.
+Every run is checked for memory and traffic as predicted (test_train.Job). The model has 4 blocks, 6
+units. Standard library only.
 """
 
 import os
@@ -53,7 +61,9 @@ V2_SLACK, V2_CLIP = dict(V2, cyclic_slack=1), dict(V2, grad_clip=0.05, cyclic_cl
 RULES = [V1, V1_FREE, V2, V2_SLACK, V2_CLIP]
 STATS_BYTES = 8 * (
     1 + 69 + 2
-)  # bytes of step statistics, sent to the next rank: loss, an exact sum of squares, two numbers of steps
+    # bytes of step statistics, sent to the next rank: loss, an exact sum of squares, two numbers of
+    # steps
+)
 
 
 def single(N, **changes):
@@ -103,9 +113,10 @@ class Check(test_train.TestCase):
         self.assertTrue(get(job.export) == get(expected.export), f"weights of {what}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
-    # a step's samples: as many as micro-batches or more, not divisible by N, fewer than N (then some micro-batches are empty), one
+    # a step's samples: as many as micro-batches or more, not divisible by N, fewer than N (then
+    # some micro-batches are empty), one
     VARIANTS = [
         dict(),
         dict(batch_tokens=7 * T),
@@ -128,14 +139,16 @@ class Equality(Check):
 
     @staticmethod
     def runs(mode, i, case):
-        """Triangles have many ranks: every third, and pieces; of mode zero, which takes no pieces, every other."""
+        """Triangles have many ranks: every third, and pieces; of mode zero, which takes no pieces,
+        every other."""
         pieces = "micro_batch" in case
         return (
             ALL or i % {triangle: 3, zero: 2}.get(mode, 1) == 0 or (mode is triangle and pieces)
         ) and not (mode is zero and pieces)
 
     def test_single_is_data(self):
-        """Every rule x N x variant; a sample has each rule, each N and each variant, and of triangles, which have many ranks, each rule and N, and pieces."""
+        """Every rule x N x variant; a sample has each rule, each N and each variant, and of
+        triangles, which have many ranks, each rule and N, and pieces."""
         cases = [
             (N, dict(rule, **variant))
             for N in (1, 2, 3, 4)
@@ -166,7 +179,8 @@ class Equality(Check):
                     self.assert_same(job, one, (mode.__name__, N, case))
 
     def test_uneven_pieces(self):
-        """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in six."""
+        """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in
+        six."""
         modes = [mode for mode in MODES if mode is not zero]  # which takes none
         one, *others = self.trained(
             [mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in modes]
@@ -175,7 +189,8 @@ class Equality(Check):
             self.assert_same(job, one, mode.__name__)
 
     def test_stages_as_given(self):
-        """Of any length: the first alone the embedding, the last alone the head, one with all blocks."""
+        """Of any length: the first alone the embedding, the last alone the head, one with all
+        blocks."""
         for cut in sample(["1,3,2", "1,4,1", "4,1,1", "2,3,1"], 2):
             rule = random.Random(SEED).choice(RULES)
             one, *others = self.trained([mode(3, **rule, cyclic_cut=cut) for mode in MODES])
@@ -190,7 +205,8 @@ class Equality(Check):
                 self.assertNotEqual(one.steps(), even.steps(), "another cut is another rule")
 
     def test_blocks_that_share(self):
-        """Two blocks of each stage: one computation in every mode. Blocks of all stages, in v1, where all versions are old: whatever N is."""
+        """Two blocks of each stage: one computation in every mode. Blocks of all stages, in v1,
+        where all versions are old: whatever N is."""
         rule = random.Random(SEED).choice(RULES)
         one, *others = self.trained(
             [mode(2, **rule, share="2", cyclic_cut="3,3") for mode in MODES]
@@ -209,7 +225,8 @@ class Equality(Check):
                 self.assert_close(job.losses(), alone.losses(), SAME, share)
 
     def test_blocks_that_share_in_pieces(self):
-        """Where storages alternate, a piece has gradients of several in the making. The pieces of a micro-batch add up to what it is as a whole."""
+        """Where storages alternate, a piece has gradients of several in the making. The pieces of a
+        micro-batch add up to what it is as a whole."""
         blocks = "layers=6,heads=2,channels=16,vocab=101"
         cases = [
             (N, rule, share, rows)
@@ -239,7 +256,8 @@ class Equality(Check):
             )
 
     def test_one_stage_is_plain(self):
-        """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
+        """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are:
+        every bit of a plain run. v1 and 1 stage is not."""
         for changes in (
             dict(),
             dict(optimizer="sgd", lr=0.05),
@@ -254,7 +272,8 @@ class Equality(Check):
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
 
     def test_late(self):
-        """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
+        """Store work that is put off, by lot and on each rank otherwise: messages are posted in
+        other orders, and something often has to wait. The same bits."""
         variants = (
             dict(),
             dict(dtype="bf16"),
@@ -310,7 +329,8 @@ class Equality(Check):
             self.assert_same(job, jobs[0], (rule, N))
 
     def test_rules_differ(self):
-        """And with a step they do, from the second step on at the latest; so does a slack. One that is as large as N is v1."""
+        """And with a step they do, from the second step on at the latest; so does a slack. One that
+        is as large as N is v1."""
         v1, v2, slack, all_ = (
             job.steps()
             for job in self.trained(
@@ -322,7 +342,7 @@ class Equality(Check):
         self.assertEqual(all_, v1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def elements(storage):
     return {0: PADDED * CHANNELS, 1: T * CHANNELS, UNITS: 2 * CHANNELS}.get(storage, BLOCK)
 
@@ -347,7 +367,8 @@ class Numbers(Check):
         return sent
 
     def test_sent(self):
-        """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and the statistics of each."""
+        """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and the
+        statistics of each."""
 
         def check(case):
             N, word, case = case
@@ -368,8 +389,9 @@ class Numbers(Check):
         )
 
     def test_zero(self):
-        """Parameters travel once for each use of a stage, which in the last one are one, and wte to the head, too; the embedding's backward pass reads none.
-        What a rank keeps is a stage's: rank 0 the last one's, of v2 in one version."""
+        """Parameters travel once for each use of a stage, which in the last one are one, and wte to
+        the head, too; the embedding's backward pass reads none. What a rank keeps is a stage's:
+        rank 0 the last one's, of v2 in one version."""
 
         def check(case):
             N, word, rule = case
@@ -399,7 +421,8 @@ class Numbers(Check):
         )
 
     def test_activations(self):
-        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each; a triangle's first, one of stage 0."""
+        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N
+        ranks, one of each; a triangle's first, one of stage 0."""
         rows, boundary = 2, aligned(2 * T * CHANNELS * 4)
         tensors = [1, 3, 1, 1, 1, 4, 4]
         block = (
@@ -436,7 +459,7 @@ class Numbers(Check):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     check_resumed = test_train.Resume.check_resumed
 
@@ -482,7 +505,8 @@ class Resume(Check):
                 self.assert_same(job, free, (mode, rule))
 
     def legs(self, legs):
-        """The same run in several legs of 3 steps each, one after another from checkpoint to checkpoint: all losses and norms, and the weights."""
+        """The same run in several legs of 3 steps each, one after another from checkpoint to
+        checkpoint: all losses and norms, and the weights."""
         out, steps = os.path.join(scratch(), "out"), []
         for i, leg in enumerate(legs):
             (job,) = self.trained(
@@ -501,7 +525,8 @@ class Resume(Check):
         return steps, get(job.export)
 
     def test_in_another_mode(self):
-        """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
+        """From one rank to several and back: the same bits. And another number of stages: in either
+        mode alike."""
         for rule in sample(RULES, 2):
             one = dict(rule, micro_batch=8)
             whole, first, second, cut, other, whole_of_one, zeros, cut_of_one, other_zeros = (
@@ -530,7 +555,8 @@ class Resume(Check):
                 self.assertTrue(found == expected, rule)
 
     def test_with_plain_runs(self):
-        """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
+        """One stage of v2 is plain training: so plain runs take its place, before and after. A
+        plain run has no version before its newest: both are it."""
         plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
         rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
         cases = [(mode, legs) for mode in (single, data, zero) for legs in ((0, 3, 0), (3, 0, 3))]
@@ -546,7 +572,8 @@ class Resume(Check):
             self.assertTrue(found == expected, (case, rule))
 
     def test_begins_with_a_checkpoint(self):
-        """Of a run that is over, plain or cyclic, whose blocks may share: a new one, whose first step knows one version, the same in all modes; of one stage a plain one."""
+        """Of a run that is over, plain or cyclic, whose blocks may share: a new one, whose first
+        step knows one version, the same in all modes; of one stage a plain one."""
         rule, share = random.Random(SEED).choice(RULES), random.Random(SEED).choice((None, "2"))
         for first in (dict(RUN, batch_tokens=6 * T), single(2, **V1)):
             out = os.path.join(scratch(), "out")
@@ -618,7 +645,7 @@ class Resume(Check):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [
@@ -663,7 +690,7 @@ class Refusals(Check):
         at_once(refused, sample(self.CASES, 6))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Lost(Check):
     KINDS = (
         "FORWARD",
@@ -681,7 +708,8 @@ class Lost(Check):
     )
 
     def test_in_each_action(self):
-        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. In mode data only the last rank updates, and receives sums of all before."""
+        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had
+        been. In mode data only the last rank updates, and receives sums of all before."""
 
         def lose(case):
             how, kind, rank, rule, mode = case

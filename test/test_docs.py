@@ -9,7 +9,8 @@ tests show can be given.
     Started     every command of README.md and docs/*.md that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
-    Export      docs/running.md's way from a run to a model file, a folder for transformers, and back
+    Export      docs/running.md's way from a run to a model file, a folder for transformers, and
+                back
 
 A command that no rule of `started` covers fails the test: add a rule, or put it into ELSEWHERE.
 Standard library only, and what the scripts need; what they miss is skipped, by name.

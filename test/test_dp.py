@@ -1,22 +1,31 @@
 #!/usr/bin/env python3
-"""test_dp.py: private training of the real program under mpirun, against gradients of single samples and a slow generator.
+"""test_dp.py: private training of the real program under mpirun, against gradients of single
+samples and a slow generator.
 
-    python3 test/test_dp.py             TEST_ALL=1: the exhaustive forms, TEST_SEED=N: of these the random choices; DP_SEED=N: another sample
+    python3 test/test_dp.py             TEST_ALL=1: the exhaustive forms, TEST_SEED=N: of these the
+                                        random choices; DP_SEED=N: another sample
 
-    Clipping      the update is the sum of the clipped gradients of single samples, which plain runs of one window give
+    Clipping      the update is the sum of the clipped gradients of single samples, which plain runs
+                  of one window give
     Sensitivity   one more sample, however bad, changes the sum by at most R
-    Noise         every element once, of the right deviation, independent; the same bits in every layout; ChaCha20's own
+    Noise         every element once, of the right deviation, independent; the same bits in every
+                  layout; ChaCha20's own
     Sampling      Poisson: independent coins; batches of any size, none too
-    Trajectories  one computation at every stage, on any number of ranks, after a resume and in another layout
+    Trajectories  one computation at every stage, on any number of ranks, after a resume and in
+                  another layout
     Stages        the same across the stages of pipelines, of any plan
-    Cyclic        the same where micro-batches are delayed against each other, on one rank or a rank each
-    Ledger        epsilon is the accountant's; the step that would exceed the target is not taken; the key stays secret
+    Cyclic        the same where micro-batches are delayed against each other, on one rank or a rank
+                  each
+    Ledger        epsilon is the accountant's; the step that would exceed the target is not taken;
+                  the key stays secret
     Audit         what an attacker learns of canaries is below the claim
-    Controls      programs with a fault (sigma halved, noise twice, cross term dropped) fail these tests
+    Controls      programs with a fault (sigma halved, noise twice, cross term dropped) fail these
+                  tests
     Refusals      what would break the guarantee ends with exit code 2
 
-The gradients come from the binary itself: a step of sgd with a huge rate leaves -LR x gradient in the weights, to 24 bits. All else is
-numpy in fp64: the tests run themselves in .venv's Python where this one has no numpy.
+The gradients come from the binary itself: a step of sgd with a huge rate leaves -LR x gradient in
+the weights, to 24 bits. All else is numpy in fp64: the tests run themselves in .venv's Python where
+this one has no numpy.
 """
 
 import glob
@@ -62,7 +71,8 @@ from test_zero import LR, Layout, distance, expected_traffic
 CLIP_STYLES, CLIP_FUNCTIONS = ("unit", "flat", "stage"), ("abadi", "automatic")
 ROOT = with_numpy.ROOT
 KEY = "%064x" % random.Random(SEED).getrandbits(256)
-# One step that leaves the private gradient in the weights. Noise is left out unless it is asked for.
+# One step that leaves the private gradient in the weights. Noise is left out unless it is asked
+# for.
 PRIVATE = dict(
     optimizer="sgd",
     momentum=0,
@@ -76,13 +86,15 @@ PRIVATE = dict(
     dp_clip=1,
     dp_key=KEY,
 )
-# Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in two orders, and a norm of them, read off
-# weights that may be a hundred times the update. What is looked for (a lost term, a wrong weight) is a hundredth at least.
+# Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in
+# two orders, and a norm of them, read off weights that may be a hundred times the update. What is
+# looked for (a lost term, a wrong weight) is a hundredth at least.
 CLOSE = 1e-4
 
 
 class Job(test_train.Job):
-    """A run whose batches may be of any size: then its traffic is not that of the expected one (Numbers checks it)."""
+    """A run whose batches may be of any size: then its traffic is not that of the expected one
+    (Numbers checks it)."""
 
     def check_end(self):
         events = self.events
@@ -101,7 +113,7 @@ def train_all(cases):
     return at_once(lambda case: train(**case), cases)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Models: any shape, with weights that give samples norms of all sizes
 
 
@@ -111,7 +123,8 @@ class Shape(reference.Config):
         return self.layers + 2
 
     def parts(self):
-        """(name, storage, unit, slice of the file) of each tensor of each layer. wte is the embedding's, whoever uses it."""
+        """(name, storage, unit, slice of the file) of each tensor of each layer. wte is the
+        embedding's, whoever uses it."""
         at = 0
         for (storage, name), shape in self.tensors():
             home = {"wte": (0, 0), "wpe": (1, 0), "lnf": (self.layers + 2, self.layers + 1)}.get(
@@ -162,7 +175,8 @@ class Shape(reference.Config):
 
 
 GOLDEN = Shape(test_train.LAYERS, 3, test_train.CHANNELS, test_train.VOCAB, test_train.POSITIONS)
-# Where ghost norms are the cheaper way: in blocks and head; in neither; in the head only; in blocks only.
+# Where ghost norms are the cheaper way: in blocks and head; in neither; in the head only; in blocks
+# only.
 RATIO = int(re.search(r"GHOST_RATIO = (\d+)", get(os.path.join(ROOT, "dp.h")).decode())[1])
 SHORT, LONG = Shape(2, 2, 48, 7, 8), Shape(2, 2, 16, 11, 64)
 HEAD, BLOCKS = Shape(2, 4, 16, 5, int(math.sqrt(13.1 * RATIO))), Shape(
@@ -177,7 +191,7 @@ def values(path):
     return (words if data[4] == 3 else (words.astype("<u4") << 16).view("<f4")).astype(float)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The reference: gradients of single samples, clipped and summed in fp64
 
 
@@ -189,7 +203,8 @@ KNOWN = {}  # gradients of single samples, which many tests share
 
 
 def gradients(model, samples, T, **flags):
-    """Of each sample's mean loss over its own targets: what sgd subtracts when the sample is all there is."""
+    """Of each sample's mean loss over its own targets: what sgd subtracts when the sample is all
+    there is."""
     plain = dict(
         PRIVATE,
         dp_noise=None,
@@ -218,7 +233,8 @@ def gradients(model, samples, T, **flags):
 
 
 def groups(shape, style):
-    """Slices of each group that is clipped as one. style: of --dp-clip-style; or, of a pipeline's stages, how many units each has."""
+    """Slices of each group that is clipped as one. style: of --dp-clip-style; or, of a pipeline's
+    stages, how many units each has."""
     stage_of = (
         [stage for stage, units in enumerate(style) for _ in range(units)]
         if isinstance(style, tuple)
@@ -321,7 +337,8 @@ class PrivateCheck(test_zero.Check):
         return jobs
 
     def assert_sum(self, data, found, R, style, function, contributions, what, tolerance=CLOSE):
-        """Tensor by tensor, of each layer: the error against the sum of the norms, as contributions may cancel each other."""
+        """Tensor by tensor, of each layer: the error against the sum of the norms, as contributions
+        may cancel each other."""
         expected = [clipped(data.shape, g, R, style, function) for g in contributions]
         total, unit_size = sum(expected), {}
         for name, _, unit, where in data.shape.parts():
@@ -330,7 +347,8 @@ class PrivateCheck(test_zero.Check):
             )
         for name, storage, unit, where in data.shape.parts():
             size = sum(norm(c, [where]) for c in expected)
-            # A tensor whose gradient is tiny beside its unit's has its rounding errors: key biases have nothing else.
+            # A tensor whose gradient is tiny beside its unit's has its rounding errors: key biases
+            # have nothing else.
             self.assertLessEqual(
                 norm(found - total, [where]),
                 tolerance * (size + 0.02 * unit_size[unit]),
@@ -348,9 +366,10 @@ class PrivateCheck(test_zero.Check):
         return float(np.median(sizes)), min(sizes) / 10, 10 * max(sizes)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Clipping(PrivateCheck):
-    # Shapes and lengths; gradients too small to be clipped by anything but a tiny R, where the constants of the functions count; and large ones.
+    # Shapes and lengths; gradients too small to be clipped by anything but a tiny R, where the
+    # constants of the functions count; and large ones.
     DATA = [
         (SHORT, 5, "continuous", {}),
         (SHORT, 8, "document", {}),
@@ -368,7 +387,8 @@ class Clipping(PrivateCheck):
         return random_data(shape, T, count, windows, **scales)
 
     def layouts(self, seed):
-        """In a shuffled order: of each seed another one. Three samples a micro-batch, or one, or four."""
+        """In a shuffled order: of each seed another one. Three samples a micro-batch, or one, or
+        four."""
         cases = [
             dict(ranks=ranks, zero=stage, micro_batch=rows, recompute=how)
             for ranks in (1, 2, 3, 4)
@@ -408,7 +428,8 @@ class Clipping(PrivateCheck):
             self.assert_sum(data, found, 1e30, "flat", "abadi", data.gradients(), self.DATA[index])
 
     def test_each_way(self):
-        """Styles, functions, half of the samples clipped, all, none; of each data set another layout."""
+        """Styles, functions, half of the samples clipped, all, none; of each data set another
+        layout."""
         cases = [
             (index, dict(dp_clip_style=style, dp_clip_function=function, R=R))
             for index in range(len(self.DATA))
@@ -431,7 +452,8 @@ class Clipping(PrivateCheck):
         )
 
     def test_layouts(self):
-        """Ranks, stages, accumulation, recomputation: of 7 samples some ranks have more than others."""
+        """Ranks, stages, accumulation, recomputation: of 7 samples some ranks have more than
+        others."""
         cases = self.layouts("layouts") if ALL else self.layouts("layouts")[:3]
         for how in [
             dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2, micro_batch=1),
@@ -451,7 +473,8 @@ class Clipping(PrivateCheck):
         )
 
     def test_where_memory_is_short(self):
-        """There logits are made again for the gradient of wte: of a few samples at a time, of one. Then less speed is promised than where they are kept."""
+        """There logits are made again for the gradient of wte: of a few samples at a time, of one.
+        Then less speed is promised than where they are kept."""
         promise = lambda job: float(re.search(r"leaves ([0-9.]+) %", job.out)[1])
         for shape, count in ((Shape(1, 1, 8, 120, 12), 48), (Shape(1, 1, 8, 250, 24), 8)):
             data = random_data(shape, shape.positions, 6, "document")
@@ -468,7 +491,8 @@ class Clipping(PrivateCheck):
             )  # told to a tenth of a percent
 
     def test_bf16(self):
-        # The weights, and so the gradients left in them, have 8 bits: 2^-9 of each element, in both runs.
+        # The weights, and so the gradients left in them, have 8 bits: 2^-9 of each element, in both
+        # runs.
         at_once(
             lambda style: self.check(
                 self.data(2, 4),
@@ -507,7 +531,7 @@ class Clipping(PrivateCheck):
             self.assert_near(found, expected, changes)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Sensitivity(PrivateCheck):
     T, R = 8, 0.5
 
@@ -542,15 +566,17 @@ class Sensitivity(PrivateCheck):
     def check(
         self, data, style, function, what, binary=test_train.BINARY, tolerance=1e-3, **layout
     ):
-        """The difference that the last sample makes, of the whole and of each group; by what it should be, too."""
+        """The difference that the last sample makes, of the whole and of each group; by what it
+        should be, too."""
         flags = dict(dp_clip=self.R, dp_clip_style=style, dp_clip_function=function, binary=binary)
         (without,) = data.without_last().sums([flags])
         (found,) = data.sums([dict(flags, **layout)])
         difference, parts = found - without, groups(data.shape, style)
         for slices in [[slice(None)]] + parts:
             most = self.R if slices == [slice(None)] else self.R / math.sqrt(len(parts))
-            # Norms from fp32 products are uncertain by some 2^-20 of the square of their terms' sum, which is corrected where they cancel 64 T-fold:
-            # below that a norm may be a thousandth too small (docs/privacy.md). A lost cross term would be up to 0.4.
+            # Norms from fp32 products are uncertain by some 2^-20 of the square of their terms'
+            # sum, which is corrected where they cancel 64 T-fold: below that a norm may be a
+            # thousandth too small (docs/privacy.md). A lost cross term would be up to 0.4.
             self.assertLessEqual(norm(difference, slices), most * (1 + tolerance), what)
         return norm(difference, [slice(None)])
 
@@ -578,7 +604,8 @@ class Sensitivity(PrivateCheck):
         at_once(check, sample(cases, 8))
 
     def test_parts_that_cancel(self):
-        """Positions that pull the head one way and the other: what is left is a thousandth of the parts, and less than the rounding of their products."""
+        """Positions that pull the head one way and the other: what is left is a thousandth of the
+        parts, and less than the rounding of their products."""
         shape, parts = SHORT, groups(SHORT, "unit")
         where = {name: part for name, _, _, part in shape.parts()}
 
@@ -608,7 +635,8 @@ class Sensitivity(PrivateCheck):
         self.assertLessEqual(largest, 1 + CLOSE, seed)
 
     def test_a_sample_that_overflows(self):
-        """Gradients or norms beyond fp32: the sample is bounded, or left out; the others count as ever."""
+        """Gradients or norms beyond fp32: the sample is bounded, or left out; the others count as
+        ever."""
         shape = SHORT
         for size in sample((1e4, 1e20, 1e30, 1e38), 2):
             weights = values(shape.random(SEED))
@@ -627,13 +655,14 @@ class Sensitivity(PrivateCheck):
                 dict(windows="document"),
             )
             for style in CLIP_STYLES:
-                # The update is read off weights of 1e4, which are multiples of 2^-10: a 2^-29 at this rate. Larger ones leave the sample out.
+                # The update is read off weights of 1e4, which are multiples of 2^-10: a 2^-29 at
+                # this rate. Larger ones leave the sample out.
                 self.check(data, style, "abadi", (size, style), tolerance=1e-3)
             (alone,) = data.without_last().sums([{}])
             self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A slow generator: RFC 8439's block function on arrays, and normal numbers of it as noise.h says
 
 
@@ -679,7 +708,8 @@ def normals(key, domain, part, step, n):
 
 
 class Silent(typing.NamedTuple):
-    """A model of zeros: no sample has a gradient, so that noise is all there is. One step leaves -noise in the weights, exactly."""
+    """A model of zeros: no sample has a gradient, so that noise is all there is. One step leaves
+    -noise in the weights, exactly."""
 
     shape: Shape = GOLDEN
     samples: int = 8  # a power of two, so that nothing is rounded; and 28 windows are there
@@ -717,7 +747,8 @@ class Silent(typing.NamedTuple):
 
 class Noise(PrivateCheck):
     def assert_normal(self, z, what):
-        """Standard normal numbers: sums of 2nd and 4th powers, the mean, and neighbours, each within 5 of its own deviations (6e-7)."""
+        """Standard normal numbers: sums of 2nd and 4th powers, the mean, and neighbours, each
+        within 5 of its own deviations (6e-7)."""
         n = len(z)
         for name, found, expected, variance in (
             ("mean", z.mean(), 0, 1),
@@ -814,14 +845,16 @@ class Noise(PrivateCheck):
             self.assert_unlike(steps[a][GOLDEN.used()], steps[b][GOLDEN.used()], (a, b))
 
     def test_against_a_slow_generator(self):
-        """ChaCha20's numbers of (key, storage, step, element), on a grid of 2^-12 of the deviation or less."""
+        """ChaCha20's numbers of (key, storage, step, element), on a grid of 2^-12 of the deviation
+        or less."""
         silent, sigma = Silent(), random.Random(SEED).uniform(0.5, 4)
         (noise,) = silent.noise([dict(dp_noise=sigma, ranks=2, zero=2)])
         grid = 2.0 ** (math.floor(math.log2(sigma)) - 12)
         self.assertTrue((noise / grid == np.round(noise / grid)).all(), "a grid")
         for storage, part in enumerate(silent.storages(noise)):
             expected = sigma * normals(KEY, 1, storage, 0, len(part))
-            # Half of the grid, and what noise.h says of its error: 3e-7 of a radius below 10, and 2^-12 where it is next to 0.
+            # Half of the grid, and what noise.h says of its error: 3e-7 of a radius below 10, and
+            # 2^-12 where it is next to 0.
             self.assertLess(
                 abs(part - expected).max(),
                 0.51 * grid + sigma * (3e-6 + 2**-12 * (abs(expected) < 1e-3 * sigma)).max(),
@@ -829,7 +862,8 @@ class Noise(PrivateCheck):
             )
 
     def test_empty_batches(self):
-        """Where the expected batch is one sample, every third has none: noise is added nevertheless, on all ranks, and nobody hangs."""
+        """Where the expected batch is one sample, every third has none: noise is added
+        nevertheless, on all ranks, and nobody hangs."""
         jobs = self.exported(
             [
                 dict(
@@ -854,7 +888,7 @@ class Noise(PrivateCheck):
             self.assertLess(distance(job.export, jobs[0].export), SAME)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Sampling(PrivateCheck):
     RUN = dict(PRIVATE, lr=1e-9, dp_show_private=1, seq_len=5, micro_batch=4)
 
@@ -886,7 +920,8 @@ class Sampling(PrivateCheck):
             self.assertLess(abs((a * b).sum() - a.size * q * q), 5 * q * math.sqrt(a.size), name)
 
     def test_keys_and_layouts(self):
-        """The samples are the key's, whatever the ranks; the seed of the model has no part in it."""
+        """The samples are the key's, whatever the ranks; the seed of the model has no part in
+        it."""
         another = "%064x" % (int(KEY, 16) + 1)
         runs = [
             dict(steps=10, batch_tokens=50, **changes)
@@ -945,7 +980,7 @@ class Sampling(PrivateCheck):
             self.assert_sum(data, found, R, "unit", function, contributions, (taken, function))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Trajectories(PrivateCheck):
     RUN = dict(
         dp_noise=0.7,
@@ -961,7 +996,8 @@ class Trajectories(PrivateCheck):
     )
 
     def test_one_result(self):
-        """Noise and batches of chance: stages bit by bit where plain runs are, ranks to rounding."""
+        """Noise and batches of chance: stages bit by bit where plain runs are, ranks to
+        rounding."""
         cases = [
             (optimizer, style, ranks, rows)
             for optimizer in ("adamw", "sgd")
@@ -996,7 +1032,8 @@ class Trajectories(PrivateCheck):
                 self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
 
     def test_precision_and_memory(self):
-        """bf16, recomputation, quantized weights, secondary copies: stages that have the same micro-steps bit by bit."""
+        """bf16, recomputation, quantized weights, secondary copies: stages that have the same
+        micro-steps bit by bit."""
         variants = [
             dict(ranks=2, dtype="bf16"),
             dict(ranks=3, recompute="block"),
@@ -1023,7 +1060,8 @@ class Trajectories(PrivateCheck):
         self.assertGreater(distance(quantized.export, plain.export), 1e-6, "nothing was rounded")
 
     def test_resume(self):
-        """Bit by bit, with the key that the run keeps for itself; and in another layout, to rounding."""
+        """Bit by bit, with the key that the run keeps for itself; and in another layout, to
+        rounding."""
         check = test_train.Resume.check_resumed
         common = dict(
             self.RUN, steps=6, save_every=3, val_every=2, val_batches=2, dp_key=None, micro_batch=1
@@ -1055,7 +1093,7 @@ class Trajectories(PrivateCheck):
             self.assert_close(other.losses(), whole.losses()[3:], SAME)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Stages(PrivateCheck):
     """Pipelines: the embedding's group crosses stages, in style flat the only one does."""
 
@@ -1096,7 +1134,8 @@ class Stages(PrivateCheck):
         return sum(int(stage.split(":")[1]) for stage in plan.split(","))
 
     def chosen(self, count, of=lambda case: True):
-        """Of these cases, or all; each with a stage of ZeRO, and recomputation where it is accepted. A sample has styles in turns."""
+        """Of these cases, or all; each with a stage of ZeRO, and recomputation where it is
+        accepted. A sample has styles in turns."""
         draw = random.Random(f"{SEED}stages")
         cases = [case for case in self.CASES if of(case)]
         if not ALL:
@@ -1149,7 +1188,8 @@ class Stages(PrivateCheck):
         )
 
     def test_each_plan(self):
-        """The sum of single samples' clipped gradients, of groups as SEMANTICS says: of 7 samples replicas have unequal parts, the last micro-batch fewer."""
+        """The sum of single samples' clipped gradients, of groups as SEMANTICS says: of 7 samples
+        replicas have unequal parts, the last micro-batch fewer."""
 
         def check(numbered):
             number, case = numbered
@@ -1171,7 +1211,8 @@ class Stages(PrivateCheck):
         at_once(check, list(enumerate(self.chosen(4))))
 
     def test_one_result(self):
-        """Steps with noise, of batches of chance: the samples, losses and weights of one rank, to rounding: sums are in another order (test_train.SAME)."""
+        """Steps with noise, of batches of chance: the samples, losses and weights of one rank, to
+        rounding: sums are in another order (test_train.SAME)."""
         run = dict(
             Trajectories.RUN, optimizer="sgd", lr=0.05
         )  # the golden model has 3 blocks: 5 units
@@ -1210,7 +1251,8 @@ class Stages(PrivateCheck):
             self.assert_near(job, alone[case["dp_clip_style"]], case)
 
     def test_schedules_and_stages_of_zero_are_one_computation(self):
-        """Bit by bit, where samples are added in one order: GPipe and DAPPLE, stages 0 and 1, 2 and 3. In all styles; in bf16, too."""
+        """Bit by bit, where samples are added in one order: GPipe and DAPPLE, stages 0 and 1, 2 and
+        3. In all styles; in bf16, too."""
         for style in sample(CLIP_STYLES, 2):
             run = dict(
                 Trajectories.RUN,
@@ -1270,10 +1312,13 @@ class Stages(PrivateCheck):
             self.assertEqual(job.steps("samples"), jobs[0].steps("samples"))
             self.assertLess(
                 distance(job.export, jobs[0].export), 1e-2
-            )  # noise of 1 beside gradients of up to 1: styles differ by the latter, other noise by 1.4
+                # noise of 1 beside gradients of up to 1: styles differ by the latter, other noise
+                # by 1.4
+            )
 
     def test_worst_samples(self):
-        """No sample counts for more than R, in no group: where both uses of wte add up, and where they cancel."""
+        """No sample counts for more than R, in no group: where both uses of wte add up, and where
+        they cancel."""
         worst = Sensitivity()
         layouts = [
             dict(pipeline=plan, ranks=self.ranks(plan), micro_batch=rows)
@@ -1296,7 +1341,8 @@ class Stages(PrivateCheck):
         at_once(check, sample(cases, 3))
 
     def test_messages(self):
-        """Where all samples are taken: as predicted, and besides activations and gradients 8 bytes for each sample's norm, 4 T C for the classifier's rows, 4 for a factor."""
+        """Where all samples are taken: as predicted, and besides activations and gradients 8 bytes
+        for each sample's norm, 4 T C for the classifier's rows, 4 for a factor."""
         T, C, S = 20, test_train.CHANNELS, 28
         for plan, style in sample(
             itertools.product(("2:1,3:1", "1:1,3:1,1:1", "2:2,2:1,1:1"), CLIP_STYLES), 2
@@ -1365,7 +1411,8 @@ class Stages(PrivateCheck):
             self.assert_close(job.losses(), whole.losses()[2:], SAME if changes else 0, changes)
 
     def test_stages_are_part_of_what_a_step_computes(self):
-        """In style stage: the same noise around the sums of other groups would show their difference."""
+        """In style stage: the same noise around the sums of other groups would show their
+        difference."""
         out = os.path.join(scratch(), "out")
         run = dict(
             Trajectories.RUN,
@@ -1397,7 +1444,8 @@ class Cyclic(PrivateCheck):
         return dict(case, ranks=1, cyclic_stages=N), dict(case, ranks=N, cyclic_mode="data")
 
     def test_each_way(self):
-        """The first step finds one version of all: the sum of clipped gradients, whatever the way to norms, in pieces or not."""
+        """The first step finds one version of all: the sum of clipped gradients, whatever the way
+        to norms, in pieces or not."""
         cases = [
             (
                 index,
@@ -1448,7 +1496,8 @@ class Cyclic(PrivateCheck):
             self.assertTrue((noise == first).all(), case)
 
     def test_one_result(self):
-        """Noise, batches of chance and of none, pieces: both modes bit by bit; one stage of v2 is plain training."""
+        """Noise, batches of chance and of none, pieces: both modes bit by bit; one stage of v2 is
+        plain training."""
         run = dict(Trajectories.RUN, grad_clip=None)
         cases = [
             (N, dict(run, **rule, **more))
@@ -1473,8 +1522,9 @@ class Cyclic(PrivateCheck):
         self.assert_near(one, plain, "one stage")
 
     def test_dealt_by_chance(self):
-        """Each sample's micro-batch is drawn for itself: cut by their order, one more would move others to other versions of the parameters. All 28 windows are
-        taken in each of 100 steps; where the list goes down, the second of two micro-batches begins.
+        """Each sample's micro-batch is drawn for itself: cut by their order, one more would move
+        others to other versions of the parameters. All 28 windows are taken in each of 100 steps;
+        where the list goes down, the second of two micro-batches begins.
         """
         (job,) = self.exported(
             [
@@ -1513,7 +1563,8 @@ class Cyclic(PrivateCheck):
         self.assertEqual({len(taken) for taken, in job.steps("samples")}, {28})
 
     def test_resume(self):
-        """Bit by bit, in either mode; with other micro-batches the steps after the checkpoint would have other gradients, and the same noise."""
+        """Bit by bit, in either mode; with other micro-batches the steps after the checkpoint would
+        have other gradients, and the same noise."""
         run = dict(
             Trajectories.RUN,
             steps=6,
@@ -1553,7 +1604,7 @@ class Kills(test_train.Kills):
     KILLS = 100 if ALL else 3
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def account(flags=(), **question):
     """What --dp-account answers."""
     text = ",".join(f"{name}={value!r}" for name, value in question.items())
@@ -1599,7 +1650,8 @@ class Ledger(PrivateCheck):
                     if event["step"]
                     else 0
                 )
-                # The run spends a little of its delta on its cap (engine/privacy.h), and the interval is as wide as it is.
+                # The run spends a little of its delta on its cap (engine/privacy.h), and the
+                # interval is as wide as it is.
                 self.assertLess(
                     abs(float(event["epsilon"]) - expected),
                     1e-3 * expected + 1e-12,
@@ -1607,7 +1659,8 @@ class Ledger(PrivateCheck):
                 )
 
     def test_noise_for_a_target(self):
-        """The least noise with which all steps stay within epsilon; what is told at the end is what --dp-account says of it."""
+        """The least noise with which all steps stay within epsilon; what is told at the end is what
+        --dp-account says of it."""
         for target in sample((0.7, 3, 9), 1):
             job = train(**dict(self.RUN, steps=6, dp_noise=None, dp_epsilon=target))
             told = job.end()["privacy"]
@@ -1652,7 +1705,8 @@ class Ledger(PrivateCheck):
         self.assertEqual([step for step, in more.steps("step")], [5, 6])
 
     def test_resumes_that_are_refused(self):
-        """What was spent was spent under one setting; and the same noise must not be drawn around other gradients."""
+        """What was spent was spent under one setting; and the same noise must not be drawn around
+        other gradients."""
         out = os.path.join(scratch(), "out")
         run = dict(self.RUN, steps=4, save_every=2, out=out, dp_key=None, dp_clip=0.5)
         train(**run)
@@ -1787,8 +1841,9 @@ class Documents(PrivateCheck):
         self.assertGreater(told[3], 1.5 * alone)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What an attacker learns who may choose half of the data: canaries, each there or not by a fair coin, and a look at all that was published
+# --------------------------------------------------------------------------------------------------
+# What an attacker learns who may choose half of the data: canaries, each there or not by a fair
+# coin, and a look at all that was published
 
 
 def normal_cdf(x):
@@ -1822,7 +1877,8 @@ def binomial(n, p):
 
 
 def chance_of_guesses(canaries, guesses, right, epsilon, delta):
-    """At most this is the chance of so many right guesses under (epsilon, delta): theorem 5.2 and appendix D of arXiv 2305.08846."""
+    """At most this is the chance of so many right guesses under (epsilon, delta): theorem 5.2 and
+    appendix D of arXiv 2305.08846."""
     of = binomial(guesses, 1 / (1 + math.exp(-epsilon)))
     below = np.cumsum(of[right - 1 :: -1]) if right else np.zeros(1)
     alpha = max(0, (below / np.arange(1, len(below) + 1)).max())
@@ -1830,8 +1886,9 @@ def chance_of_guesses(canaries, guesses, right, epsilon, delta):
 
 
 class Audit(PrivateCheck):
-    """A canary is a document of one word that no other document has. The last layernorm is strong and the words' vectors are weak, so that
-    its gradient is all but the word's row of wte: as many directions as canaries, at right angles. Its score is what the step moved along it.
+    """A canary is a document of one word that no other document has. The last layernorm is strong
+    and the words' vectors are weak, so that its gradient is all but the word's row of wte: as many
+    directions as canaries, at right angles. Its score is what the step moved along it.
     """
 
     SHAPE, OTHERS, DELTA = Shape(1, 1, 16, 1000, 1), 20, 1e-8
@@ -1885,7 +1942,8 @@ class Audit(PrivateCheck):
         return rows[first:] @ (row / size)
 
     def check(self, claimed, sigma, binary=test_train.BINARY):
-        """What two estimates say against the claim for the noise `claimed`, while `sigma` is what the program is told."""
+        """What two estimates say against the claim for the noise `claimed`, while `sigma` is what
+        the program is told."""
         canaries = self.SHAPE.vocab - 1 - self.OTHERS
         present = np.random.default_rng(SEED).integers(0, 2, canaries).astype(bool)
         draw = random.Random(f"{SEED}audit")
@@ -1902,7 +1960,8 @@ class Audit(PrivateCheck):
             0,
             50,
         )
-        # For a Gaussian mechanism: how far apart the scores are, in deviations, less what chance may do (5 of its own deviations).
+        # For a Gaussian mechanism: how far apart the scores are, in deviations, less what chance
+        # may do (5 of its own deviations).
         within = math.sqrt((scores[present].var(ddof=1) + scores[~present].var(ddof=1)) / 2)
         mu = (scores[present].mean() - scores[~present].mean()) / within
         doubt = 5 * math.sqrt(4 / canaries + mu * mu / (2 * canaries))
@@ -1926,9 +1985,10 @@ class Audit(PrivateCheck):
         self.assertGreater(epsilon_of_gaussian(mu - doubt, self.DELTA), claim)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Controls(PrivateCheck):
-    """Programs with a fault, which the tests above must notice. Each is a copy of the sources with one place changed."""
+    """Programs with a fault, which the tests above must notice. Each is a copy of the sources with
+    one place changed."""
 
     NOISE = "begin, n, noise, s->noise.deviation, s->noise.scale);"
     FAULTS = [
@@ -2067,7 +2127,8 @@ class Controls(PrivateCheck):
             self.notice(how, self.program(("train_gpt.c", "int main(", "int main(")))
 
     def test_unlike_machines_and_a_skipped_update(self):
-        """Rank 1 takes other logarithms, and what it draws is not asked for; the norm of step 2 is no number, and the run goes on; no key is left."""
+        """Rank 1 takes other logarithms, and what it draws is not asked for; the norm of step 2 is
+        no number, and the run goes on; no key is left."""
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         look = (
             "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char *)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }"
@@ -2101,7 +2162,8 @@ class Controls(PrivateCheck):
         self.assertNotIn("the key is left", found.out)
 
     def test_schedules_of_other_batches(self):
-        """Those of no sample, and of as many as a step may take, are proved before the first step."""
+        """Those of no sample, and of as many as a step may take, are proved before the first
+        step."""
         for of in ("samples", "samples <= t->samples"):
             binary = self.program(
                 (
@@ -2115,7 +2177,7 @@ class Controls(PrivateCheck):
             self.assertIn("invalid schedule", job.err)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Refusals(PrivateCheck):
     def test_combinations(self):
         """What would break the promise, with the reason."""
@@ -2169,7 +2231,8 @@ class Secrets(PrivateCheck):
         ]
 
     def test_private_parts(self):
-        """Losses, norms, samples and their number are told to nobody; with --dp-show-private they are, and labelled."""
+        """Losses, norms, samples and their number are told to nobody; with --dp-show-private they
+        are, and labelled."""
         quiet, shown, plain = train_all(
             [
                 dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2),
@@ -2215,7 +2278,8 @@ class Secrets(PrivateCheck):
         self.assertNotIn("show-private", quiet.err)
 
     def test_checkpoints_hold_no_losses(self):
-        """Nor norms, even where they are shown: checkpoints are published. A plain run's hold both, to judge outliers."""
+        """Nor norms, even where they are shown: checkpoints are published. A plain run's hold both,
+        to judge outliers."""
         cases = [
             dict(self.RUN, out=os.path.join(scratch(), "out"), **more)
             for more in (
@@ -2274,10 +2338,11 @@ class Secrets(PrivateCheck):
         self.assertTrue(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Numbers(PrivateCheck):
     def test_traffic(self):
-        """At q = 1 each rank sends what it sends without privacy, byte for byte, and has states of the same size."""
+        """At q = 1 each rank sends what it sends without privacy, byte for byte, and has states of
+        the same size."""
         flags = [
             dict(zero=stage, **more) for stage in range(4) for more in (dict(), dict(micro_batch=1))
         ]
@@ -2309,7 +2374,8 @@ class Numbers(PrivateCheck):
             self.assertEqual(found.end()["traffic"], plain.end()["traffic"], case)
 
     def test_traffic_of_chance(self):
-        """Else it follows the batches: the gathers and reductions of as many micro-steps as the largest share of a step's samples takes, at least one."""
+        """Else it follows the batches: the gathers and reductions of as many micro-steps as the
+        largest share of a step's samples takes, at least one."""
         for case in sample(
             [
                 dict(ranks=ranks, zero=stage, micro_batch=1)
@@ -2337,7 +2403,8 @@ class Numbers(PrivateCheck):
                 self.assertLess(abs(found["intra"][kind] - near / 6), 1, (kind, case))
 
     def test_memory(self):
-        """At most 105 % of the plain run's, as the dry run says it for large models; what runs say is as predicted (Job.check_end)."""
+        """At most 105 % of the plain run's, as the dry run says it for large models; what runs say
+        is as predicted (Job.check_end)."""
         for model, T, rows in sample(
             [
                 ("gpt2:124M", 1024, 4),

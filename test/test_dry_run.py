@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""test_dry_run.py: --dry-run --cluster, which predicts memory, traffic and time of ranks that are not here.
+"""test_dry_run.py: --dry-run --cluster, which predicts memory, traffic and time of ranks that are
+not here.
 
     python3 test/test_dry_run.py
 
-Memory and traffic are compared with the formulas of the ZeRO and ZeRO++ papers, times with what follows from the rates that were given.
+Memory and traffic are compared with the formulas of the ZeRO and ZeRO++ papers, times with what
+follows from the rates that were given.
 """
 
 import concurrent.futures
@@ -43,7 +45,8 @@ def run(*words, ranks=1):
     )  # nothing of the model is allocated
     if ranks > 1:
         words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks, *words]
-    with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster where a single process is alone
+    # of MPI, which starts faster where a single process is alone
+    with tempfile.TemporaryDirectory() as folder:
         environment = dict(
             ENVIRONMENT,
             TMPDIR=folder,
@@ -72,7 +75,8 @@ def predict_all(lines, cluster=MANY):
 
 
 class Memory(unittest.TestCase):
-    # GB of model states a rank at stages 0 to 3 with 2-byte gradients (ZeRO, figure 1, and its formulas)
+    # GB of model states a rank at stages 0 to 3 with 2-byte gradients (ZeRO, figure 1, and its
+    # formulas)
     TABLE = [
         ("layers=94,heads=20,channels=2560,vocab=50257", 7.5e9, 64, (120, 31.4, 16.6, 1.88)),
         ("gpt2:124M", None, 8, (1.99, 0.68, 0.47, 0.25)),
@@ -107,7 +111,8 @@ class Memory(unittest.TestCase):
                 )
 
     def test_secondary_copy(self):
-        """hpZ adds 2 bytes a parameter, over the ranks of its partition; 100e9 parameters on 1024 ranks, 16 on a node: 2 / 16 + 16 / 1024."""
+        """hpZ adds 2 bytes a parameter, over the ranks of its partition; 100e9 parameters on 1024
+        ranks, 16 on a node: 2 / 16 + 16 / 1024."""
         cluster = "64x16,intra=1,inter=1,tflops=1,memory=1"
         plain, more = predict_all(
             [
@@ -136,7 +141,8 @@ class Memory(unittest.TestCase):
 
 class Traffic(unittest.TestCase):
     def inter(self, lines):
-        """What leaves a node, by kind, in units of M: 2 bytes a parameter, of which 23 in 24 come from other nodes."""
+        """What leaves a node, by kind, in units of M: 2 bytes a parameter, of which 23 in 24 come
+        from other nodes."""
         for found in predict_all(
             [
                 ["--model", "gpt3:175B", "--seq-len", 1024, *BF16, "--zero", 3, *words]
@@ -176,7 +182,8 @@ class Traffic(unittest.TestCase):
                 )  # unevenness of slices
 
     def test_accumulation(self):
-        """Three micro-steps gather and reduce three times, but with hpZ parameters come from other nodes once."""
+        """Three micro-steps gather and reduce three times, but with hpZ parameters come from other
+        nodes once."""
         more = ["--batch-tokens", 3 * 384 * 1024, "--micro-batch", 1]
         for gathers, sent in zip((6, 1), self.inter((more, HPZ + more))):
             self.assertAlmostEqual(sent["all_gather"], gathers, delta=6e-3)
@@ -203,7 +210,8 @@ class Time(unittest.TestCase):
         return found["predicted"]["step_ms"] / 1000, found["predicted"]["traffic"]["total"]
 
     def test_bound_by_messages(self):
-        """Where only a link takes time, a step takes what its bytes do: a rank has the rate inside its node, and its share of the node's link."""
+        """Where only a link takes time, a step takes what its bytes do: a rank has the rate inside
+        its node, and its share of the node's link."""
         for words in ([], QGZ):
             seconds, sent = self.seconds(words, inter=0.5)
             self.assertAlmostEqual(seconds / (sent["inter"] * 8 / 0.5e9), 1, delta=0.02)
@@ -211,7 +219,8 @@ class Time(unittest.TestCase):
             self.assertAlmostEqual(seconds / (sent["intra"] / 0.5e9), 1, delta=0.02)
 
     def test_bound_by_latency(self):
-        """Per storage of which there are 11: a gather for the forward pass, one of 8 blocks for the backward pass and of wte for the head, a reduction; on two levels."""
+        """Per storage of which there are 11: a gather for the forward pass, one of 8 blocks for the
+        backward pass and of wte for the head, a reduction; on two levels."""
         seconds, _ = self.seconds(latency=1e6)
         self.assertAlmostEqual(seconds, 2 * (11 + 8 + 1 + 11), delta=0.1)
 
@@ -229,7 +238,8 @@ class Time(unittest.TestCase):
         self.assertAlmostEqual(half / seconds, 2, delta=0.01)
 
     def test_bound_by_memory(self):
-        """Records are written and read: INT8 ones of two gathers (but one of wpe and lnf) become bf16; of gradients INT4 ones are made twice and added twice."""
+        """Records are written and read: INT8 ones of two gathers (but one of wpe and lnf) become
+        bf16; of gradients INT4 ones are made twice and added twice."""
         seconds = {
             name: self.seconds(words, memory=1)[0]
             for name, words in (

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """test_evaluations.py: scores beside the validation loss, by the real program under mpirun.
 
-python3 test/test_evaluations.py    TEST_ALL=1, TEST_SEED=N, TRAIN_GPT=FILE: as for test_train.py, whose helpers are used
+python3 test/test_evaluations.py    TEST_ALL=1, TEST_SEED=N, TRAIN_GPT=FILE: as for test_train.py,
+                                    whose helpers are used
 
-HellaSwag   which completions win, from losses that do not know of them: those of plain documents in training steps of
-            learning rate 0; for any number of ranks, samples a step and length; the log; what is refused
-Labels      the accuracy on labelled shards, from the same kind of losses; labelled shards are cut at documents;
+HellaSwag   which completions win, from losses that do not know of them: those of plain documents in
+            training steps of
+            learning rate 0; for any number of ranks, samples a step and length; the log; what is
+            refused
+Labels      the accuracy on labelled shards, from the same kind of losses; labelled shards are cut
+            at documents;
             images prepared by scripts/prepare_data.py are learnt
 """
 
@@ -53,7 +57,8 @@ LAYOUTS += (
 
 
 def losses_of(documents):
-    """The sum of -log p over all tokens but the first, END, of each document of at most T + 1 tokens."""
+    """The sum of -log p over all tokens but the first, END, of each document of at most T + 1
+    tokens."""
     stream = shard([token for document in documents for token in document])
     steps = train(
         train=stream, windows="document", lr=0, batch_tokens=T, micro_batch=1, steps=len(documents)
@@ -64,7 +69,8 @@ def losses_of(documents):
 class HellaSwag(TestCase):
     @classmethod
     def setUpClass(cls):
-        """Examples with all lengths in them, each row at most T inputs; the scores of their completions."""
+        """Examples with all lengths in them, each row at most T inputs; the scores of their
+        completions."""
         draw = random.Random(1)
         words = lambda n: [draw.randrange(1, VOCAB) for _ in range(n)]
         cls.examples = []
@@ -115,7 +121,8 @@ class HellaSwag(TestCase):
         self.assertNotEqual(self.best, self.by_row, "of the completion, not of the row")
 
     def test_tables_larger_than_a_block(self):
-        """In bf16 units have copies in fp32, and wte's stays from the head of a micro-batch to the embedding of the next one."""
+        """In bf16 units have copies in fp32, and wte's stays from the head of a micro-batch to the
+        embedding of the next one."""
         shape, many = "layers=1,heads=2,channels=8,vocab=800", shard(
             [i * i % 797 for i in range(600)]
         )
@@ -151,7 +158,8 @@ class HellaSwag(TestCase):
             )
 
     def test_every_layout(self):
-        """Every third label is not what the oracle chooses; test_other_settings has only those that are."""
+        """Every third label is not what the oracle chooses; test_other_settings has only those that
+        are."""
         n = len(self.best)
         file, correct = self.file(
             [(b + (i % 3 == 1)) % 4 for i, b in enumerate(self.best)]
@@ -243,7 +251,8 @@ class Labels(TestCase):
         cls.best = [row.index(min(row)) for row in cls.losses]
 
     def shard(self, told, marked=True):
-        """Labelled images, of which those in `told` have the label that the model finds likeliest."""
+        """Labelled images, of which those in `told` have the label that the model finds
+        likeliest."""
         labels = [
             best if i in told else (best + 1) % self.CLASSES for i, best in enumerate(self.best)
         ]

@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""test_faults.py: what may happen to a run, and that nothing is lost, nothing hangs, and the message says what it was.
+"""test_faults.py: what may happen to a run, and that nothing is lost, nothing hangs, and the
+message says what it was.
 
-    python3 test/test_faults.py         TEST_ALL=1: every case instead of a sample; TEST_SEED=N: the random choices, printed
+    python3 test/test_faults.py         TEST_ALL=1: every case instead of a sample; TEST_SEED=N: the
+                                        random choices, printed
 
-    Actions     a rank is killed, crashes, is stopped or hangs in each kind of action; the run resumes bit by bit
+    Actions     a rank is killed, crashes, is stopped or hangs in each kind of action; the run
+                resumes bit by bit
     Disks       full at any byte, read-only from the start, gone from some moment on
     Memory      not enough of it
-    Torn        the newest checkpoint cut off, or overwritten with zeros, from any 4 KiB boundary on: the one before it counts
+    Torn        the newest checkpoint cut off, or overwritten with zeros, from any 4 KiB boundary
+                on: the one before it counts
     Clocks      the wall clock jumps, the monotonic clock leaps: nothing changes
     Folder      of two runs that start in one folder one goes on
 
-What takes the protection away is tested too, where a flag can do it: without the watchdog a stopped rank is waited for.
+What takes the protection away is tested too, where a flag can do it: without the watchdog a stopped
+rank is waited for.
 """
 
 import concurrent.futures
@@ -46,9 +51,11 @@ EXIT_PEER = 4
 FAULTY = os.path.join(ROOT, "build/train_gpt_faulty")
 CLOCK = os.path.join(ROOT, "build/jumping_clock.so")
 PAGE = 4096
-LIMIT_S = 15  # for the end of a run that lost a rank: the limits below, mpirun's own end, and a busy machine
+# for the end of a run that lost a rank: the limits below, mpirun's own end, and a busy machine
+LIMIT_S = 15
 SAVED, FAULT_AT, LAST = 2, 4, 6  # steps
-STEPS_THEN = f"[{FAULT_AT - 1}{FAULT_AT}]"  # of what others wait for: parameters of the step before are still on their way
+# of what others wait for: parameters of the step before are still on their way
+STEPS_THEN = f"[{FAULT_AT - 1}{FAULT_AT}]"
 
 
 def sample(cases, count):
@@ -191,7 +198,8 @@ class Actions(unittest.TestCase):
         self.each("hang", 2, check, watchdog=3)
 
     def test_stopped_with_no_watchdog(self):
-        """The protection taken away: the others wait; and they go on when the stopped rank does, bit by bit."""
+        """The protection taken away: the others wait; and they go on when the stopped rank does,
+        bit by bit."""
         fault = Faulty("stop", 1, "REDUCE", watchdog=0)
         with self.assertRaisesRegex(AssertionError, "still there"):
             fault.ends(6)
@@ -215,7 +223,8 @@ class Actions(unittest.TestCase):
         job.done()
 
     def test_slow_is_not_lost(self):
-        """One sample on two ranks: the first waits for the other for several times the watchdog's limit, and hears that it computes."""
+        """One sample on two ranks: the first waits for the other for several times the watchdog's
+        limit, and hears that it computes."""
         losses = [
             train(
                 ranks=ranks,
@@ -244,7 +253,8 @@ class Actions(unittest.TestCase):
 
 class Disks(unittest.TestCase):
     def test_full_at_any_byte(self):
-        """Disks on which the second checkpoint ends at a state file, at the manifest, or just fits."""
+        """Disks on which the second checkpoint ends at a state file, at the manifest, or just
+        fits."""
         whole = os.path.join(scratch(), "out")
         job = train(2, out=whole, steps=2, save_every=2)
         size = sum(

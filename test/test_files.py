@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""test_files.py: what a run writes and removes, and that it touches nothing else. On the real binary, from outside.
+"""test_files.py: what a run writes and removes, and that it touches nothing else. On the real
+binary, from outside.
 
-python3 test/test_files.py          TRAIN_GPT=FILE: another binary than ./train_gpt; TEST_SEED=N: the random choices
+python3 test/test_files.py          TRAIN_GPT=FILE: another binary than ./train_gpt; TEST_SEED=N:
+                                    the random choices
 
 Removing    no link is followed, and only the program's own files are removed from folders
-Names       of folders that are not a checkpoint's; files, folders, links and pipes where something else was expected
-Outputs     --log, --trace and --export that name what is read or written elsewhere are refused before anything is written
+Names       of folders that are not a checkpoint's; files, folders, links and pipes where something
+            else was expected
+Outputs     --log, --trace and --export that name what is read or written elsewhere are refused
+            before anything is written
 Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
 """
 
@@ -41,7 +45,8 @@ SAVES = dict(steps=1, save_every=1)
 
 
 def tree(folder):
-    """Every entry under a folder, as it is: a link's target, a file's bytes, or the kind of anything else."""
+    """Every entry under a folder, as it is: a link's target, a file's bytes, or the kind of
+    anything else."""
     found = {}
     for place, folders, files in os.walk(folder):
         for name in folders + files:
@@ -79,7 +84,8 @@ def new_out(**changes):
 
 
 def run(words, ranks=1, folder=None, text=True):
-    """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for Open MPI: two that begin at once would share one."""
+    """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for
+    Open MPI: two that begin at once would share one."""
     launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
     command = [os.fsencode(word) for word in (*launch, test_train.BINARY, *words)]
     return subprocess.run(
@@ -123,7 +129,7 @@ def train(ranks=1, code=EXIT_DONE, **changes):
     return job
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Removing(unittest.TestCase):
     def test_link_in_the_way_of_a_half(self):
         """OUT/step_1.tmp is a link to somebody's folder: before the run, or when it saves."""
@@ -147,7 +153,8 @@ class Removing(unittest.TestCase):
             train(out=out, resume=1, steps=step + 1, save_every=1)
 
     def test_links_to_files_in_a_half(self):
-        """What looks like a half that a crash left, with a link in it: the half's own files go, the link and its target stay."""
+        """What looks like a half that a crash left, with a link in it: the half's own files go, the
+        link and its target stay."""
         there, out = put("precious", b"precious"), new_out()
         half = checkpoint(out, 1) + ".tmp"
         os.mkdir(half)
@@ -186,7 +193,8 @@ class Removing(unittest.TestCase):
         self.assertEqual(checkpoints(out), [1])
 
     def test_other_things_in_the_way(self):
-        """A file or a pipe where a half, or a checkpoint, is to be: it stays, under this or the half's name."""
+        """A file or a pipe where a half, or a checkpoint, is to be: it stays, under this or the
+        half's name."""
         begun = new_out(**SAVES)
 
         def one(case):
@@ -271,7 +279,8 @@ class Removing(unittest.TestCase):
         self.assertEqual(checkpoints(folder), [3])
 
     def test_temporary_file_of_an_export(self):
-        """MODEL.bin.tmp is a link: refused. What a crash left there, a hard link perhaps, is replaced, not written into."""
+        """MODEL.bin.tmp is a link: refused. What a crash left there, a hard link perhaps, is
+        replaced, not written into."""
         for kind in ("link", "hard link", "dangling"):
             folder, there = scratch(), put("precious", b"precious")
             model = os.path.join(folder, "model.bin")
@@ -290,7 +299,8 @@ class Removing(unittest.TestCase):
             self.assertFalse(os.path.exists(os.path.join(folder, "new")))
 
     def test_links_in_the_way_of_private_files(self):
-        """dp_key and dp_steps are written anew; a link of that name, or of their temporary names, is never written through."""
+        """dp_key and dp_steps are written anew; a link of that name, or of their temporary names,
+        is never written through."""
         private = dict(steps=1, dp_noise=1, dp_delta=0.01, shuffle=None)
 
         def link(name):
@@ -312,7 +322,7 @@ class Removing(unittest.TestCase):
         at_once(folder, ("dp_key", "dp_steps", "dp_key.tmp"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Names(unittest.TestCase):
     ODD = (
         "step_99999999999999999999",
@@ -332,7 +342,8 @@ class Names(unittest.TestCase):
     )
 
     def test_odd_names_are_left_alone(self):
-        """Whatever is called so stays where it is, in a new run and in one that resumes, and both go on."""
+        """Whatever is called so stays where it is, in a new run and in one that resumes, and both
+        go on."""
         for resume in (0, 1):
             out = new_out(**SAVES)
             for name in self.ODD:
@@ -430,7 +441,7 @@ class Names(unittest.TestCase):
             self.assertEqual(get(there), b"precious")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Outputs(unittest.TestCase):
     """A folder of data, in which outputs are aimed at inputs."""
 
@@ -465,7 +476,8 @@ class Outputs(unittest.TestCase):
         return run(command_line({**self.flags, **changes}), ranks, self.folder)
 
     def refused(self, *cases):
-        """Of each case (flag, what the message also names, changes): refused by one message, and nothing is written."""
+        """Of each case (flag, what the message also names, changes): refused by one message, and
+        nothing is written."""
         before = tree(self.folder)
         jobs = at_once(lambda case: self.run_with(**case[2]), cases)
         for (flag, other, changes), job in zip(cases, jobs):
@@ -684,9 +696,10 @@ class Outputs(unittest.TestCase):
         self.assertEqual(tree(self.folder), before)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Bytes(unittest.TestCase):
-    """Python's json and codecs are the reference: UTF-8 without a flaw, JSON, and os.fsencode gives each path back."""
+    """Python's json and codecs are the reference: UTF-8 without a flaw, JSON, and os.fsencode gives
+    each path back."""
 
     ODD = (
         bytes(range(1, 256)),

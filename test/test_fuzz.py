@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""test_fuzz.py: damaged input of every kind, given to the real program built with the address and undefined-behaviour sanitizers.
+"""test_fuzz.py: damaged input of every kind, given to the real program built with the address and
+undefined-behaviour sanitizers.
 
-    python3 test/test_fuzz.py               200 mutations; TEST_ALL=1: 10,000; TEST_FUZZ=N: so many; TEST_SEED=N: which, printed
-    python3 test/test_fuzz.py SEED NUMBER   one mutation; prints the command and keeps the files: what a failure tells to call
+    python3 test/test_fuzz.py               200 mutations; TEST_ALL=1: 10,000; TEST_FUZZ=N: so many;
+                                            TEST_SEED=N: which, printed
+    python3 test/test_fuzz.py SEED NUMBER   one mutation; prints the command and keeps the files:
+                                            what a failure tells to call
 
-A mutation is a function of (seed, number) alone. It takes the good input of one of the TARGETS and changes bits, bytes, the
-words that have a meaning, or lengths. Each target has a verdict of its own: a plain reading of docs/formats.md which says
-of any bytes whether the program must take them (exit code 0) or refuse them (2), so that a refusal of something good is
-found too. And whatever the input: exactly one message where it is refused, no report of a sanitizer, no crash, no hang, no
-huge allocation. To add a target, add a class to TARGETS. Standard library only.
+A mutation is a function of (seed, number) alone. It takes the good input of one of the TARGETS and
+changes bits, bytes, the words that have a meaning, or lengths. Each target has a verdict of its
+own: a plain reading of docs/formats.md which says of any bytes whether the program must take them
+(exit code 0) or refuse them (2), so that a refusal of something good is found too. And whatever the
+input: exactly one message where it is refused, no report of a sanitizer, no crash, no hang, no huge
+allocation. To add a target, add a class to TARGETS. Standard library only.
 """
 
 import concurrent.futures
@@ -34,7 +38,8 @@ MODEL, TOKENS = (
 SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
 COUNT = int(os.environ.get("TEST_FUZZ", 10000 if os.environ.get("TEST_ALL") == "1" else 200))
 TIMEOUT = 120  # seconds; a run takes about one, on a busy machine more
-MOST_MB = 2048  # in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
+# in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
+MOST_MB = 2048
 POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
 T = 20
 
@@ -64,7 +69,7 @@ TEMPORARY = None  # the folder everything is written into; made and removed by m
 TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
 
 
@@ -103,8 +108,9 @@ def flags(**changes):
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Mutators: (draw, bytes, words) -> bytes; `words` lists where the words with a meaning begin, and their size.
+# --------------------------------------------------------------------------------------------------
+# Mutators: (draw, bytes, words) -> bytes; `words` lists where the words with a meaning begin, and
+# their size.
 
 
 def place(draw, data, words):
@@ -229,8 +235,9 @@ def mutated(draw, data, words):
     return data
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Targets: case(draw, folder, good) returns (flags, the exit codes that are right); good: unchanged input.
+# --------------------------------------------------------------------------------------------------
+# Targets: case(draw, folder, good) returns (flags, the exit codes that are right); good: unchanged
+# input.
 
 
 class File:
@@ -424,7 +431,7 @@ class HellaSwag(File):
         return TAKEN if at == len(stream) and longest == word(data, 3) else REFUSED
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checkpoints
 
 
@@ -451,7 +458,8 @@ def checksum(data):
 
 
 class Checkpoint:
-    """A folder with one checkpoint of two ranks; damaged, and sealed again with good checksums in half of the cases."""
+    """A folder with one checkpoint of two ranks; damaged, and sealed again with good checksums in
+    half of the cases."""
 
     files = {}  # name -> bytes; made once, by the program
 
@@ -553,7 +561,8 @@ class Checkpoint:
         files["manifest"] = text + b"checksum %016x\n" % checksum(text)
 
     def reseal_state(self, draw, files):
-        """The piece table must be refused for what it says; elements may be anything, of an empty piece the state and storage too."""
+        """The piece table must be refused for what it says; elements may be anything, of an empty
+        piece the state and storage too."""
         name, data = draw.choice(
             [(name, data) for name, data in sorted(files.items()) if name != "manifest"]
         )
@@ -624,12 +633,13 @@ class Checkpoint:
         return REFUSED
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Flag lines
 
 
 class Flags:
-    """Flags of --help with absurd values, unknown and repeated ones. Which are refused is known for some; the rest may be anything."""
+    """Flags of --help with absurd values, unknown and repeated ones. Which are refused is known for
+    some; the rest may be anything."""
 
     table = []  # (name, short letter or "", kind: number, switch, choice, text)
     LONG = (
@@ -810,7 +820,7 @@ class Flags:
         return [draw.choice(("", "x", "-", "--", "=", "--=", "-=1", "\udcff", "a" * 100000))], True
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Running
 
 TARGETS = [Shard(), ShardOfTokenizer(), Model(), Tokenizer(), Checkpoint(), Flags()]
@@ -825,8 +835,9 @@ def set_up():
 
 
 def run(words, folder):
-    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT. Open MPI's files lie in the folder too: two
-    singletons that begin at once would make the same one elsewhere."""
+    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT. Open MPI's
+    files lie in the folder too: two singletons that begin at once would make the same one
+    elsewhere."""
     with open(os.path.join(folder, "stdout"), "wb+") as out, open(
         os.path.join(folder, "stderr"), "wb+"
     ) as err:
@@ -867,7 +878,8 @@ def complaint(code, err, codes):
 
 
 def attempt(seed, number, target=None):
-    """Runs one mutation (target given: its good input). Returns None, or the story of what went wrong."""
+    """Runs one mutation (target given: its good input). Returns None, or the story of what went
+    wrong."""
     folder = tempfile.mkdtemp(dir=TEMPORARY)
     words, codes = (target or TARGETS[number % len(TARGETS)]).case(
         random.Random(f"{seed}/{number}"), folder, bool(target)
@@ -924,7 +936,8 @@ class Fuzz(unittest.TestCase):
 
 
 class Absurd(unittest.TestCase):
-    """Dry runs of models that nobody can hold: predicted or refused, in little memory, with numbers that did not overflow."""
+    """Dry runs of models that nobody can hold: predicted or refused, in little memory, with numbers
+    that did not overflow."""
 
     def dry_run(self, model, code, *more):
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))

@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
-"""test_gpu.py: the GPU build without a GPU. train_gpt_emu is train_gpt.cu on the processor (test/emu.h).
+"""test_gpu.py: the GPU build without a GPU. train_gpt_emu is train_gpt.cu on the processor
+(test/emu.h).
 
-python3 test/test_gpu.py            TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the orders in which the emulation runs things
+python3 test/test_gpu.py            TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the orders in
+                                    which the emulation runs things
 
-Program     a run gives the losses of train_gpt, whatever the order of threads and streams; the same bits again; a resumed run too
-Step        the host waits once in a step, blocks are replayed as graphs with the same bits, what a profile tells
-Memory      what is taken from the device is what was predicted; what does not fit is refused with the flags that would
-Ranks       with a GPU each they use NCCL, with one for all MPI; what is sent is what was predicted; a lost rank is named
+Program     a run gives the losses of train_gpt, whatever the order of threads and streams; the same
+            bits again; a resumed run too
+Step        the host waits once in a step, blocks are replayed as graphs with the same bits, what a
+            profile tells
+Memory      what is taken from the device is what was predicted; what does not fit is refused with
+            the flags that would
+Ranks       with a GPU each they use NCCL, with one for all MPI; what is sent is what was predicted;
+            a lost rank is named
 Checked     each access of the kernels of a step is looked at (docs/gpu.md), and counted
 Compiler    nvcc takes the same source, warnings as errors; skipped where there is none
 """
@@ -150,7 +156,8 @@ class Program(TestCase):
         self.assertEqual(begun + resumed, whole)
 
     def test_stochastic_rounding(self):
-        """The same masters give the same bf16 parameters on both builds and any number of ranks; to nearest, others."""
+        """The same masters give the same bf16 parameters on both builds and any number of ranks; to
+        nearest, others."""
 
         def exported(program, **changes):
             with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +172,8 @@ class Program(TestCase):
 
 
 class Matmuls(TestCase):
-    """Which algorithm computes a product is chosen by timing, which the emulation makes up: EMU_MATMULS=SEED, or SEED+rank where ranks differ."""
+    """Which algorithm computes a product is chosen by timing, which the emulation makes up:
+    EMU_MATMULS=SEED, or SEED+rank where ranks differ."""
 
     SAME = dict(
         val_every=0,
@@ -189,7 +197,8 @@ class Matmuls(TestCase):
         self.assertNotEqual(self.losses(None), chosen)
 
     def test_resume(self):
-        """A resumed run computes by the choices of its checkpoint, whatever it would measure now."""
+        """A resumed run computes by the choices of its checkpoint, whatever it would measure
+        now."""
         whole = self.losses("5")
         with tempfile.TemporaryDirectory() as out:
             begun = self.losses("5", out=out, steps=3, save_every=3)
@@ -211,7 +220,8 @@ class Matmuls(TestCase):
             self.check_near(other[0], resumed[0], SAME_BF16)
 
     def rewrite(self, manifest, old, new):
-        """Changes a manifest's text, and its checksum with it: base.h's, four lanes of a multiply-rotate round."""
+        """Changes a manifest's text, and its checksum with it: base.h's, four lanes of a
+        multiply-rotate round."""
         with open(manifest, "rb") as file:
             lines = file.read().replace(old.encode(), new.encode()).splitlines(keepends=True)[:-1]
         text = b"".join(lines)
@@ -269,8 +279,9 @@ class Step(TestCase):
         plain, one_by_one = self.counted(profile_steps=f"1:{self.STEPS}")  # no graphs
         self.assertEqual(result, plain)
         self.assertEqual(counts["waits"], self.STEPS, "one in each step: losses and norm")
-        # Per step: a block's forward and the two parts of its backward are a launch each; a step without gradients before it (accumulate)
-        # makes other graphs, and each runs once before it is recorded.
+        # Per step: a block's forward and the two parts of its backward are a launch each; a step
+        # without gradients before it (accumulate) makes other graphs, and each runs once before it
+        # is recorded.
         self.assertLess(counts["launches"], one_by_one["launches"] / 2)
         longer = self.counted(steps=self.STEPS + 4)[1]
         self.assertEqual(longer["waits"], self.STEPS + 4)
@@ -290,7 +301,8 @@ class Step(TestCase):
             )
 
     def test_the_host_keeps_near(self):
-        """A driver takes some thousand launches before it makes the host wait; one step of 30 micro-batches has more than three times as many."""
+        """A driver takes some thousand launches before it makes the host wait; one step of 30
+        micro-batches has more than three times as many."""
         counts = self.counted(steps=1, batch_tokens=600, profile_steps="1:1")[1]
         self.assertGreater(counts["launches"], 3000)
         self.assertLess(counts["queued"], 1000)
@@ -402,7 +414,8 @@ class Memory(TestCase):
         )  # pages of 4 KiB
 
     def test_no_scores(self):
-        """The same tokens in longer sequences take the same memory: nothing holds a (T,T) matrix."""
+        """The same tokens in longer sequences take the same memory: nothing holds a (T,T)
+        matrix."""
         short, long = self.predicted(seq_len=32, micro_batch=32), self.predicted(
             seq_len=1024, micro_batch=1
         )
@@ -498,7 +511,8 @@ class Ranks(TestCase):
             self.check_run(4, 4, "nccl", SAME, ranks_per_node=2)
 
     def test_memory_that_one_rank_cannot_register(self):
-        """NCCL wants a buffer registered by all members of a communicator or by none: the emulation compares their counts."""
+        """NCCL wants a buffer registered by all members of a communicator or by none: the emulation
+        compares their counts."""
         self.check_run(
             2, 2, "nccl", SAME, environment={"EMU_NCCL_REFUSES": "1"}, steps=4, val_every=0
         )
@@ -511,7 +525,8 @@ class Ranks(TestCase):
             self.check_run(4, 1, "staged", SAME, ranks_per_node=2)
 
     def test_cyclic(self):
-        """Micro-batches that are delayed against each other: parameters, sums and activations go from device to device, the tally from host to host."""
+        """Micro-batches that are delayed against each other: parameters, sums and activations go
+        from device to device, the tally from host to host."""
         self.check_run(2, 2, "nccl", SAME, cyclic="v1", steps=4, val_every=0)
         self.check_run(3, 1, "staged", SAME, cyclic="v1", cyclic_mode="model", steps=4, val_every=0)
         self.check_run(3, 4, "nccl", SAME, cyclic="v1", cyclic_mode="zero", steps=4, val_every=2)
@@ -532,7 +547,8 @@ class Ranks(TestCase):
             self.check_run(2, 1, "staged", SAME, reduce_dtype="bf16")
 
     def test_private_stages(self):
-        """Norms, rows of the classifier's gradient and factors between GPUs, in each style, of both transports. All windows are taken: traffic is as predicted."""
+        """Norms, rows of the classifier's gradient and factors between GPUs, in each style, of both
+        transports. All windows are taken: traffic is as predicted."""
         with open(TOKENS, "rb") as tokens:
             head, ids = tokens.read(1024), tokens.read(2 * (9 * 20 + 1))
         folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -568,7 +584,8 @@ class Ranks(TestCase):
             self.check_run(ranks, gpus, transport, SAME, **private, **changes)
 
     def test_lost(self):
-        """The others' devices wait in a collective; the message names the rank, the collective, the storage and the step."""
+        """The others' devices wait in a collective; the message names the rank, the collective, the
+        storage and the step."""
         faults = [
             ("stop", 1, "REDUCE", "it is stopped, seen"),
             ("hang", 0, "UPDATE", "no sign of progress"),
@@ -593,7 +610,9 @@ class Ranks(TestCase):
                     rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of parameters|reduce_scatter of gradient) \d, step [23]",
                 )
 
-        def lose_and_fail():  # NCCL finds it before the watch does; the measurements at start take some 60 looks, waiting for a rank any number
+        # NCCL finds it before the watch does; the measurements at start take some 60 looks, waiting
+        # for a rank any number
+        def lose_and_fail():
             environment = {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "200", "FAULT": "hang 1 1 FORWARD"}
             said = job(
                 "build/train_gpt_faulty_emu", 2, EXIT_PEER, environment, val_every=0, watchdog=60
@@ -609,7 +628,8 @@ class Ranks(TestCase):
             failing.result()
 
     def test_lost_message(self):
-        """A message may be open for longer than the watchdog; a rank that the device needs one from may not be silent."""
+        """A message may be open for longer than the watchdog; a rank that the device needs one from
+        may not be silent."""
         for gpus, transport in ((2, "nccl"), (1, "staged")):
             command = [
                 "mpirun",
@@ -644,7 +664,8 @@ class Ranks(TestCase):
 
 
 class Checked(TestCase):
-    """train_gpt_checked ends at the first race, access outside of its tensors, or read of what nobody has written."""
+    """train_gpt_checked ends at the first race, access outside of its tensors, or read of what
+    nobody has written."""
 
     PRIVATE = dict(
         shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, optimizer="sgd", lr=0.01
@@ -694,7 +715,8 @@ class Compiler(unittest.TestCase):
         NVCC, "no nvcc, which scripts/setup.sh cuda installs: the source was not compiled for a GPU"
     )
     def test_nvcc(self):
-        """As `make cuda` does; the source is the same for each of its architectures, and of them a sample has one."""
+        """As `make cuda` does; the source is the same for each of its architectures, and of them a
+        sample has one."""
         self.compile(*(() if ALL else (self.ONE_GPU,)))
 
     @unittest.skipUnless(

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""test_gpu_device.py: the GPU build on a GPU (`make test-gpu`), and what is for GPUs only and can be tried without one.
+"""test_gpu_device.py: the GPU build on a GPU (`make test-gpu`), and what is for GPUs only and can
+be tried without one.
 
-Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU, graphs, resume, too little memory.
+Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU,
+            graphs, resume, too little memory.
             Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
 Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
-Recipes     scripts/run_gpt2_*.sh: every flag is one, and what their headers say of tokens and memory is what the program says
+Recipes     scripts/run_gpt2_*.sh: every flag is one, and what their headers say of tokens and
+            memory is what the program says
 Peaks       which device has which peak
 """
 

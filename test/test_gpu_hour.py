@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""test_gpu_hour.py: scripts/gpu_hour.sh on the emulation, at toy size, and scripts/gpu_table.py on a listing written here.
+"""test_gpu_hour.py: scripts/gpu_hour.sh on the emulation, at toy size, and scripts/gpu_table.py on
+a listing written here.
 
-Whole       every stage runs, and its figures are what they should be; tools that only a machine with a GPU has are imitated
-Trouble     a stage that fails, one that hangs, a kill in the middle: the results are whole, and nothing is left running
-Table       registers, spills and instructions are read as the compiler tells them; the estimate's sums
+Whole       every stage runs, and its figures are what they should be; tools that only a machine
+            with a GPU has are imitated
+Trouble     a stage that fails, one that hangs, a kill in the middle: the results are whole, and
+            nothing is left running
+Table       registers, spills and instructions are read as the compiler tells them; the estimate's
+            sums
 """
 
 import json
@@ -267,7 +271,8 @@ ptxas info    : Used 8 registers
     def test_sums(self):
         m = gpu_table.MODELS[0][0]
         self.assertEqual(gpu_table.parameters_of(m), 124_475_904)
-        # All FLOP of a step are in the products and in the two products of attention's forward, taken three times.
+        # All FLOP of a step are in the products and in the two products of attention's forward,
+        # taken three times.
         flops = sum(flops for flops, _ in gpu_table.products(m, False))
         attention = sum(
             launch.flops * launch.calls

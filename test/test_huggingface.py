@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""test_huggingface.py: scripts/to_huggingface.py and from_huggingface.py, run as a user would run them.
+"""test_huggingface.py: scripts/to_huggingface.py and from_huggingface.py, run as a user would run
+them.
 
     python3 test/test_huggingface.py        TEST_ALL=1: all damaged input, not a sample; TEST_SEED=N
                                             TEST_PRINT=1: also the differences that were measured
 
-    RoundTrip     a model file -> a folder -> the same bytes: fp32 and bf16, made elsewhere and by the program
-    Layout        every element lies where an independent table says; the forms in which others store the same
-    Malformed     damaged and foreign input ends with exit status 2 and one message, and leaves nothing behind
-    Transformers  logits and losses of the current transformers equal the program's, both ways; skipped without torch
+    RoundTrip     a model file -> a folder -> the same bytes: fp32 and bf16, made elsewhere and by
+                  the program
+    Layout        every element lies where an independent table says; the forms in which others
+                  store the same
+    Malformed     damaged and foreign input ends with exit status 2 and one message, and leaves
+                  nothing behind
+    Transformers  logits and losses of the current transformers equal the program's, both ways;
+                  skipped without torch
 
-The scripts run in .venv's Python, transformers in .venv-peers' (.venv-peers/bin/pip install torch transformers).
+The scripts run in .venv's Python, transformers in .venv-peers' (.venv-peers/bin/pip install torch
+transformers).
 """
 
 import array
@@ -101,7 +107,8 @@ def bf16_model():
 
 
 def read_safetensors(path):
-    """Returns {name: (dtype, shape, bytes)}; its own reader, so that a mistake of the scripts' shows."""
+    """Returns {name: (dtype, shape, bytes)}; its own reader, so that a mistake of the scripts'
+    shows."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     assert (8 + length) % 8 == 0
@@ -161,7 +168,7 @@ class InFolder(unittest.TestCase):
         return self.folder / name
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class RoundTrip(InFolder):
     def check(self, model):
         self.assertEqual(self.load(self.export(model)).read_bytes(), model.read_bytes())
@@ -177,7 +184,8 @@ class RoundTrip(InFolder):
         self.check(self.write("half.bin", bf16_model()))
 
     def test_models_of_the_program(self):
-        """Trained, with weight decay: the rows of the padding are still the zeros that an import makes."""
+        """Trained, with weight decay: the rows of the padding are still the zeros that an import
+        makes."""
         for dtype in ("fp32", "bf16"):
             exported = self.folder / f"{dtype}.bin"
             program(
@@ -241,9 +249,10 @@ class RoundTrip(InFolder):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Layout(InFolder):
-    # docs/formats.md beside transformers' modeling_gpt2.py: name there, (rows, columns) in the model file, Conv1D there.
+    # docs/formats.md beside transformers' modeling_gpt2.py: name there, (rows, columns) in the
+    # model file, Conv1D there.
     C = CHANNELS
     BLOCK = [
         ("ln_1.weight", (C,), 0),
@@ -305,7 +314,8 @@ class Layout(InFolder):
         )
 
     def test_forms_of_others(self):
-        """Names without the prefix, masks, the tied matrix twice, a single file, several files with an index, fp16."""
+        """Names without the prefix, masks, the tied matrix twice, a single file, several files with
+        an index, fp16."""
         folder = self.export(MODEL)
         whole = read_safetensors(folder / "model.safetensors")
         bare = {name.removeprefix("transformer."): of for name, of in whole.items()}
@@ -344,7 +354,7 @@ class Layout(InFolder):
         self.assertEqual(bias[:20], struct.pack("<5f", *struct.unpack("<5e", halves)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Malformed(InFolder):
     def refused(self, script, source, message):
         out = self.folder / "result"
@@ -549,7 +559,7 @@ class Malformed(InFolder):
         self.assertTrue(link.is_symlink())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Run by the Python that has transformers; arguments and results are JSON.
 PEER_CODE = r"""
 import json, struct, sys, torch, transformers
@@ -617,7 +627,8 @@ class Transformers(InFolder):
     T = 20
 
     def peer(self, *calls):
-        """The results of calls (function, argument ...) in transformers' Python, one process for all."""
+        """The results of calls (function, argument ...) in transformers' Python, one process for
+        all."""
         return json.loads(
             run(PEER, "-c", PEER_CODE, input=json.dumps(calls, default=str)).stdout.splitlines()[-1]
         )
@@ -682,7 +693,8 @@ class Transformers(InFolder):
         self.assertEqual(generated, [0, 6], "end of text of a small vocabulary; tokens generated")
 
     def test_imported(self):
-        """Models that transformers made and saved: fp32 in several files with an index, bf16, fp16."""
+        """Models that transformers made and saved: fp32 in several files with an index, bf16,
+        fp16."""
         dtypes = ("float32", "bfloat16", "float16")
         folders = [self.folder / dtype for dtype in dtypes]
         _, _, losses = self.peer(

@@ -1,19 +1,28 @@
 #!/usr/bin/env python3
 """test_offload.py: states on the host and on disk, of the real program under mpirun, from outside.
 
-    python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Equality    no bit of losses, norms and weights depends on where states lie, in any layout, precision and schedule, nor on who updates them
-    Gradients   the same of sums on the host, in each micro-batch; ZeRO 0 and 1 are then computed as 2
-    Budgets     the device is filled up to its budget and never above; what is moved and kept on the host is as the formulas say; the smallest budget
+    Equality    no bit of losses, norms and weights depends on where states lie, in any layout,
+                precision and schedule, nor on who updates them
+    Gradients   the same of sums on the host, in each micro-batch; ZeRO 0 and 1 are then computed as
+                2
+    Budgets     the device is filled up to its budget and never above; what is moved and kept on the
+                host is as the formulas say; the smallest budget
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
-    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
-    Disk        the same of what lies there, in any budget of the host; nothing stays behind, and what fails is told by whom it fails
-    Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold in both phases and between them
-    Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
+    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit
+                depends on ranks' stages, nor on a resume
+    Disk        the same of what lies there, in any budget of the host; nothing stays behind, and
+                what fails is told by whom it fails
+    Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold
+                in both phases and between them
+    Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's
+                update to rounding
 
-Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard library only.
+Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard
+library only.
 """
 
 import glob
@@ -113,7 +122,7 @@ def smallest(**case):
     return int(re.search(r"the smallest that fits is --device-memory (\d+)", job.err).group(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_everything_on_the_host(self):
         layouts = sample(LAYOUTS, 4)
@@ -160,7 +169,8 @@ class Equality(Check):
             self.assertTrue(texts[0], (layout, update))
 
     def test_activations_on_the_host(self):
-        """Of blocks, between their forward and backward passes; or, where these are computed again, what goes into them. The last two stay in their rooms."""
+        """Of blocks, between their forward and backward passes; or, where these are computed again,
+        what goes into them. The last two stay in their rooms."""
         refused = ("zero_quantized_weights", "pipeline_schedule", "dp_noise")
         layouts = [
             dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)
@@ -202,7 +212,7 @@ class Equality(Check):
                 self.assertLessEqual(measured(job)["device"], case["device_memory"], case)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 SUMS = [
     dict(),
     dict(micro_batch=8),
@@ -251,7 +261,8 @@ class Gradients(Check):
             less(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
 
     def test_formulas(self):
-        """One rank's sums of blocks leave in each micro-batch and come back but for the first; of two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
+        """One rank's sums of blocks leave in each micro-batch and come back but for the first; of
+        two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
         alone, several, micros = (
             dict(dtype="bf16"),
             dict(dtype="bf16", ranks=2, zero=2, micro_batch=1),
@@ -287,10 +298,11 @@ class Gradients(Check):
                 )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Budgets(Check):
     def test_formulas(self):
-        """Of one rank: a state is on the device or on the host, and once a step it is moved there and back; or gradients and parameters are."""
+        """Of one rank: a state is on the device or on the host, and once a step it is moved there
+        and back; or gradients and parameters are."""
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             none, device, host = self.trained(
                 [
@@ -334,7 +346,8 @@ class Budgets(Check):
             )
 
     def test_formulas_of_parameters(self):
-        """Of one rank: blocks share two rooms, and come for each forward and each backward pass; new ones go back, unless the host makes them."""
+        """Of one rank: blocks share two rooms, and come for each forward and each backward pass;
+        new ones go back, unless the host makes them."""
         micro_steps = 4
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             for recompute in ("none", "block"):
@@ -372,7 +385,8 @@ class Budgets(Check):
                     )
 
     def test_formulas_of_activations(self):
-        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation so do blocks' inputs."""
+        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do
+        not leave. With recomputation so do blocks' inputs."""
         tokens = RUN["micro_batch"] * T
         for case, bytes_ in (
             (dict(), ACTIVATIONS),
@@ -402,7 +416,8 @@ class Budgets(Check):
             )
 
     def test_device_is_filled(self):
-        """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
+        """Whatever the budget is, no state that is on the host would still fit; where the budget is
+        enough, none is there."""
         for update in UPDATES:
             unlimited = measured(train(**RUN))
             whole = unlimited["device"]
@@ -498,10 +513,11 @@ class Budgets(Check):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     def test_across_budgets(self):
-        """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
+        """States that were saved from the host go on on the device, and the other way round, on
+        more ranks, bit by bit."""
         for layout in sample(
             [
                 dict(),
@@ -566,13 +582,14 @@ class Resume(Check):
             self.assert_same(jobs[at + 1], jobs[at], cases[at])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 DELAY = dict(offload="optimizer", offload_delay=1, lr_schedule="constant", warmup=0)
 
 
 class Delay(Check):
     def test_recurrence(self):
-        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step later, by gradients that it sums in another order."""
+        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step
+        later, by gradients that it sums in another order."""
         layouts = [
             dict(),
             dict(grad_clip=0.5, weight_decay=0.1),
@@ -624,7 +641,8 @@ class Delay(Check):
                 self.assertLess(max(abs(a - b) for a, b in zip(found, wanted)), 1e-6, layout)
 
     def test_bits(self):
-        """The first step updates nothing, and the second makes the update that a run without delay makes in the first. Stages are alike."""
+        """The first step updates nothing, and the second makes the update that a run without delay
+        makes in the first. Stages are alike."""
         for layout in sample(
             [
                 dict(),
@@ -657,7 +675,8 @@ class Delay(Check):
                 )
 
     def test_resume(self):
-        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the flag it is left, and before there was one none is awaited."""
+        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the
+        flag it is left, and before there was one none is awaited."""
         for layout in sample(
             [
                 dict(),
@@ -695,7 +714,7 @@ class Delay(Check):
         self.assertEqual(two.weights, plain.weights)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def stored_bytes(elements, states):
     """Of a slice on disk: pieces of so many states, each at whole blocks."""
     return sum(
@@ -779,7 +798,8 @@ class Disk(Check):
         self.assertEqual(os.listdir(folder), [])
 
     def test_host_budget(self):
-        """What the host's budget has no room for, at any budget from the smallest that the message names; without the disk, none of these is enough."""
+        """What the host's budget has no room for, at any budget from the smallest that the message
+        names; without the disk, none of these is enough."""
         for update in UPDATES if ALL else random.Random(SEED).sample(UPDATES, 1):
             case = dict(self.LARGE, offload_update=update, offload_dir=scratch())
             (whole,) = self.trained([dict(self.LARGE, offload_update=update)])
@@ -802,7 +822,8 @@ class Disk(Check):
             )
 
     def test_neither_has_room(self):
-        """Where activations are on the host as well, which has too little room with all on disk that may be, it is the host's budget that a message is about."""
+        """Where activations are on the host as well, which has too little room with all on disk
+        that may be, it is the host's budget that a message is about."""
         least = smallest(offload_update="host")
         job = train(
             code=EXIT_RESOURCES,
@@ -853,7 +874,8 @@ class Disk(Check):
         )
 
     def test_transfers(self):
-        """Those that stop early, or are interrupted, go on; those that fail end all ranks, and the message says which, where and why."""
+        """Those that stop early, or are interrupted, go on; those that fail end all ranks, and the
+        message says which, where and why."""
         layout = dict(ranks=3, zero=1, dtype="bf16")
         (whole,) = self.trained([layout])
         case = dict(layout, binary=FAULTY, offload="optimizer")
@@ -899,8 +921,9 @@ class Disk(Check):
                 self.assertEqual(os.listdir(folder), [], fault)
 
     def test_killed(self):
-        """Nothing stays behind, not even a file that is taken. One rank: ranks that wait for each other in turns, beside threads that wait for a disk, have made Linux
-        6.18 stand still for minutes."""
+        """Nothing stays behind, not even a file that is taken. One rank: ranks that wait for each
+        other in turns, beside threads that wait for a disk, have made Linux 6.18 stand still for
+        minutes."""
         folder = scratch()
         job = Job(1, **{**RUN, "steps": 10**6, "offload": "optimizer", "offload_dir": folder})
         job.wait_until(lambda: job.logged() > 2, "the third step")
@@ -915,9 +938,10 @@ class Disk(Check):
         self.assertEqual(os.listdir(folder), [])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Delink(Check):
-    """A switch within a run: blocks that share get copies, for which the device may have no room."""
+    """A switch within a run: blocks that share get copies, for which the device may have no
+    room."""
 
     AT = 3
     RUN = dict(share="all", delink_at=AT, steps=AT + 2)
@@ -945,7 +969,8 @@ class Delink(Check):
         return [dict(place, offload_dir=scratch()) for place in places]
 
     def test_same(self):
-        """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
+        """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one,
+        and what the shared model takes when it is all on the device."""
         layouts = sample(self.LAYOUTS, 3)
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
@@ -996,7 +1021,8 @@ class Delink(Check):
                 )
 
     def test_smallest(self):
-        """Of the whole run: a byte less is refused before it starts, for what comes after the switch."""
+        """Of the whole run: a byte less is refused before it starts, for what comes after the
+        switch."""
         (layout,) = random.Random(SEED).sample(self.LAYOUTS, 1)
         for update in UPDATES:
             case = {**RUN, **self.RUN, **layout, "offload_update": update}
@@ -1021,7 +1047,8 @@ class Delink(Check):
         later = job.of("start")[0]["delinked"]
         elements = 5120 * 256 + T * 256 + 2 * 256 + 12 * 256**2 + 13 * 256
         self.assertEqual(later["passing"], 12 * elements)
-        # the process's peak, less what the device has at the end: at the switch it has no activations yet
+        # the process's peak, less what the device has at the end: at the switch it has no
+        # activations yet
         least, most = (
             0.99 * later["predicted"]["memory"]["host"]
             - measured(job)["activations"]
@@ -1045,7 +1072,8 @@ class Delink(Check):
         )
 
     def test_disk(self):
-        """Both models' bytes are taken before the first step, or it is told that there is no room; the shared one's are given back."""
+        """Both models' bytes are taken before the first step, or it is told that there is no room;
+        the shared one's are given back."""
         case = {**RUN, **self.RUN, "dtype": "bf16", "offload": "optimizer"}
         rest, block = sum(
             stored_bytes(elements, 3) for elements in (*STORAGES[:2], STORAGES[-1])
@@ -1102,7 +1130,8 @@ class Delink(Check):
             job.die(job.pids())
 
     def test_host_and_disk(self):
-        """The smallest budget of the host, for both models and the switch between them, keeps what it says."""
+        """The smallest budget of the host, for both models and the switch between them, keeps what
+        it says."""
         case = {
             **self.RUN,
             "model": Disk.LARGE["model"],
@@ -1163,7 +1192,7 @@ class Delink(Check):
                 self.assertEqual(job.weights, whole.weights, (layout, stop, before, after))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):

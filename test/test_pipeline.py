@@ -1,20 +1,29 @@
 #!/usr/bin/env python3
 """test_pipeline.py: stages of units on ranks, of the real program under mpirun, from outside.
 
-    python3 test/test_pipeline.py       TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_pipeline.py       TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    every plan of up to 4 ranks, M = 1 to 8, and whatever combines with it: the losses, norms and weights of one rank; the
-                schedules are one computation, bit by bit; validation, scores and generated text are those of one rank
-    Numbers     messages, reductions and gathers of rank 0 by link, and activations of the first stage, are what a plain count gives, to the byte
-    Planned     timelines and traces, planned and measured; the plan that the program makes for itself is run, and is that of one rank, too
-    Layers      every tensor of every layer is trained, whatever the split; the tied gradient is the sum of both uses
-    Resume      bit-equal in the same plan, also after a kill; equal in any other plan, number of ranks and ZeRO stage
-    Refusals    plans, batches and pairs that make no sense: exit 2 and one message, whatever the ranks
-    Lost        a rank that dies or stops while others wait for what it computes ends the job, and the message says what they waited for
+    Equality    every plan of up to 4 ranks, M = 1 to 8, and whatever combines with it: the losses,
+                norms and weights of one rank; the
+                schedules are one computation, bit by bit; validation, scores and generated text are
+                those of one rank
+    Numbers     messages, reductions and gathers of rank 0 by link, and activations of the first
+                stage, are what a plain count gives, to the byte
+    Planned     timelines and traces, planned and measured; the plan that the program makes for
+                itself is run, and is that of one rank, too
+    Layers      every tensor of every layer is trained, whatever the split; the tied gradient is the
+                sum of both uses
+    Resume      bit-equal in the same plan, also after a kill; equal in any other plan, number of
+                ranks and ZeRO stage
+    Refusals    plans, batches and pairs that make no sense: exit 2 and one message, whatever the
+                ranks
+    Lost        a rank that dies or stops while others wait for what it computes ends the job, and
+                the message says what they waited for
 
-Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here (Check.numbers). The model has 4 blocks, 6 units.
-Standard library only.
+Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here
+(Check.numbers). The model has 4 blocks, 6 units. Standard library only.
 """
 
 import itertools
@@ -69,16 +78,18 @@ SCHEDULES = [
     dict(pipeline_schedule="zero-bubble"),
 ]
 
-# Equal mathematics in fp32, summed in another order: losses as in test_train.py. Weights: AdamW makes steps of nearly lr of gradients that
-# are little but rounding, so single weights may differ by lr; of each tensor few do (5e-5 of its norm was the most seen). Key biases, whose
-# gradient is 0 but for rounding, are left out (Tensors).
+# Equal mathematics in fp32, summed in another order: losses as in test_train.py. Weights: AdamW
+# makes steps of nearly lr of gradients that are little but rounding, so single weights may differ
+# by lr; of each tensor few do (5e-5 of its norm was the most seen). Key biases, whose gradient is 0
+# but for rounding, are left out (Tensors).
 SAME_NORM, WEIGHTS = 10 * SAME, 30 * SAME
-# In bf16 boundaries are rounded alike in every plan (between stages as between units), but sums before the rounding differ in their last bits and
-# now and then round to the next of 8 bits: 2^-9, of few of many tokens.
+# In bf16 boundaries are rounded alike in every plan (between stages as between units), but sums
+# before the rounding differ in their last bits and now and then round to the next of 8 bits: 2^-9,
+# of few of many tokens.
 SAME_BF16, SAME_NORM_BF16 = 1e-3, 1e-2
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Plans
 
 
@@ -93,7 +104,8 @@ def compositions(total, parts):
 
 
 def plans(ranks, least_stages=2):
-    """Every split of the units into stages, with every way to give these ranks to them: [(units, replicas), ...] each."""
+    """Every split of the units into stages, with every way to give these ranks to them: [(units,
+    replicas), ...] each."""
     for stages in range(least_stages, min(ranks, UNITS) + 1):
         for units, replicas in itertools.product(
             compositions(UNITS, stages), compositions(ranks, stages)
@@ -122,7 +134,8 @@ def batch(micro_batches, rows, missing):
 
 
 def batches(micro_batches):
-    """Rows that divide and that do not, more and fewer than replicas; of a single micro-batch none are missing: it would be a shorter one."""
+    """Rows that divide and that do not, more and fewer than replicas; of a single micro-batch none
+    are missing: it would be a shorter one."""
     return [
         batch(micro_batches, rows, missing)
         for rows in (1, 2, 3, 4, 5)
@@ -154,8 +167,9 @@ def alone(case):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What rank 0 must take and send, counted another way than the program does: a micro-batch and a message at a time
+# --------------------------------------------------------------------------------------------------
+# What rank 0 must take and send, counted another way than the program does: a micro-batch and a
+# message at a time
 
 
 def part(begin, end, parts, i):
@@ -215,7 +229,8 @@ def expected_activations(plan, case):
 
 
 def expected_sends(plan, case):
-    """[inside, between nodes] that rank 0 sends a step: the rows that it shares with each replica of the next stage, of each micro-batch."""
+    """[inside, between nodes] that rank 0 sends a step: the rows that it shares with each replica
+    of the next stage, of each micro-batch."""
     samples, rows, sent = case["batch_tokens"] // T, micro_rows(case), [0, 0]
     per_node = case.get("ranks_per_node") or sum(r for _, r in plan)
     first, width = plan[0][1], plan[1][1]
@@ -229,7 +244,8 @@ def expected_sends(plan, case):
 
 
 def compute_order(plan, case):
-    """Which micro-batches the first stage computes, in order: ("F", m) or ("B", m). Not of zero-bubble."""
+    """Which micro-batches the first stage computes, in order: ("F", m) or ("B", m). Not of
+    zero-bubble."""
     M, K, done, order = micro_batches(case), live(plan, case), 0, []
     for m in range(M):
         if m - done >= K:
@@ -240,7 +256,8 @@ def compute_order(plan, case):
 
 
 def expected_collectives(plan, case):
-    """{kind: [inside, between nodes]} that rank 0 sends for its storages, with the ranks that have them. Not of zero-bubble at stage 3."""
+    """{kind: [inside, between nodes]} that rank 0 sends for its storages, with the ranks that have
+    them. Not of zero-bubble at stage 3."""
     (units, replicas), stage, M = plan[0], case.get("zero", 0), micro_batches(case)
     ranks = sum(r for _, r in plan)
     stages = list(range(replicas))
@@ -266,7 +283,9 @@ def expected_collectives(plan, case):
             reductions = M
         if (
             unit is not None and stage == 3
-        ):  # a use of a unit right after another of it needs no new gather; weight parts use nothing, nor does the embedding's backward
+            # a use of a unit right after another of it needs no new gather; weight parts use
+            # nothing, nor does the embedding's backward
+        ):
             uses = [
                 u
                 for how, _ in compute_order(plan, case)
@@ -329,12 +348,15 @@ class Tensors:
         for (name, _), tensor in self.of.items():
             if (
                 name == "qkvb"
-            ):  # key biases: their gradient is 0 but for rounding, of which Adam makes whole updates
+                # key biases: their gradient is 0 but for rounding, of which Adam makes whole
+                # updates
+            ):
                 tensor[C : 2 * C] = tensor[:0] + type(tensor)("f", [0] * C)
 
 
 def distance(a, b):
-    """The largest over all tensors, each relative to the second file's; a tensor of zeros at first is relative to what a weight moves."""
+    """The largest over all tensors, each relative to the second file's; a tensor of zeros at first
+    is relative to what a weight moves."""
     a, b = Tensors(a).of, Tensors(b).of
     norm = lambda values: math.sqrt(math.fsum(x * x for x in values))
     return max(
@@ -374,7 +396,8 @@ class Check(test_train.TestCase):
         )
 
     def trained(self, cases):
-        """The jobs of these cases, each with a file `export` of its weights; pipelines are checked for their numbers."""
+        """The jobs of these cases, each with a file `export` of its weights; pipelines are checked
+        for their numbers."""
         cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
@@ -409,10 +432,11 @@ class Check(test_train.TestCase):
         self.assertTrue(get(job.export) == get(expected.export), f"weights of {what}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_every_plan(self):
-        """Every plan x M x schedule with a batch by chance; a sample has each M, each schedule and each number of stages."""
+        """Every plan x M x schedule with a batch by chance; a sample has each M, each schedule and
+        each number of stages."""
         draw = random.Random(SEED)
         cases = [
             of(plan, **schedule, **draw.choice(batches(M)))
@@ -441,7 +465,8 @@ class Equality(Check):
                 self.assert_same(job, first, dict(plan=plan, **shape, **schedule))
 
     def test_stages_of_zero_are_one_computation(self):
-        """As without a pipeline: 1 is 0 and 3 is 2, bit by bit; 2 sums over the ranks in each micro-batch, which is the same where there is one."""
+        """As without a pipeline: 1 is 0 and 3 is 2, bit by bit; 2 sums over the ranks in each
+        micro-batch, which is the same where there is one."""
         draw = random.Random(SEED + 1)
         for plan, M in [
             (draw.choice([p for p in PLANS if len(p) < 4]), draw.randrange(1, 7))
@@ -470,7 +495,8 @@ class Equality(Check):
     ]  # larger rates enlarge what rounding leaves apart
 
     def test_variants(self):
-        """Whatever combines with a pipeline. The first has a stage of one block whose replicas have rows in turns, and gather them alike."""
+        """Whatever combines with a pipeline. The first has a stage of one block whose replicas have
+        rows in turns, and gather them alike."""
         draw = random.Random(SEED + 2)
         cases = [
             of([(2, 1), (1, 2), (3, 1)], zero=3, **batch(3, 1, 0), **draw.choice(SCHEDULES[:3]))
@@ -495,7 +521,8 @@ class Equality(Check):
                 self.assert_one_rank(case, job, one)
 
     def test_bf16_messages_and_quantized(self):
-        """What rounds messages of gradients or parameters is as near to one rank as it is without a pipeline: see test_zero.py."""
+        """What rounds messages of gradients or parameters is as near to one rank as it is without a
+        pipeline: see test_zero.py."""
         plan, shape = [(3, 2), (3, 2)], batch(4, 4, 1)
         cases = [
             dict(reduce_dtype="bf16"),
@@ -516,7 +543,8 @@ class Equality(Check):
             )
 
     def test_evaluations(self):
-        """Validation (also of a last batch that is not full), scores of choices, and text: those of one rank, and without a trace in training."""
+        """Validation (also of a last batch that is not full), scores of choices, and text: those of
+        one rank, and without a trace in training."""
         test_evaluations.HellaSwag.setUpClass()
         choices = test_evaluations.HellaSwag.file(test_evaluations.HellaSwag, [0] * 25)
         draw = random.Random(SEED + 3)
@@ -553,14 +581,15 @@ class Equality(Check):
             self.assert_same(job, silent, case)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Numbers(Check):
     def activations(self, plan, micro_batch_counts, **changes):
         cases = [of(plan, **dict(changes, steps=1), **batch(M, 4, 0)) for M in micro_batch_counts]
         return [job.end()["memory"]["measured"]["activations"] for job in self.trained(cases)]
 
     def test_activations_follow_the_schedule(self):
-        """Differences between runs: GPipe grows by one micro-batch's activations with each; DAPPLE and zero bubble stay from K_0 on."""
+        """Differences between runs: GPipe grows by one micro-batch's activations with each; DAPPLE
+        and zero bubble stay from K_0 on."""
         draw = random.Random(SEED)
         plan, recompute = draw.choice(
             [p for p in PLANS if len(p) in (2, 3) and p[0][0] > 1]
@@ -607,9 +636,10 @@ class Numbers(Check):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Planned(Check):
-    """What the program says of a step before it, and after it; and the plan that it makes for itself."""
+    """What the program says of a step before it, and after it; and the plan that it makes for
+    itself."""
 
     def rows(self, text, what):
         """Busy cells of each rank's row of a timeline."""
@@ -678,7 +708,8 @@ class Planned(Check):
         self.assertIn("waiting for other stages", run.out)
 
     def test_auto(self):
-        """The planner's choice is a plan of all units and ranks, runs, and computes what one rank does."""
+        """The planner's choice is a plan of all units and ranks, runs, and computes what one rank
+        does."""
         cases = [
             dict(RUN, ranks=ranks, pipeline="auto", batch_tokens=8 * T, **changes)
             for ranks, changes in ((1, {}), (2, {}), (3, dict(zero=1)), (4, dict(micro_batch=2)))
@@ -704,7 +735,8 @@ class Planned(Check):
             )
 
     def test_plan(self):
-        """--plan of the run's own model: the object of --plan --profile, and no training data are asked for."""
+        """--plan of the run's own model: the object of --plan --profile, and no training data are
+        asked for."""
         job = Job(
             **dict(
                 RUN,
@@ -728,7 +760,8 @@ class Planned(Check):
 
 class Layers(Check):
     def test_each_is_trained(self):
-        """After two steps of sgd (some tensors get a gradient only when others have left 0) no tensor of any layer is what it was: layers are not dropped."""
+        """After two steps of sgd (some tensors get a gradient only when others have left 0) no
+        tensor of any layer is what it was: layers are not dropped."""
         start = os.path.join(scratch(), "start")
         train(**dict(RUN, steps=0, export=start))
         before = Tensors(start).of
@@ -753,9 +786,11 @@ class Layers(Check):
             self.assertEqual([name for name in before if after[name] == before[name]], [], case)
 
     def test_tied_gradient(self):
-        """What sgd subtracts from wte is the sum of both uses, wherever they are: the one rank's; that of the head alone is far away.
+        """What sgd subtracts from wte is the sum of both uses, wherever they are: the one rank's;
+        that of the head alone is far away.
 
-        LR x gradient is so large that the weights before the step are lost in it (test_zero.py): each element of the gradient to 24 bits.
+        LR x gradient is so large that the weights before the step are lost in it (test_zero.py):
+        each element of the gradient to 24 bits.
         """
         draw = random.Random(SEED)
         for plan in (
@@ -782,7 +817,7 @@ class Layers(Check):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     check_resumed = test_train.Resume.check_resumed
 
@@ -806,7 +841,8 @@ class Resume(Check):
         at_once(lambda pair: self.check_resumed(*pair), zip(cases, train_all(cases)))
 
     def test_in_any_other_plan(self):
-        """Three steps in each, from plan to plan; the whole is one rank's. What is exported at the end too; and a plan's checkpoint, resumed for no step, is exported alike anywhere."""
+        """Three steps in each, from plan to plan; the whole is one rank's. What is exported at the
+        end too; and a plan's checkpoint, resumed for no step, is exported alike anywhere."""
         draw, out = random.Random(SEED), os.path.join(scratch(), "out")
         common = dict(RUN, shuffle=1, **batch(4, 3, 1))
         legs = [draw.choice(UNEVEN), None, draw.choice(PLANS), draw.choice(PLANS)] + (
@@ -851,7 +887,7 @@ class Kills(test_train.Kills):
     KILLS = 200 if ALL else 2
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Refusals(Check):
     # --pipeline, ranks, what the message must say
     TEXTS = [
@@ -942,7 +978,8 @@ class Refusals(Check):
         at_once(lambda case: self.check_refused(2, case[0], case[1]), sample(self.OTHERS, 1))
 
     def test_what_is_accepted(self):
-        """Even stages take what remains first, --micro-batches makes the batch, and one stage in words is none."""
+        """Even stages take what remains first, --micro-batches makes the batch, and one stage in
+        words is none."""
         even, spelt = self.trained(
             [
                 of([(2, 1), (2, 1), (2, 1)], steps=2, **batch(3, 2, 0)),
@@ -962,9 +999,10 @@ class Refusals(Check):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Lost(Check):
-    """Of three stages the middle one has two replicas. Messages of the model are too long to be sent before anybody takes them."""
+    """Of three stages the middle one has two replicas. Messages of the model are too long to be
+    sent before anybody takes them."""
 
     SAME = dict(
         RUN,
@@ -1003,7 +1041,8 @@ class Lost(Check):
         ).steps("loss", "grad_norm")
 
     def test_in_each_action(self):
-        """Killed, stopped or silent in any action: exit 4 but for a kill that mpirun sees first; and the run resumes bit by bit."""
+        """Killed, stopped or silent in any action: exit 4 but for a kill that mpirun sees first;
+        and the run resumes bit by bit."""
 
         def lose(case):
             how, kind, rank = case
@@ -1039,7 +1078,8 @@ class Lost(Check):
         at_once(lose, sample(cases, 3))
 
     def test_what_was_waited_for(self):
-        """The message names activations or gradients, the unit that makes them, and the rank that is lost."""
+        """The message names activations or gradients, the unit that makes them, and the rank that
+        is lost."""
 
         def lose(case):
             kind, rank, waited = case
@@ -1052,8 +1092,9 @@ class Lost(Check):
                 case,
             )
 
-        # The first stage stops before the first forward: the second waits for its activations. The last stops in its first backward pass:
-        # the middle one, which has sent all it may, waits for gradients, or for the last to take activations; so does the first.
+        # The first stage stops before the first forward: the second waits for its activations. The
+        # last stops in its first backward pass: the middle one, which has sent all it may, waits
+        # for gradients, or for the last to take activations; so does the first.
         at_once(
             lose,
             [

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""test_plan.py: --plan as a user would run it: its object, its table, plans that are given, and what is refused.
+"""test_plan.py: --plan as a user would run it: its object, its table, plans that are given, and
+what is refused.
 
     python3 test/test_plan.py
 
-Standard library only. What the search by simulation chooses is tested by test_planner.c; what equations 1 to 3 choose, here, by brute force.
+Standard library only. What the search by simulation chooses is tested by test_planner.c; what
+equations 1 to 3 choose, here, by brute force.
 """
 
 import json
@@ -149,8 +151,9 @@ class Plan(unittest.TestCase):
 
 
 class Equations:
-    """Equations 1 to 3 of DAPPLE (arXiv 2007.01045, section 4.1), to the letter, over every plan: each cut, each number of replicas, each of the
-    paper's placement policies (section 4.2) for each stage. An independent and slow reference for what --plan finds.
+    """Equations 1 to 3 of DAPPLE (arXiv 2007.01045, section 4.1), to the letter, over every plan:
+    each cut, each number of replicas, each of the paper's placement policies (section 4.2) for each
+    stage. An independent and slow reference for what --plan finds.
     """
 
     def __init__(self, random):
@@ -197,7 +200,8 @@ class Equations:
         return f"{self.nodes}x{self.ranks},intra={self.intra!r},inter={self.inter!r},gather={self.gather!r},latency={self.latency!r}"
 
     def cut(self, unit):
-        """Bytes of a sample that cross the border before a unit: each output once, up to its last reader."""
+        """Bytes of a sample that cross the border before a unit: each output once, up to its last
+        reader."""
         return sum(
             size
             for u, size in enumerate(self.outputs)
@@ -238,7 +242,8 @@ class Equations:
         )
 
     def step(self, stages, micro_batch):
-        """Seconds of a step of stages (first unit, end, ranks); infinite where one has no memory for a micro-batch."""
+        """Seconds of a step of stages (first unit, end, ranks); infinite where one has no memory
+        for a micro-batch."""
         if not all(self.fits(first, end, len(ranks), micro_batch) for first, end, ranks in stages):
             return float("inf")
         many, line = self.samples // micro_batch, []
@@ -282,7 +287,8 @@ class Equations:
         return warm + (many - 1) * sum(line[pivot][:2]) + end
 
     def exposed(self, ranks, rows):
-        """What is left of data parallelism's all-reduce, layer by layer from the last one on, when the last backward ends."""
+        """What is left of data parallelism's all-reduce, layer by layer from the last one on, when
+        the last backward ends."""
         computed = sent = 0
         for backward, size in reversed(list(zip(self.backward, self.weights))):
             computed += rows * backward
@@ -291,7 +297,8 @@ class Equations:
         return max(0, sent - computed)
 
     def place(self, policy, used, last, count):
-        """How many ranks of each node a stage takes. Nodes have numbers used of theirs in use; the stage before ended on node last."""
+        """How many ranks of each node a stage takes. Nodes have numbers used of theirs in use; the
+        stage before ended on node last."""
         take = [0] * self.nodes
         for fresh in ((True, False) if policy == "fresh" else (False, True)):
             wanted = [
@@ -334,7 +341,8 @@ class Equations:
                             yield [(first, end, ranks), *rest]
 
     def best(self, micro_batch):
-        """Data parallelism may take any micro-batch where none is asked for; pipelines take 1, whose slices may be fractions of a sample."""
+        """Data parallelism may take any micro-batch where none is asked for; pipelines take 1,
+        whose slices may be fractions of a sample."""
         divisors = [b for b in range(1, self.samples + 1) if self.samples % b == 0]
         return min(
             self.step(stages, b)
@@ -344,7 +352,8 @@ class Equations:
 
 
 class EquationsSearch(unittest.TestCase):
-    """ "equations 1 to 3" of --plan are searched in full: no plan of any number of stages is better by them."""
+    """ "equations 1 to 3" of --plan are searched in full: no plan of any number of stages is better
+    by them."""
 
     def check(self, flags_of):
         seed, instances = int(os.environ.get("TEST_SEED", 19)), (

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 """test_pseudo.py: Pseudo-to-Real training of the real program under mpirun, from outside.
 
-    python3 test/test_pseudo.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_pseudo.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Mean        the gradient of a shared storage is the mean of those that its layers have for themselves, and counts once in the norm
-    Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank, of the GPU build too
+    Mean        the gradient of a shared storage is the mean of those that its layers have for
+                themselves, and counts once in the norm
+    Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one
+                computation with one rank, of the GPU build too
     Numbers     parameters and memory shrink as the formula says
-    Delink      the switch changes no bit of the function; moments are copied, or begin anew; every layout is one rank; within a run is between runs
-    Resume      bit-equal before, at and after the switch, in the same layout and another; not with another sharing
+    Delink      the switch changes no bit of the function; moments are copied, or begin anew; every
+                layout is one rank; within a run is between runs
+    Resume      bit-equal before, at and after the switch, in the same layout and another; not with
+                another sharing
     Refusals    what does not fit ends with exit 2 and one message
 
-Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks. Standard library only.
+Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks.
+Standard library only.
 """
 
 import os
@@ -40,7 +46,8 @@ SAME_NORM = 10 * SAME  # as in test_pipeline.py
 
 
 def tensors():
-    """(begin, elements of a layer) in the order of the file, of the tensors of blocks; then of the others (begin, elements)."""
+    """(begin, elements of a layer) in the order of the file, of the tensors of blocks; then of the
+    others (begin, elements)."""
     C, at, blocks, others = CHANNELS, 0, [], []
     for n, layers in (
         (PADDED * C, 0),
@@ -73,7 +80,7 @@ class Check(test_train.TestCase):
         return jobs
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Mean(Check):
     LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits
     STEP = dict(RUN, steps=1, optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR)
@@ -121,7 +128,7 @@ class Mean(Check):
         at_once(check, sample(SHARES, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     LAYOUTS = [
         dict(ranks=2),
@@ -186,7 +193,8 @@ class Equality(Check):
         )
 
     def test_gpu_build(self):
-        """Where ranks share a GPU, only a few collectives are under way at once, and one more waits for its members."""
+        """Where ranks share a GPU, only a few collectives are under way at once, and one more waits
+        for its members."""
         draw = random.Random(SEED)
         fixed = [
             dict(
@@ -238,7 +246,7 @@ class Equality(Check):
         self.assertTrue(none.weights == ones.weights)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Numbers(Check):
     def test_memory(self):
         for share, of in sample(list(SHARES.items()), 3):
@@ -251,13 +259,14 @@ class Numbers(Check):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Delink(Check):
     AT = 4
     RUN = dict(RUN, steps=AT + 3, share="2x3", delink_at=AT)
 
     def test_function(self):
-        """The loss of the first step of copies is what it would be of what they are copies of; then they go their own ways."""
+        """The loss of the first step of copies is what it would be of what they are copies of; then
+        they go their own ways."""
         for share in sample(["all", "4", "3x2"], 2):
             delinked, shared = self.trained(
                 [dict(self.RUN, share=share), dict(self.RUN, share=share, delink_at=None)]
@@ -298,7 +307,8 @@ class Delink(Check):
             self.assert_close(job.losses(), alone[layout["delink_moments"]].losses(), SAME, layout)
 
     def assert_mean(self, delinked, shared, of, what):
-        """sgd with momentum is linear: the mean of what copies do is what the shared layer does, where they have its moments."""
+        """sgd with momentum is linear: the mean of what copies do is what the shared layer does,
+        where they have its moments."""
         for group in sorted(set(of)):
             users = [number for number in range(LAYERS) if of[number] == group]
             mean = [
@@ -374,7 +384,7 @@ class Delink(Check):
             self.assertAlmostEqual(found, expected, delta=1e-9)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     def test_around_the_switch(self):
         """Stopped before, at and after it, again and again, in one layout or others."""
@@ -419,7 +429,8 @@ class Resume(Check):
                     self.assert_close(again.losses(), whole.losses()[stop:], SAME, what)
 
     def test_damaged_after_the_switch(self):
-        """The newest valid checkpoint counts, also where its blocks still share and those of a damaged one do not."""
+        """The newest valid checkpoint counts, also where its blocks still share and those of a
+        damaged one do not."""
         at, out = Delink.AT, os.path.join(scratch(), "out")
         run = dict(
             Delink.RUN, **random.Random(SEED).choice([dict(), dict(ranks=2, zero=3)]), out=out
@@ -435,7 +446,8 @@ class Resume(Check):
         self.assertTrue(again.weights == whole.weights)
 
     def test_of_a_run_that_began_with_a_shared_checkpoint(self):
-        """It goes on after its switch, though what it began with shares; and moments begin anew at the switch, not before."""
+        """It goes on after its switch, though what it began with shares; and moments begin anew at
+        the switch, not before."""
         at, out, first = Delink.AT, os.path.join(scratch(), "out"), os.path.join(scratch(), "first")
         train(**dict(RUN, share="2x3", out=first, steps=1, save_every=1))
         run = dict(Delink.RUN, model=test_train.checkpoint(first, 1), out=out)
@@ -480,7 +492,7 @@ class Resume(Check):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Refusals(test_train.TestCase):
     def test_delink(self):
         out = os.path.join(scratch(), "out")

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """test_rounding.py: --stochastic-rounding, of the real program under mpirun, from outside.
 
-    python3 test/test_rounding.py       TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_rounding.py       TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Formula       every bf16 parameter is what the formula of docs/formats.md, written again here, makes of its fp32 master, in any
+    Formula       every bf16 parameter is what the formula of docs/formats.md, written again here,
+                  makes of its fp32 master, in any
                   layout and on both builds
-    Independence  draws of two blocks, two steps and two seeds have nothing to do with each other; their mean is right
+    Independence  draws of two blocks, two steps and two seeds have nothing to do with each other;
+                  their mean is right
 
 Standard library only.
 """
@@ -48,7 +51,7 @@ def sample(items, count):
     return items if ALL else random.Random(SEED).sample(items, count)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The formula, as docs/formats.md has it
 
 
@@ -74,7 +77,7 @@ def rounded(masters, seed, updates, storage):
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
 
 
@@ -99,7 +102,8 @@ def masters_of(folder):
 
 
 def storages_of(path):
-    """{storage: bf16 words} of an exported file of the golden model; each block has a storage here, shared or not."""
+    """{storage: bf16 words} of an exported file of the golden model; each block has a storage here,
+    shared or not."""
     data = get(path)
     positions, words = struct.unpack_from("<i", data, 8)[0], array.array("H", data[1024:])
     of_tensors = [elements for elements, _ in tensors()]
@@ -119,7 +123,7 @@ def updates_of(folder):
     return int(re.search(rb"(?m)^updates (\d+)$", get(os.path.join(folder, "manifest"))).group(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 RUN = dict(
     dtype="bf16",
     stochastic_rounding=1,
@@ -215,12 +219,13 @@ class Formula(TestCase):
         self.assertEqual(get(again), get(whole))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 HALF_WAY = 1 + 2**-8  # between 1 and the next bf16: up and down are as likely
 
 
 class Independence(TestCase):
-    """All masters lie half way between two bf16 numbers, and no update moves them: of two draws, half agree."""
+    """All masters lie half way between two bf16 numbers, and no update moves them: of two draws,
+    half agree."""
 
     STEPS = 6
 
@@ -297,7 +302,8 @@ class Independence(TestCase):
             self.check(words, self.other_seed[storage], f"storage {storage}")
 
     def test_mean(self):
-        """Half of all elements go up in each step, and over the steps each goes up as often as coins fall."""
+        """Half of all elements go up in each step, and over the steps each goes up as often as
+        coins fall."""
         columns = [[word == 0x3F81 for word in sum(found.values(), [])] for found in self.after]
         n = len(columns[0])
         for column in columns:

@@ -4,8 +4,8 @@ run as a user would run them.
 
     python3 test/test_scripts.py
 
-Needs the standard library only. The scripts run in .venv's Python where there is one; what its packages are needed for
-is skipped, by name, where they are missing.
+Needs the standard library only. The scripts run in .venv's Python where there is one; what its
+packages are needed for is skipped, by name, where they are missing.
 """
 
 import json
@@ -126,7 +126,8 @@ class PrepareData(Prepares):
         return data[1:].split(b"\0")
 
     def test_link_in_the_way(self):
-        """A link that has the name of a file under way is an error, and what it leads to stays as it is."""
+        """A link that has the name of a file under way is an error, and what it leads to stays as
+        it is."""
         victim = self.write("victim", "precious")
         text = self.write("text", "words " * 1000)
         self.out.mkdir()
@@ -483,7 +484,8 @@ class PrepareData(Prepares):
         )
         text = b"".join(train)
         self.assertNotIn(b"Gutenberg", text + b"".join(val))
-        # One edition: a line of Macbeth is in no training document, in neither spelling; Hamlet's is there just once.
+        # One edition: a line of Macbeth is in no training document, in neither spelling; Hamlet's
+        # is there just once.
         self.assertNotRegex(text, b"When shall we three meet again")
         self.assertIn(b"When shall we three meet again", val[2])
         self.assertEqual(len(re.findall(b"To be, or not to be", text)), 1)
@@ -559,7 +561,8 @@ class Images(Prepares):
         )
 
     def test_formats_agree(self):
-        """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the header."""
+        """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the
+        header."""
         if not has_package("PIL"):
             self.skipTest("pillow is not installed")
         code = (
@@ -646,7 +649,8 @@ class Images(Prepares):
             self.assertIn("2.png: ", self.prepare("--images", broken, status=EXIT_INPUT).stderr)
 
     def cifar(self, kind, images, classes=("cat", "dog")):
-        """Files of CIFAR-10: images is name of a batch -> (class, planes). Pickles as its authors' numpy wrote them."""
+        """Files of CIFAR-10: images is name of a batch -> (class, planes). Pickles as its authors'
+        numpy wrote them."""
         folder = self.folder / kind
         for name, batch in images.items():
             if kind == "bin":
@@ -666,7 +670,8 @@ class Images(Prepares):
 
     @staticmethod
     def pickled(batch, by_column):
-        """Protocol 2 by hand, so that no numpy is needed: {b"labels": [...], b"data": numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b"b") with its state}."""
+        """Protocol 2 by hand, so that no numpy is needed: {b"labels": [...], b"data":
+        numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b"b") with its state}."""
 
         def text(data):  # BINSTRING, bytes in Python 2
             return b"T" + struct.pack("<i", len(data)) + data
@@ -883,7 +888,8 @@ class Plot(InFolder):
         return result
 
     def in_text(self, *arguments):
-        """What is drawn where matplotlib is missing: it shows the numbers, so that they can be checked."""
+        """What is drawn where matplotlib is missing: it shows the numbers, so that they can be
+        checked."""
         result = self.plot(*arguments, python=(sys.executable, "-S", "-I"))
         self.assertIn("matplotlib is not there", result.stdout)
         return result.stdout
@@ -911,7 +917,8 @@ class Plot(InFolder):
         self.assertEqual(lines[2].split(), ["9.0000", "█▁▁▁▁", "5.0000", "steps", "1", "to", "6"])
 
     def test_axes(self):
-        """Time, tokens and energy are those of the steps that count, over all resumptions; energy begins anew with each start."""
+        """Time, tokens and energy are those of the steps that count, over all resumptions; energy
+        begins anew with each start."""
 
         def step(number, ms, joules):
             return {
@@ -1087,7 +1094,8 @@ class Plot(InFolder):
     )
 
     def test_schedule(self):
-        """Neighbours of one micro-batch are one cell, and weight parts that follow at once are of the backward pass; what begins first is at 0."""
+        """Neighbours of one micro-batch are one cell, and weight parts that follow at once are of
+        the backward pass; what begins first is at 0."""
         rows = self.in_text("--trace", self.trace("t.json", *self.SCHEDULE)).splitlines()[1:]
         self.assertEqual(
             rows,
@@ -1383,7 +1391,8 @@ done
 
 
 class Setup(InFolder):
-    """setup.sh with a PATH of our own: tools that record their call, and nothing else but what the script needs."""
+    """setup.sh with a PATH of our own: tools that record their call, and nothing else but what the
+    script needs."""
 
     def setUp(self):
         super().setUp()

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch, long_run.sh and reproduce_*.sh, run as a user would run them.
+"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch, long_run.sh and
+reproduce_*.sh, run as a user would run them.
 
     python3 test/test_tools.py          TEST_ALL=1: the slow forms, and a short long run
 
     Launch      what launch.sh starts and when, against an mpirun that does as it is told
-    LaunchReal  the real program under the real mpirun: kills and stops change no digit and leave no process
+    LaunchReal  the real program under the real mpirun: kills and stops change no digit and leave no
+                process
     Sweep       grids, states, tables, against a trainer of a few lines
     SweepReal   the real program
     Slurm       requeued when and only when the time is up
     LongRun     what the experiment compares; under TEST_ALL the experiment, short
     Zeropp      what the reproduction runs, computes and tells, against a cluster of a few lines
     Dpzero      the same of private training, against a trainer of a few lines
-    Cyclic      the same of cyclic data parallelism, against a cluster and trainer of a few lines; its memory against the real program
+    Cyclic      the same of cyclic data parallelism, against a cluster and trainer of a few lines;
+                its memory against the real program
 
 Standard library only.
 """
@@ -69,7 +72,8 @@ for number in (
 
 
 def processes(word, program=None):
-    """Pids of the processes that have this word on their command lines, those of one program or all."""
+    """Pids of the processes that have this word on their command lines, those of one program or
+    all."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -123,7 +127,8 @@ class InFolder(unittest.TestCase):
             time.sleep(0.01)
 
     def start(self, *command, **options):
-        """A process in a session of its own; it is killed if a test failed meanwhile, and so are the ranks it started."""
+        """A process in a session of its own; it is killed if a test failed meanwhile, and so are
+        the ranks it started."""
         self.printed = self.folder / "printed"
         with open(self.printed, "w") as printed:
             process = subprocess.Popen(
@@ -154,8 +159,9 @@ class InFolder(unittest.TestCase):
         return self.ends(self.start(*command, **options), code)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# An mpirun that notes how it was called and does what line N of the file `plan` says at its Nth call; beyond: exit 0.
+# --------------------------------------------------------------------------------------------------
+# An mpirun that notes how it was called and does what line N of the file `plan` says at its Nth
+# call; beyond: exit 0.
 MPIRUN = """#!/bin/bash
 echo "$*" >>"$FOLDER/calls"
 save() { mkdir -p "$FOLDER/out/step_$1" && echo >"$FOLDER/out/step_$1/manifest"; }
@@ -362,7 +368,8 @@ class Launch(InFolder):
 
 class LaunchReal(InFolder):
     def test_disturbed_is_undisturbed(self):
-        """Kills of a rank and of mpirun, a stop and a restart: every logged digit is that of the undisturbed run."""
+        """Kills of a rank and of mpirun, a stop and a restart: every logged digit is that of the
+        undisturbed run."""
         log = self.folder / "log"
         flags = [
             *TRAIN,
@@ -437,8 +444,9 @@ class LaunchReal(InFolder):
         self.assertNotIn("restart", text)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# A trainer: its validation loss is its learning rate plus a thousandth of its seed; some rates are special.
+# --------------------------------------------------------------------------------------------------
+# A trainer: its validation loss is its learning rate plus a thousandth of its seed; some rates are
+# special.
 TRAINER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 flags = dict(zip(sys.argv[1:], sys.argv[2:]))
@@ -476,7 +484,8 @@ class Sweep(InFolder):
         self.program = self.write("train_gpt", TRAINER, 0o755)
 
     def sweep_command(self, grid, *options):
-        """The Python without a virtual environment: it draws no pictures, which take a second each. SweepReal calls sweep.sh."""
+        """The Python without a virtual environment: it draws no pictures, which take a second each.
+        SweepReal calls sweep.sh."""
         return [
             sys.executable,
             SCRIPTS / "sweep.py",
@@ -667,9 +676,10 @@ class SweepReal(InFolder):
         self.assertAlmostEqual(found["lr=1e-2,ranks=1"], found["lr=1e-2,ranks=2"], 4)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Slurm(InFolder):
-    """slurm.sbatch as a batch system would run it: a copy elsewhere, in the folder of submission."""
+    """slurm.sbatch as a batch system would run it: a copy elsewhere, in the folder of
+    submission."""
 
     def setUp(self):
         super().setUp()
@@ -736,7 +746,7 @@ class Slurm(InFolder):
         self.assertIn("sbatch", self.run_to_end(self.script, code=1))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class LongRun(InFolder):
     @unittest.skipUnless(
         ALL and list(ROOT.glob("data/text_bytes_train_*.bin")),
@@ -780,9 +790,10 @@ class LongRun(InFolder):
             self.assertIn("long_run", self.run_to_end(SCRIPTS / "long_run.sh", *words, code=2))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# cluster.sh and mpirun in one: a step takes 100 ms, and 15000 / rate more for each M that leaves a node. Of the files in FOLDER
-# `missing` makes it lack something, `fail` and `wait` are the word on whose appearance among the arguments it fails or waits.
+# --------------------------------------------------------------------------------------------------
+# cluster.sh and mpirun in one: a step takes 100 ms, and 15000 / rate more for each M that leaves a
+# node. Of the files in FOLDER `missing` makes it lack something, `fail` and `wait` are the word on
+# whose appearance among the arguments it fails or waits.
 FAKE_CLUSTER = """#!/usr/bin/env python3
 import json, os, sys, time
 folder, words = os.environ["FOLDER"], sys.argv[1:]
@@ -897,7 +908,8 @@ class Zeropp(InFolder):
         )
 
     def test_search(self):
-        """The first guess lies between rates whose messages partly hide; from there the second is near enough."""
+        """The first guess lies between rates whose messages partly hide; from there the second is
+        near enough."""
         plan, share = reproduce_zeropp.PLANS["full"], reproduce_zeropp.QUARTER
         sweep = reproduce_zeropp.Sweep(plan, None, None)
         sweep.measure = lambda shape, rate, variant: sweep.rows.append(
@@ -1008,10 +1020,12 @@ class Zeropp(InFolder):
         self.assertEqual(self.calls(), [])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# mpirun and train_gpt in one. A sample takes 10 ms, privately 12.5 in style unit and 20 in flat; the first step takes ten times as long. A data
-# set larger than the batch gives a private step one sample more. Of the files in FOLDER `fail` is the word on whose appearance among the
-# arguments it fails with the status in `status`, `differ` one on whose appearance a private run sends a byte more.
+# --------------------------------------------------------------------------------------------------
+# mpirun and train_gpt in one. A sample takes 10 ms, privately 12.5 in style unit and 20 in flat;
+# the first step takes ten times as long. A data set larger than the batch gives a private step one
+# sample more. Of the files in FOLDER `fail` is the word on whose appearance among the arguments it
+# fails with the status in `status`, `differ` one on whose appearance a private run sends a byte
+# more.
 FAKE_TRAINER = """#!/usr/bin/env python3
 import json, os, sys
 folder, words = os.environ["FOLDER"], sys.argv[1:]
@@ -1162,7 +1176,8 @@ class Dpzero(InFolder):
         )
 
     def test_rounds(self):
-        """Every other round goes backwards; ratios are taken inside a round, whose median is told."""
+        """Every other round goes backwards; ratios are taken inside a round, whose median is
+        told."""
         plan = reproduce_dpzero.PLANS["full"]
         found, order, drift = reproduce_dpzero.Measurements(plan, None, None), [], [1, 5, 2]
         place = ("grid", "grid", 2, 1)
@@ -1191,7 +1206,8 @@ class Dpzero(InFolder):
         self.assertIsNone(found.speed(place, "flat"))
 
     def test_samples_that_were_taken(self):
-        """Samples of 4 tokens, in steps after the first: the mean over samples; where steps have equally many, the median step."""
+        """Samples of 4 tokens, in steps after the first: the mean over samples; where steps have
+        equally many, the median step."""
 
         def found(*steps):
             return {
@@ -1235,8 +1251,9 @@ class Dpzero(InFolder):
         self.reproduce("--quick", "--part", "wide")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How what stands for cluster.sh, mpirun and train_gpt in one begins: `check` fails where FOLDER has a file `missing`; all other calls are noted.
+# --------------------------------------------------------------------------------------------------
+# How what stands for cluster.sh, mpirun and train_gpt in one begins: `check` fails where FOLDER has
+# a file `missing`; all other calls are noted.
 FAKE_BEGINS = """#!/usr/bin/env python3
 import json, os, sys
 folder, words = os.environ["FOLDER"], sys.argv[1:]
@@ -1248,10 +1265,12 @@ if words[0] == "check":
 open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
 """
 
-# ---------------------------------------------------------------------------------------------------------------------
-# cluster.sh, mpirun and train_gpt in one. A forward pass takes 30 ms, a backward pass 60; DP hides its messages of 1.5 MB behind the backward pass, CDP behind
-# both. DP's best learning rate is 4e-3, its loss 2 there, CDP-v1's 2.02, v2's 2.005. Of the files in FOLDER `missing` makes it lack something, `fail` is the word on
-# whose appearance it fails; without `zero` it refuses --cyclic-mode zero.
+# --------------------------------------------------------------------------------------------------
+# cluster.sh, mpirun and train_gpt in one. A forward pass takes 30 ms, a backward pass 60; DP hides
+# its messages of 1.5 MB behind the backward pass, CDP behind both. DP's best learning rate is 4e-3,
+# its loss 2 there, CDP-v1's 2.02, v2's 2.005. Of the files in FOLDER `missing` makes it lack
+# something, `fail` is the word on whose appearance it fails; without `zero` it refuses
+# --cyclic-mode zero.
 FAKE_CYCLIC = (
     FAKE_BEGINS + """if there("fail") and open(os.path.join(folder, "fail")).read() in words:
     print("train_gpt: no luck")
@@ -1325,7 +1344,8 @@ class Cyclic(InFolder):
         }
 
     def test_live_bytes(self):
-        """Two micro-batches at once: 0 is half done when the step begins, 1 goes through both units."""
+        """Two micro-batches at once: 0 is half done when the step begins, 1 goes through both
+        units."""
         curve = reproduce_cyclic.live_bytes(
             self.trace(
                 (5000, "BACKWARD_WEIGHT", 0, 0),
@@ -1364,7 +1384,8 @@ class Cyclic(InFolder):
         )
 
     def test_finds_the_cluster(self):
-        """The switch by its last words; a pulse stops one of four ranks, for as long as it was told, and leaves all running."""
+        """The switch by its last words; a pulse stops one of four ranks, for as long as it was
+        told, and leaves all running."""
         self.assertIsNone(reproduce_cyclic.switch_process("nobody"))
         process = self.start(
             "bash",
@@ -1502,7 +1523,8 @@ class Cyclic(InFolder):
         self.assertIn("run make data first", self.reproduce(code=2))
 
     def test_memory(self):
-        """The real program: the bytes are those it counts, or the part fails; with N = 8 nearly (N + 1) / 2N of them, and the curve of CDP is flat."""
+        """The real program: the bytes are those it counts, or the part fails; with N = 8 nearly (N
+        + 1) / 2N of them, and the curve of CDP is flat."""
         tokens = bytes(2 * 3000)
         self.data("text_bytes", struct.pack("<256i", 20240520, 1, 3000, *[0] * 253) + tokens)
         text = self.reproduce("--part", "memory", "--program", BINARY)
@@ -1516,9 +1538,10 @@ class Cyclic(InFolder):
             self.assertLess(float(cdp), float(dp))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The loss falls from 4 by 2 over the run from scratch, by 1.9
-# where blocks share for a while, by 1 where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
+# --------------------------------------------------------------------------------------------------
+# The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The
+# loss falls from 4 by 2 over the run from scratch, by 1.9 where blocks share for a while, by 1
+# where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
 FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words
 if "--dry-run" in words:
     print("train_gpt: a rank needs more\\n  hint: the smallest that fits is --device-memory 2000; a smaller --micro-batch takes less")
@@ -1567,7 +1590,8 @@ class Pseudo(InFolder):
         self.assertIn("| shared for 10 %, then real | 1e-3 | 2.1000 | 2.1000 | +5.00 % |", text)
         self.assertIn("| always shared | 1e-3 | 3.0000 | 3.0000 | +50.00 % |", text)
         self.assertIn("| slow link | 40.0 | 10.0 | not measured | not measured |", text)
-        # half of the steps at a quarter of the time: 0.625 of it, when the one from scratch has come down to 2.75
+        # half of the steps at a quarter of the time: 0.625 of it, when the one from scratch has
+        # come down to 2.75
         self.assertIn(
             "| shared for 50 %, then real | 0.62x | 2.1000 | 2.7500 | -23.64 % | not reached |",
             text,
@@ -1607,9 +1631,10 @@ class Pseudo(InFolder):
         self.assertIn("equal time, this machine", text)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# train_gpt for reproduce_offload.py: a block's states take 8 MiB, of which half can lie on the host, all else 4 MiB; a step takes 100 ms, 110 where the host updates
-# what lies there, 150 where the device does. It knows no --offload all; with FOLDER/wrong a budget changes the loss.
+# --------------------------------------------------------------------------------------------------
+# train_gpt for reproduce_offload.py: a block's states take 8 MiB, of which half can lie on the
+# host, all else 4 MiB; a step takes 100 ms, 110 where the host updates what lies there, 150 where
+# the device does. It knows no --offload all; with FOLDER/wrong a budget changes the loss.
 FAKE_OFFLOAD = """#!/usr/bin/env python3
 import json, os, re, sys
 words = sys.argv[1:]

@@ -1,23 +1,34 @@
 #!/usr/bin/env python3
 """test_train.py: the real program under mpirun, from outside. Each class names what it proves.
 
-    python3 test/test_train.py          TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_train.py          TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Golden      losses and norms of PyTorch (float64), for every number of ranks, micro-batch, thread, precision, build
-    Layouts     ranks never change the mathematics, also where samples do not divide; which samples a step takes
-    Optimizers  SGD from exported weights; learning rates from their formulas; which updates are skipped
-    Models      --export gives the file back byte for byte; validation losses and bits per byte from independent numbers
+    Golden      losses and norms of PyTorch (float64), for every number of ranks, micro-batch,
+                thread, precision, build
+    Layouts     ranks never change the mathematics, also where samples do not divide; which samples
+                a step takes
+    Optimizers  SGD from exported weights; learning rates from their formulas; which updates are
+                skipped
+    Models      --export gives the file back byte for byte; validation losses and bits per byte from
+                independent numbers
     Divergence  a loss far above that of guessing is told, once, and none of a private run
-    Resume      bit-equal to the uninterrupted run; damaged checkpoints; graceful stops and the command they print
-    Kills       kill -9 or -STOP at random moments, again and again, loses nothing but the steps since the last checkpoint
-    Log         the JSON interface; memory and traffic: predicted = measured = formula; what is only printed
-    Tokenizers  data of two tokenizers, or of another one than the model's, are refused; what belongs together is not
+    Resume      bit-equal to the uninterrupted run; damaged checkpoints; graceful stops and the
+                command they print
+    Kills       kill -9 or -STOP at random moments, again and again, loses nothing but the steps
+                since the last checkpoint
+    Log         the JSON interface; memory and traffic: predicted = measured = formula; what is only
+                printed
+    Tokenizers  data of two tokenizers, or of another one than the model's, are refused; what
+                belongs together is not
     Validation  only on the data that belong to those of training
-    Failures    every mistake ends with exit code 2 and one message that names it; a full disk does not end training
+    Failures    every mistake ends with exit code 2 and one message that names it; a full disk does
+                not end training
 
-Every run that reaches its end is also checked for memory and traffic as predicted (Job.check_end), so that holds in all
-layouts tested here. The model is that of test/golden (92208 parameters): a run is mostly mpirun's start. Standard library only.
+Every run that reaches its end is also checked for memory and traffic as predicted (Job.check_end),
+so that holds in all layouts tested here. The model is that of test/golden (92208 parameters): a run
+is mostly mpirun's start. Standard library only.
 """
 
 import array
@@ -53,7 +64,8 @@ MODEL, TOKENS, GOLDEN = (
 ALL = os.environ.get("TEST_ALL") == "1"
 SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
 EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
-# Threads that wait for each other sleep: there are more of them than cores, and on a busy machine each would wait in vain for its turn.
+# Threads that wait for each other sleep: there are more of them than cores, and on a busy machine
+# each would wait in vain for its turn.
 ENVIRONMENT = dict(
     os.environ,
     OMPI_ALLOW_RUN_AS_ROOT="1",
@@ -65,7 +77,8 @@ AT_ONCE = 2 * (os.cpu_count() or 1)  # runs: a start mostly waits
 TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
 STEP_TIMEOUT = 1  # and for each step, which takes some milliseconds
 
-# Equal mathematics in fp32, summed in another order: 24 bits a number, sums of up to 1e5 of them, 10 updates.
+# Equal mathematics in fp32, summed in another order: 24 bits a number, sums of up to 1e5 of them,
+# 10 updates.
 SAME = 1e-5
 SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
 PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = (
@@ -97,7 +110,7 @@ TRAIN = {
 TEMPORARY = None  # the folder everything is written into; made and removed by main
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
 
 
@@ -194,12 +207,13 @@ def checkpoint(out, step):
     return os.path.join(out, f"step_{step:08}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Runs
 
 
 def parse_log(text):
-    """The log's events. Numbers with a fraction stay text: resumed runs are compared digit by digit."""
+    """The log's events. Numbers with a fraction stay text: resumed runs are compared digit by
+    digit."""
 
     def bad(word):
         raise ValueError(f"not JSON: {word}")
@@ -208,7 +222,8 @@ def parse_log(text):
 
 
 def command_line(changes, emulated=False):
-    """Flags of TRAIN with changes; None leaves a flag out. The GPU build's default precision is another: here it is the same."""
+    """Flags of TRAIN with changes; None leaves a flag out. The GPU build's default precision is
+    another: here it is the same."""
     flags = {
         **TRAIN,
         **({"dtype": "fp32"} if emulated else {}),
@@ -269,7 +284,8 @@ class Job:
         atexit.register(self.end_all)
 
     def pids(self):
-        """The program's processes under this mpirun (its children's children too: a shell, a daemon), rank 0 first."""
+        """The program's processes under this mpirun (its children's children too: a shell, a
+        daemon), rank 0 first."""
         parents, found, mine = {}, [], {self.process.pid}
         for path in glob.glob("/proc/[0-9]*/stat"):
             try:
@@ -301,10 +317,11 @@ class Job:
             self.process.wait()
 
     def die(self, victims, how=signal.SIGKILL):
-        """Kills or stops ranks; the others must end by themselves. Returns mpirun's exit code, or None where mpirun hangs by itself.
+        """Kills or stops ranks; the others must end by themselves. Returns mpirun's exit code, or
+        None where mpirun hangs by itself.
 
-        Open MPI 4.1.4 does so now and then when a rank dies while it connects: all ranks are gone, and mpirun waits for a
-        mutex in PMIx_server_finalize.
+        Open MPI 4.1.4 does so now and then when a rank dies while it connects: all ranks are gone,
+        and mpirun waits for a mutex in PMIx_server_finalize.
         """
         start = time.time()
         self.kill(victims, how)
@@ -371,7 +388,8 @@ class Job:
         return self.of("end")[-1]
 
     def check_end(self):
-        """Memory and traffic are as predicted, exactly. A run that was resumed, made no step or skipped updates sent less."""
+        """Memory and traffic are as predicted, exactly. A run that was resumed, made no step or
+        skipped updates sent less."""
         ends = self.of("end")
         if not ends:
             return
@@ -419,7 +437,7 @@ class TestCase(unittest.TestCase):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Golden(TestCase):
     def check(self, cases, tolerance=SAME, norm_tolerance=SAME_NORM):
         losses, norms = golden_run()
@@ -465,8 +483,9 @@ class Golden(TestCase):
         self.assertEqual(first.steps("loss", "grad_norm"), second.steps("loss", "grad_norm"))
 
     def test_bf16(self):
-        # A bf16 number has 8 bits, relative error 2^-9 = 0.002; errors of single weights and boundaries are independent
-        # and average out in the loss: a tenth of that remains. The norm is not averaged over tokens in the same way.
+        # A bf16 number has 8 bits, relative error 2^-9 = 0.002; errors of single weights and
+        # boundaries are independent and average out in the loss: a tenth of that remains. The norm
+        # is not averaged over tokens in the same way.
         for job in self.check(
             [dict(ranks=r, dtype="bf16", micro_batch=b) for r, b in ((1, 3), (2, 1))], 1e-3, 1e-2
         ):
@@ -475,7 +494,8 @@ class Golden(TestCase):
             )
 
     def test_bf16_messages(self):
-        # Each gradient is rounded to 2^-9 of itself; AdamW makes that 2^-9 of an update of at most lr = 1e-3 a weight.
+        # Each gradient is rounded to 2^-9 of itself; AdamW makes that 2^-9 of an update of at most
+        # lr = 1e-3 a weight.
         two, three = self.check([dict(ranks=r, reduce_dtype="bf16") for r in (2, 3)], 1e-4, 1e-3)
         one, plain = train_all([dict(reduce_dtype="bf16"), dict()])
         self.assertEqual(
@@ -496,7 +516,7 @@ class Golden(TestCase):
         self.check([dict(binary=BINARY_CPP, ranks=r) for r in (1, 2)])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Layouts(TestCase):
     def test_any_number_of_ranks(self):
         tables = [
@@ -562,7 +582,8 @@ class Layouts(TestCase):
         )
 
     def test_document_windows(self):
-        """Padding of a short document is masked: its length does not matter. A document never reaches into the next one."""
+        """Padding of a short document is masked: its length does not matter. A document never
+        reaches into the next one."""
         draw = random.Random(SEED)
         text = [[draw.randrange(1, VOCAB) for _ in range(T)] for _ in range(6)]
         short = shard(
@@ -586,10 +607,11 @@ class Layouts(TestCase):
         self.assertEqual(alone.steps()[:1], among.steps()[:1], "the first document among others")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Optimizers(TestCase):
     def test_sgd_from_exported_weights(self):
-        """b = momentum b + g + wd p; p -= lr b, with the gradients taken from the weights of plain steps."""
+        """b = momentum b + g + wd p; p -= lr b, with the gradients taken from the weights of plain
+        steps."""
         lr, momentum, decay = 0.05, 0.9, 0.1
         same = dict(
             train=shard(golden_tokens()[:60]), optimizer="sgd", lr=lr, grad_clip=0
@@ -619,7 +641,8 @@ class Optimizers(TestCase):
             worst[1] = max(
                 worst[1], abs(p2[i] - (p1[i] - lr * (momentum * b0 + g1[i] + wd * p1[i])))
             )
-        # Weights are up to 1.5 and so rounded by 6e-8, at each of the three steps that lead here; a decay lost would show as 1e-3.
+        # Weights are up to 1.5 and so rounded by 6e-8, at each of the three steps that lead here; a
+        # decay lost would show as 1e-3.
         self.assertLess(max(worst), 5e-7, worst)
 
     def test_learning_rates(self):
@@ -670,7 +693,8 @@ class Optimizers(TestCase):
         self.assertNotEqual(a.steps("lr"), b.steps("lr"))
 
     def test_outliers_are_skipped(self):
-        """Garbage in the shard: the steps skipped are those whose z, redone from the logged numbers, is above the limit."""
+        """Garbage in the shard: the steps skipped are those whose z, redone from the logged
+        numbers, is above the limit."""
         draw, window, out = random.Random(1), 128, os.path.join(scratch(), "out")
         tokens = [5 + 3 * (i % 16) for i in range(8 * 150)]
         tokens[8 * 135 : 8 * 137] = [draw.randrange(VOCAB) for _ in range(16)]
@@ -725,7 +749,7 @@ class Optimizers(TestCase):
         self.assertEqual(get(after), get(bad))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Models(TestCase):
     def test_export_gives_the_file_back(self):
         half = put(
@@ -844,7 +868,8 @@ class Models(TestCase):
         )  # new weights know nothing
 
     def test_validation_sees_the_weights_after_each_update(self):
-        """The training loss of step k + 1 is that of the weights after k updates on the next 3 samples."""
+        """The training loss of step k + 1 is that of the weights after k updates on the next 3
+        samples."""
         ahead = shard(golden_tokens()[60:] + golden_tokens()[:60])
         job = train(val=ahead, val_every=1, val_batches=1, steps=2, ranks=2)
         self.assertEqual([e["step"] for e in job.of("val")], [0, 1, 2])
@@ -855,7 +880,8 @@ class Models(TestCase):
         )
 
     def test_samples(self):
-        """The same text for any number of ranks; at temperature 0 the last token is the likeliest of all."""
+        """The same text for any number of ranks; at temperature 0 the last token is the likeliest
+        of all."""
         texts, end = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)], 7
         same = dict(
             tokenizer=tokenizer(texts, end),
@@ -895,7 +921,8 @@ class Models(TestCase):
         self.assertEqual(candidates[losses.index(min(losses))], greedy[-1])
 
     def test_sample_without_a_step(self):
-        """The text of the weights as they are: of a file that a run has exported, its last text, since a draw depends on the step only by its number."""
+        """The text of the weights as they are: of a file that a run has exported, its last text,
+        since a draw depends on the step only by its number."""
         texts = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)]
         export, out = os.path.join(scratch(), "export"), os.path.join(scratch(), "out")
         same = dict(tokenizer=tokenizer(texts, 7), sample_every=2, sample_tokens=20, temperature=0)
@@ -919,9 +946,10 @@ class Models(TestCase):
         self.assertEqual(found[1:], [[("0", text)]] * 4 + [[("3", text)]])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Divergence(TestCase):
-    """One warning of a loss far above ln(vocabulary), after the warm-up, and of one that is no number."""
+    """One warning of a loss far above ln(vocabulary), after the warm-up, and of one that is no
+    number."""
 
     LIMIT = 2 * (1 + math.log(VOCAB))
     WARNING = (
@@ -978,7 +1006,7 @@ class Divergence(TestCase):
             self.assertEqual([step for step, _ in re.findall(self.WARNING, job.err)], ["1"], layout)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(TestCase):
     def test_bit_equal(self):
         cases = [
@@ -1162,7 +1190,8 @@ class Resume(TestCase):
         self.assertEqual(shlex.split(command)[4:], said, "it resumes already")
 
     def test_graceful_stops(self):
-        """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
+        """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0
+        and a command that goes on, bit by bit."""
         folder = os.path.join(scratch(), "a folder")
         os.mkdir(folder)
         out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
@@ -1200,7 +1229,7 @@ class Resume(TestCase):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Kills(TestCase):
     EVERY = 2  # steps between checkpoints
     RUN = dict(ranks=2, shuffle=1, micro_batch=1)
@@ -1215,7 +1244,8 @@ class Kills(TestCase):
             )
 
     def chain(self, seed, kills):
-        """Run, kill at a random moment, resume; the final part runs to a step that nobody knew before."""
+        """Run, kill at a random moment, resume; the final part runs to a step that nobody knew
+        before."""
         draw, folder = random.Random(seed), scratch()
         out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
         same = dict(self.RUN, seed=seed)
@@ -1301,13 +1331,14 @@ class Kills(TestCase):
         self.assertEqual(reached, len(expected))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 KINDS = {"parameters", "gradients", "optimizer", "activations", "buffers", "device", "host"}
 COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}
 
 
 def slices(elements, ranks, grain=NORM_CHUNK):
-    """Sizes of a storage's slices: equally many whole grains, but for the last ones, which end where the storage does."""
+    """Sizes of a storage's slices: equally many whole grains, but for the last ones, which end
+    where the storage does."""
     slice_ = -(-elements // (ranks * grain)) * grain
     bounds = [min(r * slice_, elements) for r in range(ranks + 1)]
     return [b - a for a, b in zip(bounds, bounds[1:])]
@@ -1406,7 +1437,8 @@ class Log(TestCase):
         return peak
 
     def test_memory_of_the_process(self):
-        """At a size that matters, the whole process needs what was predicted, by the program's and by our own reading."""
+        """At a size that matters, the whole process needs what was predicted, by the program's and
+        by our own reading."""
         tokens, model = (
             shard([i * 7 % 512 for i in range(20000)]),
             "layers=4,heads=4,channels=256,vocab=512",
@@ -1441,7 +1473,8 @@ class Log(TestCase):
             self.assertEqual(memory["measured"]["gradients"], 4 * parameters)
 
     def all_reduce(self, ranks):
-        """Bytes rank 0 sends, one level: what others own of its gradients, and what it owns to all others."""
+        """Bytes rank 0 sends, one level: what others own of its gradients, and what it owns to all
+        others."""
         return sum(
             4 * (sum(s) - s[0] + (ranks - 1) * s[0]) for s in (slices(n, ranks) for n in storages())
         )
@@ -1466,7 +1499,8 @@ class Log(TestCase):
             )
 
     def test_traffic_on_two_levels(self):
-        """2 nodes of 2 ranks: between nodes only sums of a node travel, half of all gradients twice; inside, a reduction of 2."""
+        """2 nodes of 2 ranks: between nodes only sums of a node travel, half of all gradients
+        twice; inside, a reduction of 2."""
         two, flat, half = train_all(
             [
                 dict(ranks=4, steps=2, ranks_per_node=2),
@@ -1490,7 +1524,8 @@ class Log(TestCase):
             )
 
     def test_dry_run(self):
-        """One JSON object and nothing else on stdout; nothing of the model is allocated: address space is limited to 64 GiB."""
+        """One JSON object and nothing else on stdout; nothing of the model is allocated: address
+        space is limited to 64 GiB."""
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
         for model, layers, C, positions, ranks in (
             ("gpt3:175B", 96, 12288, 2048, 1),
@@ -1558,7 +1593,7 @@ class Log(TestCase):
         self.assertRegex(text, rb"\r\[#+\.*\] 2/2 ")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def tokenizer_file(texts, eot):
     return header(20240328, 2, len(texts), eot) + b"".join(bytes([len(t)]) + t for t in texts)
 
@@ -1586,7 +1621,8 @@ class Tokenizers(TestCase):
 
     @classmethod
     def setUpClass(cls):
-        """Shards NAME_train_0.bin and NAME_val_0.bin: `told` say their tokenizer, others have its file beside them, or nothing."""
+        """Shards NAME_train_0.bin and NAME_val_0.bin: `told` say their tokenizer, others have its
+        file beside them, or nothing."""
         cls.folder = scratch()
         draw = random.Random(1)
         some = lambda n, largest: [draw.randrange(largest) for _ in range(n)] + [largest]
@@ -1817,7 +1853,7 @@ class Validation(TestCase):
         self.assertIn("--val : expected shards", train(val="", val_every=1, code=EXIT_INPUT).err)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def changed_model(at, word):
     path = put("model.bin", get(MODEL))
     change(path, 4 * at, word)
@@ -2053,7 +2089,8 @@ class Failures(TestCase):
         )
 
     def check(self, cases):
-        """cases: (name, words, what the message names). Each with 1 and 2 ranks, or one of them by chance."""
+        """cases: (name, words, what the message names). Each with 1 and 2 ranks, or one of them by
+        chance."""
         draw = random.Random(SEED)
         everything = [
             (*case, ranks)
@@ -2103,7 +2140,8 @@ class Failures(TestCase):
         self.check([(name, command_line(changes), found) for name, changes, found in cases])
 
     def test_mistakes_cost_nothing(self):
-        """A mistake is found before anything is written, and before an earlier run's checkpoints are moved."""
+        """A mistake is found before anything is written, and before an earlier run's checkpoints
+        are moved."""
         out = os.path.join(scratch(), "out")
         train(out=out, steps=1, save_every=1)
         before = sorted(os.listdir(out))
@@ -2146,7 +2184,8 @@ class Failures(TestCase):
             subprocess.run(["umount", "-l", disk], check=True)
 
     def test_watchdog(self):
-        """A collective or a message that waits in vain ends the job with the code for a lost peer and says what it waited for."""
+        """A collective or a message that waits in vain ends the job with the code for a lost peer
+        and says what it waited for."""
         if not os.path.exists("build/test_comm"):
             self.skipTest("build/test_comm is not built")
         for how, what in (

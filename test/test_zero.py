@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
 """test_zero.py: ZeRO stages 1-3 and ZeRO++ of the real program under mpirun, from outside.
 
-    python3 test/test_zero.py           TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_zero.py           TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Equality    stages 0 to 3 are one computation: bit by bit where sums have one order, else to fp32 rounding
-    Numbers     memory and traffic of each rank are what a plain count of slices and messages gives, to the byte, and what the papers say
-    Weights     qwZ's weights are those that a slow quantizer makes, on any number of ranks; hpZ changes no bit
-    Gradients   qgZ's sums are those that a slow quantizer makes; no factor is wrong; error feedback helps
+    Equality    stages 0 to 3 are one computation: bit by bit where sums have one order, else to
+                fp32 rounding
+    Numbers     memory and traffic of each rank are what a plain count of slices and messages gives,
+                to the byte, and what the papers say
+    Weights     qwZ's weights are those that a slow quantizer makes, on any number of ranks; hpZ
+                changes no bit
+    Gradients   qgZ's sums are those that a slow quantizer makes; no factor is wrong; error feedback
+                helps
     Resume      bit-equal in the same layout, equal in any other; kill -9 loses nothing
-    Lost        a rank that is lost in a gather ends the job, and the message names the collective, the storage and the rank
+    Lost        a rank that is lost in a gather ends the job, and the message names the collective,
+                the storage and the rank
     Emulated    the GPU build does the same
 
-Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here (Check.numbers). Standard library only.
+Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here
+(Check.numbers). Standard library only.
 """
 
 import array
@@ -64,7 +71,9 @@ QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients
 PLUS_PLUS = dict(QWZ, zero_hpz_partition_size=2, **QGZ)
 LR = (
     1 << 19
-)  # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is too small to matter
+    # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is
+    # too small to matter
+)
 SAME_FLIPPED = 1e-4  # where a rounding error now and then flips a code of INT8
 GRADIENT = dict(
     optimizer="sgd",
@@ -78,12 +87,14 @@ GRADIENT = dict(
 )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run must take and send, counted another way than the program does: a slice and a message at a time
+# --------------------------------------------------------------------------------------------------
+# What a run must take and send, counted another way than the program does: a slice and a message at
+# a time
 
 
 def storages(model=None):
-    """Elements of wte, wpe, the blocks and lnf: of the golden model, or of one given as text, whose positions are T."""
+    """Elements of wte, wpe, the blocks and lnf: of the golden model, or of one given as text, whose
+    positions are T."""
     if model in (None, MODEL):
         padded, positions, layers, C = PADDED, POSITIONS, LAYERS, CHANNELS
     else:
@@ -122,13 +133,15 @@ class Layout:
         self.storages = storages(flags["model"])
 
     def partition(self, me):
-        """Ranks that together keep a copy of the parameters: consecutive ones; the last may be fewer."""
+        """Ranks that together keep a copy of the parameters: consecutive ones; the last may be
+        fewer."""
         first = me - me % self.alpha
         return range(first, min(first + self.alpha, self.ranks))
 
 
 def records(elements, bits, block):
-    """Bytes of so many quantized elements from the beginning of a block on: a scale, codes, whole words."""
+    """Bytes of so many quantized elements from the beginning of a block on: a scale, codes, whole
+    words."""
     full, rest = divmod(elements, block)
     size = lambda n: 4 + -(-n * bits // 32) * 4
     return full * size(block) + (size(rest) if rest else 0)
@@ -263,7 +276,8 @@ class Check(test_train.TestCase):
             self.assertEqual(found, expected_traffic(run), changes)
 
     def trained(self, cases):
-        """The jobs of these cases, each with a file `export` of its weights, and checked for its numbers."""
+        """The jobs of these cases, each with a file `export` of its weights, and checked for its
+        numbers."""
         cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
@@ -305,7 +319,8 @@ def printable():
 
 
 def key_biases():
-    """Their gradient is 0 but for rounding: softmax takes no notice of them. Adam makes whole updates of that rounding."""
+    """Their gradient is 0 but for rounding: softmax takes no notice of them. Adam makes whole
+    updates of that rounding."""
     at = 0
     for i, (elements, _) in enumerate(tensors()):
         if i == 5:  # qkvb: (layers, 3, channels)
@@ -326,10 +341,11 @@ def distance(a, b):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_one_result(self):
-        """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks have unequal parts."""
+        """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks
+        have unequal parts."""
         cases = [
             (optimizer, ranks, accumulation)
             for optimizer in ("adamw", "sgd")
@@ -438,7 +454,7 @@ class Equality(Check):
             self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 SHAPES = [
     "layers=12,heads=12,channels=768,vocab=50257",
     "layers=48,heads=2,channels=64,vocab=300",
@@ -461,9 +477,11 @@ def predicted(ranks, **changes):
 
 class Numbers(Check):
     def test_stage_3_takes_least(self):
-        """The memory of stage 3 is never above that of stage 2, whatever the shape of the model; nor stage 2's above stage 1's in a single micro-step.
+        """The memory of stage 3 is never above that of stage 2, whatever the shape of the model;
+        nor stage 2's above stage 1's in a single micro-step.
 
-        With more of them stage 2 has the sums of its slices beside the whole gradients that come and go.
+        With more of them stage 2 has the sums of its slices beside the whole gradients that come
+        and go.
         """
         cases = [
             (shape, ranks, dtype, more)
@@ -504,7 +522,8 @@ class Numbers(Check):
                     self.assertLessEqual(devices[2], devices[1])
 
     def test_memory_formulas(self):
-        """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in fp32, each divided from its stage on."""
+        """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in
+        fp32, each divided from its stage on."""
         model = LARGE
         psi = sum(storages(model))
         parts_of = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
@@ -538,7 +557,8 @@ class Numbers(Check):
                 abs(found / formula - 1), 0.002, (dtype, stage, alpha)
             )  # slices are cut at chunks
 
-    # Bytes that leave a node, as multiples of M = 2 psi: gather for forward, for backward, reduction. Each M times (n - 1) / n for n nodes.
+    # Bytes that leave a node, as multiples of M = 2 psi: gather for forward, for backward,
+    # reduction. Each M times (n - 1) / n for n nodes.
     FORMULAS = [
         (dict(), (1, 1, 1)),
         (dict(zero_quantized_weights=1), (0.5, 0.5, 1)),
@@ -556,7 +576,8 @@ class Numbers(Check):
     ]
 
     def test_traffic_formulas(self):
-        """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm, which are gathered once, are few."""
+        """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm,
+        which are gathered once, are few."""
         model = LARGE
         psi = sum(storages(model))
         cases = []
@@ -616,7 +637,8 @@ class Numbers(Check):
                 )  # wpe is 0.01 % of psi
 
     def test_measured(self):
-        """Real runs on even and uneven nodes, of each kind of traffic, a rank with fewer samples; with evaluation in between, which does not count."""
+        """Real runs on even and uneven nodes, of each kind of traffic, a rank with fewer samples;
+        with evaluation in between, which does not count."""
         kinds = (
             [dict(zero=stage) for stage in range(3)]
             + [dict(flags, zero=3) for flags, _ in self.FORMULAS]
@@ -658,7 +680,7 @@ class Numbers(Check):
         self.trained(sample(cases, 6))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A slow quantizer: fp32 as the program's, one block after another
 
 
@@ -715,7 +737,8 @@ def quantized_model(path, block):
 
 class Weights(Check):
     def test_quantized(self):
-        """Losses and norms of each step are those of a plain run on the weights that the slow quantizer makes, bit by bit; so are validations."""
+        """Losses and norms of each step are those of a plain run on the weights that the slow
+        quantizer makes, bit by bit; so are validations."""
         block = random.Random(SEED).choice((16, 256, 2048))
         one, two = [os.path.join(scratch(), "export") for _ in "12"]
         same = dict(ranks=2, micro_batch=2, val_every=1, val_batches=1)
@@ -740,7 +763,8 @@ class Weights(Check):
             self.assertEqual(jobs[1].of("val")[step]["loss"], plain.of("val")[0]["loss"])
 
     def test_ranks_change_nothing(self):
-        """Blocks lie on the storage's own grid, so each rank gets the same weights. A code that flips changes one weight of 92208 by a 128th of a block's largest."""
+        """Blocks lie on the storage's own grid, so each rank gets the same weights. A code that
+        flips changes one weight of 92208 by a 128th of a block's largest."""
         cases = [
             dict(QWZ, ranks=ranks, batch_tokens=5 * T, micro_batch=2, steps=10, recompute=how)
             for ranks, how in ((1, "none"), (2, "block"), (3, "none"), (4, "none"))
@@ -753,7 +777,8 @@ class Weights(Check):
         self.assert_close(one.losses(), plain.losses(), 2e-3, "8 bits of a weight")
 
     def test_secondary_copy(self):
-        """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between, and after a resume."""
+        """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between,
+        and after a resume."""
         variants = [
             (2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)),
             (2, dict(ranks=4, batch_tokens=8 * T, zero_quantized_weights=1)),
@@ -822,7 +847,8 @@ class Gradients(Check):
         return [self.gradient(case["export"]) for case in cases]
 
     def contributions(self, ranks):
-        """Of each rank, to the mean over one sample each. A power of two, so that the runs of single samples scale exactly."""
+        """Of each rank, to the mean over one sample each. A power of two, so that the runs of
+        single samples scale exactly."""
         tokens = golden_tokens()
         return [
             array.array("f", (g / ranks for g in gradient))
@@ -889,11 +915,13 @@ class Gradients(Check):
             wrong = sum(
                 abs(a - b) > 1e-6 * abs(b) + 1e-9 * largest for a, b in zip(gradient, expected)
             )
-            # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes the largest of its block moves all of it.
+            # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes
+            # the largest of its block moves all of it.
             self.assertLess(wrong, 0.01 * len(expected), (bits, block, per_node))
 
     def test_parcels(self):
-        """How many storages travel together changes no bit. The program with faults in it packs small parcels."""
+        """How many storages travel together changes no bit. The program with faults in it packs
+        small parcels."""
         cases = [
             dict(
                 ranks=4,
@@ -919,7 +947,8 @@ class Gradients(Check):
             self.assert_same(several, one, case)
 
     def test_no_factor_is_wrong(self):
-        """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most what blocks of 256 of heavy-tailed values give."""
+        """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most
+        what blocks of 256 of heavy-tailed values give."""
         cases = [
             (dict(ranks=ranks, ranks_per_node=per_node, zero=stage, batch_tokens=samples * T), bits)
             for ranks, per_node in ((4, 1), (4, 2), (4, 4), (2, 0), (3, 1), (3, 0))
@@ -938,7 +967,8 @@ class Gradients(Check):
                 self.assertGreater(error, 1e-4, "nothing was rounded")
 
     def test_error_feedback(self):
-        """Steps of sgd end nearer to the plain run's weights with error feedback than without. It knows nothing of the second hop's errors."""
+        """Steps of sgd end nearer to the plain run's weights with error feedback than without. It
+        knows nothing of the second hop's errors."""
         same = dict(
             ranks=4,
             optimizer="sgd",
@@ -964,7 +994,7 @@ class Gradients(Check):
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     check_resumed = test_train.Resume.check_resumed
 
@@ -1021,7 +1051,7 @@ class Kills(test_train.Kills):
     KILLS = 200 if ALL else 4
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Lost(unittest.TestCase):
     KINDS = ("PREFETCH", "ACQUIRE", "RELEASE", "REDUCE", "FORWARD", "BACKWARD_WEIGHT")
     SAME = dict(
@@ -1066,7 +1096,7 @@ class Lost(unittest.TestCase):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):

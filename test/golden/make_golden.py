@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Golden numbers for the tests: a tiny GPT-2 in plain PyTorch, in float64, so that they are exact to fp32.
+"""Golden numbers for the tests: a tiny GPT-2 in plain PyTorch, in float64, so that they are exact
+to fp32.
 
-    python3 test/golden/make_golden.py      writes the three files below beside itself; needs torch and numpy
+    python3 test/golden/make_golden.py      writes the three files below beside itself; needs torch
+                                            and numpy
 
-The model is GPT-2: pre-layernorm (eps 1e-5), tanh GELU, learned positions, tied classifier, biases everywhere, attention
-scaled by 1/sqrt(head size). L=3 layers, 3 heads, C=48 channels, maxT=24 positions, V=101 tokens padded to Vp=128.
-Weights are fp32 numbers. Layernorms and biases are random too: a gradient that is lost or misplaced must show. A C
-program in fp32 should meet the losses to 1e-5 and the gradients to 1e-4 (relative to the largest of each tensor).
+The model is GPT-2: pre-layernorm (eps 1e-5), tanh GELU, learned positions, tied classifier, biases
+everywhere, attention scaled by 1/sqrt(head size). L=3 layers, 3 heads, C=48 channels, maxT=24
+positions, V=101 tokens padded to Vp=128. Weights are fp32 numbers. Layernorms and biases are random
+too: a gradient that is lost or misplaced must show. A C program in fp32 should meet the losses to
+1e-5 and the gradients to 1e-4 (relative to the largest of each tensor).
 
 All files are little-endian and begin with 256 int32, the unused ones zero.
 
@@ -16,7 +19,8 @@ gpt_tiny_model.bin    llm.c model, version 3
 
 gpt_tiny_tokens.bin   llm.c token shard
     header            20240520, 1, n = 571
-    tokens            uint16[n], each below V; n is no multiple of T, so the runs below wrap inside a window
+    tokens            uint16[n], each below V; n is no multiple of T, so the runs below wrap inside
+                      a window
 
 gpt_tiny.bin          llm.c debug state, then an appendix
     header            20240327, 2, B = 3, T = 20
@@ -24,18 +28,21 @@ gpt_tiny.bin          llm.c debug state, then an appendix
     logits            fp32[B][T][V]
     loss              fp32, the mean over B*T tokens
     gradients         fp32, 16 tensors as in the model file (padding rows are zero)
-    appendix, fp64    double loss[3][10], norm[3][10]      runs 0..2, on the batch (x, y) again and again
+    appendix, fp64    double loss[3][10], norm[3][10]      runs 0..2, on the batch (x, y) again and
+                      again
                       double loss[10], norm[10]            run 3, on the token shard
 
-loss[k] and norm[k] (the gradient norm before clipping) belong to update k: they are taken at the weights after k updates.
-Each run begins at the weights of the model file.
+loss[k] and norm[k] (the gradient norm before clipping) belong to update k: they are taken at the
+weights after k updates. Each run begins at the weights of the model file.
 
     run 0   AdamW   lr 1e-3, betas 0.9 0.95, eps 1e-8, no clipping
     run 1   AdamW   the same, clipped at norm 1: g *= min(1, 1 / norm)
     run 2   SGD     lr 0.05, momentum 0.9: b = momentum b + g + wd p; p -= lr b; no clipping
-    run 3   AdamW   as run 1; sample g is tokens (g T + 0 .. T) mod n, update k takes samples 3k .. 3k + 2
+    run 3   AdamW   as run 1; sample g is tokens (g T + 0 .. T) mod n, update k takes samples 3k ..
+            3k + 2
 
-Weight decay is 0.1 in all runs, on the 2-D tensors only (wte and wpe included). The learning rate is constant.
+Weight decay is 0.1 in all runs, on the 2-D tensors only (wte and wpe included). The learning rate
+is constant.
 """
 
 import math
@@ -49,7 +56,8 @@ L, HEADS, C, MAX_T, V, VP = 3, 3, 48, 24, 101, 128
 B, T, UPDATES, SHARD_TOKENS = 3, 20, 10, 571
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# llm.c's order; a layered tensor holds all layers, outermost. Name: shape, initial mean, initial deviation, decayed.
+# llm.c's order; a layered tensor holds all layers, outermost. Name: shape, initial mean, initial
+# deviation, decayed.
 TENSORS = {
     "wte": ((V, C), 0, 0.1, True),
     "wpe": ((MAX_T, C), 0, 0.1, True),
@@ -71,7 +79,7 @@ TENSORS = {
 STORED = sum(math.prod(shape) for shape, *_ in TENSORS.values()) + (VP - V) * C
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The model
 
 
@@ -123,7 +131,7 @@ def backward(p, x, y):
     return logits.detach(), loss.item()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Training
 
 
@@ -175,7 +183,7 @@ def shard_batch(tokens, k):
     return samples[:, :-1], samples[:, 1:]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
 
 
