@@ -319,8 +319,7 @@ PRINTS = {  # name: ranks, flags
     "dry run gpt2": (
         1,
         "--dry-run 1 --json 1 --model gpt2:124M --seq-len 1024 --batch-tokens 65536 "
-        "--dtype bf16 --zero 2 "
-        + NODES,
+        "--dtype bf16 --zero 2 " + NODES,
     ),
     "dry run gpt3": (
         1,

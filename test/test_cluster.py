@@ -29,13 +29,11 @@ import tempfile
 import time
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import harness
+from harness import ALL, BINARY, ROOT, TIMEOUT, TOKENS
+
 CLUSTER = os.path.join(ROOT, "scripts/cluster.sh")
-BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
-TOKENS = os.path.join(ROOT, "test/golden/gpt_tiny_tokens.bin")
-ALL = os.environ.get("TEST_ALL") == "1"
 EXIT_INPUT, EXIT_FAILED, EXIT_MISSING = 2, 3, 77
-TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
 names = (f"test{os.getpid()}_{i}" for i in itertools.count())
 missing = ""  # why no cluster can be made
 
@@ -666,4 +664,4 @@ class Rates(TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -19,35 +19,37 @@
     Refusals    what does not fit ends with exit 2 and one message
     Lost        a rank that dies ends the job; numbers that are not finite do not stop it
 
-Every run is checked for memory and traffic as predicted (test_train.Job). The model has 4 blocks, 6
+Every run is checked for memory and traffic as predicted (harness.Job). The model has 4 blocks, 6
 units. Standard library only.
 """
 
 import os
 import random
 import re
-import shutil
 import signal
-import tempfile
-import unittest
 
-import test_train
-from test_faults import EXIT_PEER, FAULTY, Faulty, at_once, sample
-from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
-from test_train import (
+import harness
+from harness import (
     ALL,
     EXIT_DONE,
     EXIT_INPUT,
+    EXIT_PEER,
+    FAULTY,
+    Faulty,
+    Job,
     SAME,
     SEED,
     T,
-    Job,
+    at_once,
     checkpoints,
     get,
+    sample,
     scratch,
     train,
     train_all,
 )
+import test_train
+from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 
 RUN = dict(
     model=MODEL, seed=3, steps=6, shuffle=1, micro_batch=8, threads=1
@@ -60,7 +62,9 @@ V1, V1_FREE, V2 = (
 V2_SLACK, V2_CLIP = dict(V2, cyclic_slack=1), dict(V2, grad_clip=0.05, cyclic_clip="storage")
 RULES = [V1, V1_FREE, V2, V2_SLACK, V2_CLIP]
 STATS_BYTES = 8 * (
-    1 + 69 + 2
+    1
+    + 69
+    + 2
     # bytes of step statistics, sent to the next rank: loss, an exact sum of squares, two numbers of
     # steps
 )
@@ -94,7 +98,7 @@ def zero(N, **changes):
 MODES = (single, data, model, triangle, zero)
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def trained(self, cases):
         """The jobs of these cases, each with a file `export` of its weights."""
         cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
@@ -587,7 +591,7 @@ class Resume(Check):
                     save_every=3,
                 )
             )
-            same = dict(model=test_train.checkpoint(out, 3), batch_tokens=6 * T, grad_clip=0)
+            same = dict(model=harness.checkpoint(out, 3), batch_tokens=6 * T, grad_clip=0)
             one, plain, *modes = self.trained(
                 [
                     single(1, **{**V2, **same, "micro_batch": 6}),
@@ -792,7 +796,4 @@ class Lost(Check):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

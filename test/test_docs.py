@@ -24,26 +24,16 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = str(ROOT / os.environ.get("TRAIN_GPT", "train_gpt"))
-PYTHON = str(ROOT / ".venv/bin/python") if (ROOT / ".venv/bin/python").exists() else sys.executable
-ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    OMPI_MCA_hwloc_base_binding_policy="none",
-    OMP_WAIT_POLICY="passive",
-)
-AT_ONCE = os.cpu_count() or 1
-TIMEOUT = 120
-EXIT_RESOURCES = 3
+import harness
+from harness import AT_ONCE, BINARY, EXIT_RESOURCES, PYTHON, TIMEOUT
+
+ROOT = Path(harness.ROOT)
+ENVIRONMENT = dict(harness.ENVIRONMENT, OMPI_MCA_hwloc_base_binding_policy="none")
 DOCUMENTS = [
     "README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
@@ -600,4 +590,4 @@ class Export(unittest.TestCase):
 COMMANDS = Commands()
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

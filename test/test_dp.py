@@ -38,38 +38,39 @@ import re
 import shutil
 import struct
 import subprocess
-import tempfile
 import typing
-import unittest
 
-import with_numpy
-import numpy as np
-
-if not os.environ.get(
-    "TEST_ALL"
-):  # the sample is fixed: its tolerances were seen to hold; other seeds on purpose, by DP_SEED
+# The sample is fixed: its tolerances were seen to hold. Other seeds on purpose, by DP_SEED.
+if not os.environ.get("TEST_ALL"):
     os.environ["TEST_SEED"] = os.environ.get("DP_SEED", "5")
-import reference
-import test_train
-import test_zero
-from test_faults import at_once, quotation, sample
-from test_train import (
+import harness  # noqa: E402
+
+harness.need_numpy()
+import numpy as np  # noqa: E402
+from harness import (
     ALL,
-    EXIT_INPUT,
     EXIT_DONE,
+    EXIT_INPUT,
     SAME,
     SEED,
+    at_once,
     get,
     header,
     put,
+    quotation,
+    sample,
     scratch,
     shard,
     tokenizer,
 )
+
+import reference
+import test_train
+import test_zero
 from test_zero import LR, Layout, distance, expected_traffic
 
 CLIP_STYLES, CLIP_FUNCTIONS = ("unit", "flat", "stage"), ("abadi", "automatic")
-ROOT = with_numpy.ROOT
+ROOT = harness.ROOT
 KEY = "%064x" % random.Random(SEED).getrandbits(256)
 # One step that leaves the private gradient in the weights. Noise is left out unless it is asked
 # for.
@@ -92,7 +93,7 @@ PRIVATE = dict(
 CLOSE = 1e-4
 
 
-class Job(test_train.Job):
+class Job(harness.Job):
     """A run whose batches may be of any size: then its traffic is not that of the expected one
     (Numbers checks it)."""
 
@@ -174,7 +175,7 @@ class Shape(reference.Config):
         return self.file(np.where(self.used(), values, 0))
 
 
-GOLDEN = Shape(test_train.LAYERS, 3, test_train.CHANNELS, test_train.VOCAB, test_train.POSITIONS)
+GOLDEN = Shape(harness.LAYERS, 3, harness.CHANNELS, harness.VOCAB, harness.POSITIONS)
 # Where ghost norms are the cheaper way: in blocks and head; in neither; in the head only; in blocks
 # only.
 RATIO = int(re.search(r"GHOST_RATIO = (\d+)", get(os.path.join(ROOT, "dp.h")).decode())[1])
@@ -563,9 +564,7 @@ class Sensitivity(PrivateCheck):
                 dict(windows="document"),
             )
 
-    def check(
-        self, data, style, function, what, binary=test_train.BINARY, tolerance=1e-3, **layout
-    ):
+    def check(self, data, style, function, what, binary=harness.BINARY, tolerance=1e-3, **layout):
         """The difference that the last sample makes, of the whole and of each group; by what it
         should be, too."""
         flags = dict(dp_clip=self.R, dp_clip_style=style, dp_clip_function=function, binary=binary)
@@ -763,7 +762,7 @@ class Noise(PrivateCheck):
         n = min(len(a), len(b))
         self.assertLess(abs(np.dot(a[:n], b[:n])) / n, 5 / math.sqrt(n), what)
 
-    def check_deviation(self, binary=test_train.BINARY, turn=0):
+    def check_deviation(self, binary=harness.BINARY, turn=0):
         """In every element (sigma R / S)^2, whatever the layout; nothing in the padding."""
         silent, draw = Silent(), random.Random(f"{SEED}deviation{turn}")
         sigma, R = draw.uniform(0.5, 8), draw.uniform(0.1, 10)
@@ -779,7 +778,7 @@ class Noise(PrivateCheck):
             self.assert_normal(part / (sigma * R), (storage, case))
         self.assertFalse(noise[~silent.shape.used()].any(), "padding rows")
 
-    def check_unlike(self, binary=test_train.BINARY):
+    def check_unlike(self, binary=harness.BINARY):
         """Storages and shards know nothing of each other."""
         silent = Silent()
         (noise,) = silent.noise([dict(binary=binary, ranks=2, zero=2)])
@@ -1212,7 +1211,7 @@ class Stages(PrivateCheck):
 
     def test_one_result(self):
         """Steps with noise, of batches of chance: the samples, losses and weights of one rank, to
-        rounding: sums are in another order (test_train.SAME)."""
+        rounding: sums are in another order (harness.SAME)."""
         run = dict(
             Trajectories.RUN, optimizer="sgd", lr=0.05
         )  # the golden model has 3 blocks: 5 units
@@ -1311,7 +1310,8 @@ class Stages(PrivateCheck):
             self.assertIn(0, [len(s) for s, in job.steps("samples")])
             self.assertEqual(job.steps("samples"), jobs[0].steps("samples"))
             self.assertLess(
-                distance(job.export, jobs[0].export), 1e-2
+                distance(job.export, jobs[0].export),
+                1e-2,
                 # noise of 1 beside gradients of up to 1: styles differ by the latter, other noise
                 # by 1.4
             )
@@ -1343,7 +1343,7 @@ class Stages(PrivateCheck):
     def test_messages(self):
         """Where all samples are taken: as predicted, and besides activations and gradients 8 bytes
         for each sample's norm, 4 T C for the classifier's rows, 4 for a factor."""
-        T, C, S = 20, test_train.CHANNELS, 28
+        T, C, S = 20, harness.CHANNELS, 28
         for plan, style in sample(
             itertools.product(("2:1,3:1", "1:1,3:1,1:1", "2:2,2:1,1:1"), CLIP_STYLES), 2
         ):
@@ -1405,7 +1405,7 @@ class Stages(PrivateCheck):
             dict(pipeline="3:1,2:1", ranks=2, zero=1),
             dict(pipeline=None, ranks=2, zero=3, micro_batch=2),
         ):
-            shutil.rmtree(test_train.checkpoint(case["out"], 4))
+            shutil.rmtree(harness.checkpoint(case["out"], 4))
             job = train(**dict(case, resume=1, **changes))
             self.assertEqual(job.steps("samples"), whole.steps("samples")[2:], changes)
             self.assert_close(job.losses(), whole.losses()[2:], SAME if changes else 0, changes)
@@ -1426,7 +1426,7 @@ class Stages(PrivateCheck):
             dp_clip_style="stage",
         )
         train(**run)
-        shutil.rmtree(test_train.checkpoint(out, 4))
+        shutil.rmtree(harness.checkpoint(out, 4))
         job = Job(**dict(run, resume=1, pipeline="4:1,1:1")).wait()
         self.assertEqual(job.code, EXIT_INPUT, job.err)
         self.assertIn("under other flags", job.err)
@@ -1576,7 +1576,7 @@ class Cyclic(PrivateCheck):
         )
         one, several = self.modes(2, **run)
         whole = train(**several)
-        shutil.rmtree(test_train.checkpoint(run["out"], 6))
+        shutil.rmtree(harness.checkpoint(run["out"], 6))
         refused = Job(**dict(several, ranks=3, resume=1)).wait()
         self.assertEqual(refused.code, EXIT_INPUT, refused.err)
         self.assertIn("steps 4 to 6 have drawn noise after this checkpoint", refused.err)
@@ -1689,7 +1689,7 @@ class Ledger(PrivateCheck):
         )
         job = train(**run)
         self.assertEqual([step for step, in job.steps("step")], [1, 2, 3, 4])
-        self.assertEqual(test_train.checkpoints(out), [3, 4])
+        self.assertEqual(harness.checkpoints(out), [3, 4])
         self.assertLessEqual(max(float(e["epsilon"]) for e in job.of("val")), budget)
         again = train(**dict(run, resume=1, steps=20))
         self.assertEqual(again.steps(), [])
@@ -1710,7 +1710,7 @@ class Ledger(PrivateCheck):
         out = os.path.join(scratch(), "out")
         run = dict(self.RUN, steps=4, save_every=2, out=out, dp_key=None, dp_clip=0.5)
         train(**run)
-        shorter = shard(test_train.golden_tokens()[:-20])
+        shorter = shard(harness.golden_tokens()[:-20])
         changed = [
             (dict(dp_noise=1.2), "sigma"),
             (dict(dp_delta=1e-6), "delta"),
@@ -1735,10 +1735,10 @@ class Ledger(PrivateCheck):
 
         for changes, words in sample(changed, 4):  # one at a time: a folder has one run
             refused(changes, words)
-        shutil.rmtree(test_train.checkpoint(out, 4))
+        shutil.rmtree(harness.checkpoint(out, 4))
         refused(dict(lr="2e-3"), "steps 3 to 4 have drawn noise after this checkpoint")
-        other, same = test_train.golden_tokens(), shard(test_train.golden_tokens())
-        other[5] = (other[5] + 1) % test_train.VOCAB
+        other, same = harness.golden_tokens(), shard(harness.golden_tokens())
+        other[5] = (other[5] + 1) % harness.VOCAB
         refused(dict(train=shard(other)), "under other flags")
         for name in ("dp_key", "dp_steps"):
             os.rename(os.path.join(out, name), os.path.join(out, "elsewhere"))
@@ -1755,7 +1755,7 @@ class Ledger(PrivateCheck):
             "another rate for steps that nobody has seen",
         )
         for step in (4, 5, 6):
-            shutil.rmtree(test_train.checkpoint(out, step))
+            shutil.rmtree(harness.checkpoint(out, step))
         for lr in ("1e-3", "2e-3"):  # steps 3 to 6 had both
             refused(dict(lr=lr), "steps 3 to 6 have drawn noise")
 
@@ -1941,7 +1941,7 @@ class Audit(PrivateCheck):
         self.assertGreater(size / np.linalg.norm(gradient), 0.95, "canaries are at right angles")
         return rows[first:] @ (row / size)
 
-    def check(self, claimed, sigma, binary=test_train.BINARY):
+    def check(self, claimed, sigma, binary=harness.BINARY):
         """What two estimates say against the claim for the noise `claimed`, while `sigma` is what
         the program is told."""
         canaries = self.SHAPE.vocab - 1 - self.OTHERS
@@ -1967,7 +1967,7 @@ class Audit(PrivateCheck):
         doubt = 5 * math.sqrt(4 / canaries + mu * mu / (2 * canaries))
         return claim, bound, mu, doubt
 
-    def audit(self, binary=test_train.BINARY):
+    def audit(self, binary=harness.BINARY):
         sigma = 1
         claim, bound, mu, doubt = self.check(sigma, sigma, binary)
         self.assertLess(bound, claim)
@@ -2288,7 +2288,7 @@ class Secrets(PrivateCheck):
             )
         ]
         for case, job, held in zip(cases, train_all(cases), (False, True)):
-            text = get(os.path.join(test_train.checkpoint(case["out"], 4), "manifest")).decode()
+            text = get(os.path.join(harness.checkpoint(case["out"], 4), "manifest")).decode()
             numbers = [
                 float.fromhex(word) for word in re.findall(r"0x[0-9a-f.]+p[-+]\d+", text)
             ] + [float(word) for word in re.findall(r"\d+\.\d+", text)]
@@ -2433,7 +2433,4 @@ class Numbers(PrivateCheck):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

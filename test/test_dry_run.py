@@ -8,25 +8,16 @@ Memory and traffic are compared with the formulas of the ZeRO and ZeRO++ papers,
 follows from the rates that were given.
 """
 
-import concurrent.futures
 import json
 import os
 import resource
 import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OPENBLAS_NUM_THREADS="1",
-)
-NORM_CHUNK = 256  # slices are cut at multiples of it
-EXIT_INPUT = 2
+import harness
+from harness import EXIT_INPUT, NORM_CHUNK, ROOT, at_once, scratch
+
+ENVIRONMENT = dict(harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1")
 MANY = "24x16,intra=150,inter=50,tflops=125,memory=900"
 BF16 = ["--dtype", "bf16", "--reduce-dtype", "bf16"]
 QWZ, HPZ, QGZ = (
@@ -35,31 +26,25 @@ QWZ, HPZ, QGZ = (
     ["--zero-quantized-gradients"],
 )
 
-sys.dont_write_bytecode = True
-
 
 def run(*words, ranks=1):
-    words = [ROOT / "train_gpt", "--dry-run", "--json", *words]
+    words = [harness.BINARY, "--dry-run", "--json", *words]
     limit = lambda: resource.setrlimit(
         resource.RLIMIT_AS, (1 << 36, 1 << 36)
     )  # nothing of the model is allocated
     if ranks > 1:
         words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks, *words]
-    # of MPI, which starts faster where a single process is alone
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(
-            ENVIRONMENT,
-            TMPDIR=folder,
-            **({} if ranks > 1 else {"OMPI_MCA_ess_singleton_isolated": "1"}),
-        )
-        return subprocess.run(
-            [str(word) for word in words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            preexec_fn=limit,
-        )
+    # MPI starts faster where a single process is alone.
+    alone = {} if ranks > 1 else {"OMPI_MCA_ess_singleton_isolated": "1"}
+    environment = dict(ENVIRONMENT, TMPDIR=scratch(), **alone)
+    return subprocess.run(
+        [str(word) for word in words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=limit,
+    )
 
 
 def predict(*words, cluster=MANY, ranks=1):
@@ -70,8 +55,7 @@ def predict(*words, cluster=MANY, ranks=1):
 
 def predict_all(lines, cluster=MANY):
     """What is predicted for each of these lists of words."""
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda words: predict(*words, cluster=cluster), lines))
+    return at_once(lambda words: predict(*words, cluster=cluster), lines)
 
 
 class Memory(unittest.TestCase):
@@ -335,7 +319,7 @@ class Rest(unittest.TestCase):
 
     def test_bars_of_the_paper(self):
         done = subprocess.run(
-            [ROOT / "scripts/zeropp_bars.py"],
+            [os.path.join(ROOT, "scripts/zeropp_bars.py")],
             env=ENVIRONMENT,
             capture_output=True,
             text=True,
@@ -345,9 +329,5 @@ class Rest(unittest.TestCase):
         self.assertEqual(done.stdout.count("%)"), 40)
 
 
-def main():
-    unittest.main()
-
-
 if __name__ == "__main__":
-    main()
+    harness.main()

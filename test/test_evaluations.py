@@ -18,20 +18,17 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
-import unittest
 
-sys.dont_write_bytecode = True
-import test_train as base
-from test_train import (
+import harness
+from harness import (
     ALL,
     EXIT_INPUT,
     ROOT,
     SAME,
     SEED,
     T,
-    VOCAB,
     TestCase,
+    VOCAB,
     header,
     put,
     shard,
@@ -184,7 +181,7 @@ class HellaSwag(TestCase):
     def test_other_settings(self):
         file, n = self.file(self.best), len(self.best)
         cases = [
-            dict(seq_len=base.POSITIONS, batch_tokens=None),
+            dict(seq_len=harness.POSITIONS, batch_tokens=None),
             dict(recompute="block"),
             dict(dtype="bf16"),
             dict(ranks=2, val_batches=-1),
@@ -211,7 +208,7 @@ class HellaSwag(TestCase):
     def test_refusals(self):
         """The program's words; test_dataloader.c has every kind of damage."""
         longest = max(len(c) + len(w) - 1 for c, completions in self.examples for w in completions)
-        torn = put("torn.bin", base.get(self.file(self.best))[:-1])
+        torn = put("torn.bin", harness.get(self.file(self.best))[:-1])
         cases = [
             (
                 dict(hellaswag=self.file(self.best), seq_len=longest - 1, batch_tokens=None),
@@ -219,7 +216,7 @@ class HellaSwag(TestCase):
             ),
             (dict(hellaswag=torn), ("torn.bin: example 24: expected ",)),
             (dict(hellaswag="nothing.bin"), ("nothing.bin: cannot open",)),
-            (dict(hellaswag=base.TOKENS), (f"{base.TOKENS}: expected multiple choices",)),
+            (dict(hellaswag=harness.TOKENS), (f"{harness.TOKENS}: expected multiple choices",)),
             (
                 dict(hellaswag=self.file([0], [([1, VOCAB], [[1]] * 4)])),
                 ("hellaswag_val.bin: example 0: expected a token (0 to 100) at byte 1038",),
@@ -316,7 +313,7 @@ class Labels(TestCase):
 
     def test_prepared_images_are_learnt(self):
         """4 x 4 images that are darker above or below, in noise: from files to all labels right."""
-        draw, folder, out = random.Random(SEED), base.scratch(), base.scratch()
+        draw, folder, out = random.Random(SEED), harness.scratch(), harness.scratch()
         for i in range(150):
             name = ("above", "below")[i % 2]
             pixels = bytes(
@@ -360,6 +357,4 @@ class Labels(TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    with tempfile.TemporaryDirectory() as base.TEMPORARY:
-        unittest.main()
+    harness.main()

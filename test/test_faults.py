@@ -18,119 +18,40 @@ What takes the protection away is tested too, where a flag can do it: without th
 rank is waited for.
 """
 
-import concurrent.futures
 import glob
 import os
 import random
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-import unittest
 
-import test_train
-from test_train import (
+import harness
+from harness import (
     ALL,
-    AT_ONCE,
     EXIT_DONE,
     EXIT_INPUT,
+    EXIT_PEER,
     EXIT_RESOURCES,
+    Faulty,
+    Job,
+    LAST,
     ROOT,
     SEED,
-    Job,
+    STEPS_THEN,
+    at_once,
     checkpoint,
     checkpoints,
+    sample,
     scratch,
+    small_disk,
     train,
 )
+import unittest
 
-EXIT_PEER = 4
-FAULTY = os.path.join(ROOT, "build/train_gpt_faulty")
 CLOCK = os.path.join(ROOT, "build/jumping_clock.so")
 PAGE = 4096
-# for the end of a run that lost a rank: the limits below, mpirun's own end, and a busy machine
-LIMIT_S = 15
-SAVED, FAULT_AT, LAST = 2, 4, 6  # steps
-# of what others wait for: parameters of the step before are still on their way
-STEPS_THEN = f"[{FAULT_AT - 1}{FAULT_AT}]"
-
-
-def sample(cases, count):
-    cases = list(cases)
-    return cases if ALL else random.Random(SEED).sample(cases, min(count, len(cases)))
-
-
-def quotation(before, right, after, text):
-    """(begin, end) of `right` at each place of a source that reads before + right + after, however
-    its lines are broken."""
-    spaced = [
-        r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", part)))
-        for part in (before, right, after)
-    ]
-    pattern = r"%s\s*(%s)\s*%s" % tuple(spaced)
-    return [found.span(1) for found in re.finditer(pattern, text)]
-
-
-def at_once(function, cases):
-    """Each case in turn, some at a time: they mostly wait. The first that fails speaks."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(function, cases))
-
-
-def small_disk(test, kib):
-    """A folder on a disk of its own, or the test is skipped."""
-    folder = scratch()
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", folder], capture_output=True
-        ).returncode
-    ):
-        test.skipTest("cannot mount a small disk")
-    test.addCleanup(subprocess.run, ["umount", "-l", folder], check=True)
-    return folder
-
-
-class Faulty:
-    """Runs of the program with a fault in it."""
-
-    def __init__(self, how, rank, action, step=FAULT_AT, ranks=3, **changes):
-        self.out, self.log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
-        self.same = dict(
-            ranks=ranks,
-            out=self.out,
-            log=self.log,
-            save_every=SAVED,
-            steps=LAST,
-            shuffle=1,
-            recompute="block",
-            **changes,
-        )
-        self.job = Job(
-            binary=FAULTY, environment={"FAULT": f"{how} {rank} {step} {action}"}, **self.same
-        )
-
-    def ends(self, limit=LIMIT_S):
-        """Exit code and messages; mpirun must end by itself, and with it every rank."""
-        try:
-            self.job.process.wait(timeout=limit + 30 * bool(os.getloadavg()[0] > 4))
-        except subprocess.TimeoutExpired:
-            if self.job.pids():  # else mpirun hangs by itself (test_train.Job.die)
-                raise AssertionError(
-                    f"ranks {self.job.pids()} still there: {self.job.command}"
-                ) from None
-            self.job.end_all()
-        return self.job.wait()
-
-    def resumes(self, test, undisturbed):
-        test.assertEqual(checkpoints(self.out), [SAVED], "the checkpoint before the fault")
-        again = train(**dict(self.same, resume=1))
-        steps = {e["step"]: (e["loss"], e["grad_norm"]) for e in again.of("step")}
-        test.assertEqual(sorted(steps), list(range(1, LAST + 1)))
-        test.assertEqual([steps[s] for s in sorted(steps)], undisturbed)
 
 
 class Actions(unittest.TestCase):
@@ -350,7 +271,7 @@ class Clocks(unittest.TestCase):
         same = dict(steps=20, save_every=7, shuffle=1)
         expected = train(2, **same, out=os.path.join(scratch(), "out")).steps("loss", "grad_norm")
         out, log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
-        words = test_train.command_line(dict(same, out=out, log=log, watchdog=5))
+        words = harness.command_line(dict(same, out=out, log=log, watchdog=5))
         job = Job(
             shell=" ".join(
                 [
@@ -361,7 +282,7 @@ class Clocks(unittest.TestCase):
                     "2",
                     "-x",
                     f"LD_PRELOAD={CLOCK}",
-                    test_train.BINARY,
+                    harness.BINARY,
                     *words,
                 ]
             ),
@@ -384,7 +305,4 @@ class Folder(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

@@ -13,19 +13,15 @@ Outputs     --log, --trace and --export that name what is read or written elsewh
 Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
 """
 
-import concurrent.futures
 import json
 import os
 import random
 import shutil
 import subprocess
-import tempfile
-import unittest
 
-import test_train
-from test_train import (
+import harness
+from harness import (
     ALL,
-    AT_ONCE,
     ENVIRONMENT,
     EXIT_DONE,
     EXIT_INPUT,
@@ -33,6 +29,7 @@ from test_train import (
     SEED,
     TIMEOUT,
     TOKENS,
+    at_once,
     checkpoint,
     checkpoints,
     command_line,
@@ -40,6 +37,7 @@ from test_train import (
     put,
     scratch,
 )
+import unittest
 
 SAVES = dict(steps=1, save_every=1)
 
@@ -87,7 +85,7 @@ def run(words, ranks=1, folder=None, text=True):
     """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for
     Open MPI: two that begin at once would share one."""
     launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
-    command = [os.fsencode(word) for word in (*launch, test_train.BINARY, *words)]
+    command = [os.fsencode(word) for word in (*launch, harness.BINARY, *words)]
     return subprocess.run(
         command,
         capture_output=True,
@@ -95,7 +93,7 @@ def run(words, ranks=1, folder=None, text=True):
         errors="replace" if text else None,
         env=dict(ENVIRONMENT, TMPDIR=scratch()),
         timeout=TIMEOUT,
-        cwd=folder or test_train.TEMPORARY,
+        cwd=folder or harness.TEMPORARY,
         stdin=subprocess.DEVNULL,
     )
 
@@ -105,20 +103,14 @@ class Ended:
 
     def __init__(self, done, log):
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-        self.events = test_train.parse_log(get(log).decode()) if os.path.isfile(log) else []
+        self.events = harness.parse_log(get(log).decode()) if os.path.isfile(log) else []
 
     def steps(self):
         return [e["step"] for e in self.events if e["event"] == "step"]
 
 
-def at_once(function, cases):
-    """Some at a time: a run mostly waits for its start."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(function, cases))
-
-
 def train(ranks=1, code=EXIT_DONE, **changes):
-    """A run of test_train.TRAIN with changes, which must end with this code (None: any)."""
+    """A run of harness.TRAIN with changes, which must end with this code (None: any)."""
     log = os.path.join(scratch(), "log")
     job = Ended(run(command_line(dict(changes, log=log)), ranks), log)
     if code is not None and job.code != code:
@@ -423,7 +415,7 @@ class Names(unittest.TestCase):
         self.assertIn(f"{out}/stop is a folder", train(2, out=out, code=EXIT_INPUT).err)
         self.assertEqual(checkpoints(out), [1], "nothing was moved")
         out = os.path.join(scratch(), "out")
-        job = test_train.Job(2, out=out, steps=10**9)
+        job = harness.Job(2, out=out, steps=10**9)
         job.wait_until(lambda: job.logged() > 2, "a step")
         os.mkdir(os.path.join(out, "stop"))
         job.done()
@@ -451,9 +443,7 @@ class Outputs(unittest.TestCase):
         os.mkdir(self.data)
         for name in ("a_train_000000.bin", "a_train_000001.bin", "a_val_000000.bin"):
             shutil.copy(TOKENS, os.path.join(self.data, name))
-        shutil.copy(
-            test_train.tokenizer([b"x"] * 101, 0), os.path.join(self.data, "a_tokenizer.bin")
-        )
+        shutil.copy(harness.tokenizer([b"x"] * 101, 0), os.path.join(self.data, "a_tokenizer.bin"))
         shutil.copy(
             os.path.join(self.data, "a_tokenizer.bin"),
             os.path.join(self.data, "other_tokenizer.bin"),
@@ -790,7 +780,7 @@ class Bytes(unittest.TestCase):
             for flag, path in (("train", shard), ("out", out), ("log", log)):
                 self.check(events[0]["flags"][flag], path)
             self.check(events[3]["path"], os.path.join(out, b"step_00000001"))
-            self.strict(get(os.path.join(test_train.TEMPORARY, "trace")))
+            self.strict(get(os.path.join(harness.TEMPORARY, "trace")))
 
     def test_plan(self):
         name = os.path.join(os.fsencode(scratch()), b'\xff"profile\xc3')
@@ -823,7 +813,4 @@ class Bytes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

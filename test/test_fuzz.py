@@ -15,8 +15,6 @@ input: exactly one message where it is refused, no report of a sanitizer, no cra
 allocation. To add a target, add a class to TARGETS. Standard library only.
 """
 
-import concurrent.futures
-import math
 import os
 import random
 import re
@@ -30,18 +28,29 @@ import sys
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
-MODEL, TOKENS = (
-    os.path.join(ROOT, f"test/golden/gpt_tiny_{end}.bin") for end in ("model", "tokens")
+import harness
+from harness import (
+    ALL,
+    MODEL,
+    PADDED,
+    ROOT,
+    SEED,
+    T,
+    TEMPORARY,
+    TIMEOUT,
+    TOKENS,
+    VOCAB,
+    at_once,
+    get,
+    header,
+    scratch,
 )
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-COUNT = int(os.environ.get("TEST_FUZZ", 10000 if os.environ.get("TEST_ALL") == "1" else 200))
-TIMEOUT = 120  # seconds; a run takes about one, on a busy machine more
+
+PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
+COUNT = int(os.environ.get("TEST_FUZZ", 10000 if ALL else 200))
 # in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
 MOST_MB = 2048
-POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
-T = 20
+HEADS = 3  # of the golden model
 
 # One thread, one process, no launcher's daemon; leaks at the end are MPI's own.
 ENVIRONMENT = dict(
@@ -64,7 +73,6 @@ RUN = {
     "val-every": 0,
     "threads": 1,
 }
-TEMPORARY = None  # the folder everything is written into; made and removed by main
 
 TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
 
@@ -73,20 +81,11 @@ TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
 # Files
 
 
-def get(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def put(folder, name, data):
     path = os.path.join(folder, name)
     with open(path, "wb") as file:
         file.write(data)
     return path
-
-
-def header(*words):
-    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
 
 
 def word(data, at):
@@ -880,7 +879,7 @@ def complaint(code, err, codes):
 def attempt(seed, number, target=None):
     """Runs one mutation (target given: its good input). Returns None, or the story of what went
     wrong."""
-    folder = tempfile.mkdtemp(dir=TEMPORARY)
+    folder = scratch()
     words, codes = (target or TARGETS[number % len(TARGETS)]).case(
         random.Random(f"{seed}/{number}"), folder, bool(target)
     )
@@ -923,10 +922,9 @@ def repeat_one(seed, number):
 )
 class Fuzz(unittest.TestCase):
     def check(self, cases):
-        with concurrent.futures.ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
-            for story in pool.map(lambda case: attempt(*case), cases):
-                with self.subTest():
-                    self.assertIsNone(story, story)
+        for story in at_once(lambda case: attempt(*case), cases):
+            with self.subTest():
+                self.assertIsNone(story, story)
 
     def test_good_input_is_taken(self):
         self.check([(SEED, number, target) for target in TARGETS for number in range(2)])
@@ -985,12 +983,8 @@ class Absurd(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(
-        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
-    ) as TEMPORARY:
-        set_up()
-        if len(sys.argv) == 3 and sys.argv[1].isdigit():
-            repeat_one(*map(int, sys.argv[1:]))
-        else:
-            print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-            unittest.main()
+    set_up()
+    if len(sys.argv) == 3 and sys.argv[1].isdigit():
+        repeat_one(*map(int, sys.argv[1:]))
+    else:
+        harness.main()

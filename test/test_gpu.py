@@ -27,68 +27,26 @@ import shlex
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ALL = os.environ.get("TEST_ALL") == "1"
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-ENVIRONMENT = dict(
-    os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1"
-)
-EXIT_PEER = 4
-MODEL, TOKENS = (
-    os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin")
-)
-FLAGS = {
-    "model": MODEL,
-    "train": TOKENS,
-    "val": TOKENS,
-    "shuffle": 0,
-    "seq-len": 20,
-    "micro-batch": 3,
-    "batch-tokens": 60,
-    "steps": 10,
-    "lr": "1e-3",
-    "lr-schedule": "constant",
-    "weight-decay": 0.1,
-    "grad-clip": 1,
-    "val-every": 10,
-    "threads": 1,
-    "dtype": "fp32",
-}  # of both builds: the GPU build's default is another
+import harness
+from harness import ALL, EXIT_PEER, Job, MODEL, ROOT, SAME, SEED, TOKENS, TestCase, get
+
+ENVIRONMENT = dict(harness.ENVIRONMENT, OMP_NUM_THREADS="1")
+FLAGS = dict(val_every=10, threads=1, dtype="fp32")  # of both builds
 MASK = (1 << 64) - 1
-SAME = 1e-5  # fp32, summed in another order, 10 updates
 SAME_MESSAGES = 1e-4  # 8 bits an element of the gradient, of which a loss sees thousands, 4 updates
 SAME_BF16 = 0.02  # 8 bits a number; losses are averages
 
 
 def job(program, ranks=1, code=0, environment=(), **changes):
     """The log's events and what was said on stderr."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = dict(
-            dict(FLAGS, log=os.path.join(folder, "log")),
-            **{name.replace("_", "-"): value for name, value in changes.items()},
-        )
-        flags = {name: value for name, value in flags.items() if value is not None}
-        command = ["mpirun", "--oversubscribe", "-np", str(ranks), os.path.join(ROOT, program)] + [
-            str(w) for n, v in flags.items() for w in ("--" + n, v)
-        ]
-        done = subprocess.run(
-            command,
-            env=dict(ENVIRONMENT, **dict(environment)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        if code is not None and done.returncode != code:
-            raise AssertionError(f"{shlex.join(command)}: exit {done.returncode}\n{done.stderr}")
-        if not os.path.exists(flags["log"]):  # refused before it began
-            return [], done.stderr
-        with open(flags["log"]) as log:
-            return [json.loads(line) for line in log], done.stderr
+    binary = os.path.join(ROOT, program)
+    environment = {"OMP_NUM_THREADS": "1", **dict(environment)}
+    ended = Job(ranks, binary, environment=environment, **dict(FLAGS, **changes)).done(code)
+    events = get(ended.log_path).decode() if ended.events else ""  # refused before it began
+    return [json.loads(line) for line in events.splitlines()], ended.err
 
 
 def losses_of(events):
@@ -109,13 +67,6 @@ def run(program, ranks=1, seed=SEED, gpus=1, environment=(), **changes):
     )
 
 
-class TestCase(unittest.TestCase):
-    def check_near(self, got, expected, tolerance):
-        self.assertEqual(len(got), len(expected))
-        for a, b in zip(got, expected):
-            self.assertLessEqual(abs(a - b), tolerance * abs(b))
-
-
 class Program(TestCase):
     def test_losses(self):
         for ranks, changes in ((1, {}), (2, {"recompute": "block", "micro_batch": 2})) + (
@@ -126,8 +77,8 @@ class Program(TestCase):
                     "train_gpt_emu", ranks, sample_every=10, sample_tokens=20, **changes
                 )  # sampling: more shapes than plans are kept
                 expected = run("train_gpt", ranks, **changes)
-                self.check_near(losses, expected[0], SAME)
-                self.check_near(norms, expected[1], 10 * SAME)
+                self.assert_close(losses, expected[0], SAME)
+                self.assert_close(norms, expected[1], 10 * SAME)
 
     def test_order(self):
         """Threads and streams in another order: the same bits."""
@@ -139,7 +90,7 @@ class Program(TestCase):
             0
         ]
         exact = run("train_gpt", model="layers=3,heads=3,channels=48,vocab=101")[0]
-        self.check_near(losses, exact, SAME_BF16)
+        self.assert_close(losses, exact, SAME_BF16)
         self.assertNotEqual(
             losses,
             run("train_gpt", dtype="bf16", model="layers=3,heads=3,channels=48,vocab=101")[0],
@@ -217,7 +168,7 @@ class Matmuls(TestCase):
             shutil.rmtree(os.path.join(out, "step_00000006"), ignore_errors=True)
             other = self.losses("6", out=out, resume=1)
             self.assertNotEqual(other, resumed)
-            self.check_near(other[0], resumed[0], SAME_BF16)
+            self.assert_close(other[0], resumed[0], SAME_BF16)
 
     def rewrite(self, manifest, old, new):
         """Changes a manifest's text, and its checksum with it: base.h's, four lanes of a
@@ -498,8 +449,8 @@ class Ranks(TestCase):
         on_processor, _ = job("train_gpt", ranks, **changes)
         self.assertEqual(on_processor[0]["transport"], "mpi")
         expected = losses_of(on_processor)
-        self.check_near(losses, expected[0], tolerance)
-        self.check_near(norms, expected[1], 10 * tolerance)
+        self.assert_close(losses, expected[0], tolerance)
+        self.assert_close(norms, expected[1], 10 * tolerance)
         traffic = events[-1]["traffic"]
         self.assertEqual(traffic["measured"], traffic["predicted"])
         self.assertEqual(traffic["predicted"], on_processor[-1]["traffic"]["predicted"])
@@ -757,5 +708,4 @@ class Compiler(unittest.TestCase):
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    print("seed:", SEED, file=sys.stderr)
-    unittest.main()
+    harness.main()

@@ -19,8 +19,9 @@ import sys
 import tempfile
 import unittest
 
-from test_gpu import ALL, ENVIRONMENT, ROOT, SAME, SAME_BF16, TestCase, run
-from test_train import SAME_NORM, golden_run
+import harness
+from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
+from test_gpu import ENVIRONMENT, SAME_BF16, run
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import bench_gpu  # noqa: E402
@@ -57,12 +58,12 @@ class Device(TestCase):
         ):
             with self.subTest(ranks=ranks, **changes):
                 found = run(PROGRAM, ranks, val_every=0, **changes)
-                self.check_near(found[0], losses, SAME)
-                self.check_near(found[1], norms, SAME_NORM)
+                self.assert_close(found[0], losses, SAME)
+                self.assert_close(found[1], norms, SAME_NORM)
 
     def test_bf16(self):
         losses = run(PROGRAM, val_every=0, dtype="bf16")[0]
-        self.check_near(losses, golden_run()[0], SAME_BF16)
+        self.assert_close(losses, golden_run()[0], SAME_BF16)
         self.assertNotEqual(losses, run(PROGRAM, val_every=0)[0])
 
     def test_bits(self):
@@ -204,4 +205,4 @@ class Peaks(unittest.TestCase):
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    unittest.main()
+    harness.main()

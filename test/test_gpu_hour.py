@@ -13,16 +13,17 @@ Table       registers, spills and instructions are read as the compiler tells th
 import json
 import math
 import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+from pathlib import Path
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import harness
+
+ROOT = Path(harness.ROOT)
 sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_hour  # noqa: E402
 import gpu_table  # noqa: E402
@@ -46,12 +47,9 @@ NCU = (
 )
 
 
-class InFolder(unittest.TestCase):
+class InFolder(harness.InFolder):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        self.out = self.folder / "out"
+        super().setUp()
         (self.folder / "bin").mkdir()
         self.environment = dict(
             os.environ,
@@ -300,4 +298,4 @@ ptxas info    : Used 8 registers
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    unittest.main()
+    harness.main()

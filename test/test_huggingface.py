@@ -21,33 +21,32 @@ transformers).
 import array
 import json
 import os
-import random
 import resource
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / "train_gpt"
-MODEL, TOKENS, GOLDEN = (
-    ROOT / "test/golden" / f"gpt_tiny{end}.bin" for end in ("_model", "_tokens", "")
+import harness
+from harness import (
+    CHANNELS,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    LAYERS,
+    PADDED,
+    PARAMETERS,
+    POSITIONS,
+    SAME,
+    VOCAB,
+    header,
+    sample,
 )
-POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
-PARAMETERS = 92208
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
-ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    HF_HUB_OFFLINE="1",
-    PYTHONDONTWRITEBYTECODE="1",
-)
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-SAME = 1e-5  # relative: fp32 sums in another order
+
+ROOT, BINARY = Path(harness.ROOT), harness.BINARY
+MODEL, TOKENS, GOLDEN = map(Path, (harness.MODEL, harness.TOKENS, harness.GOLDEN))
+HEADS = 3  # of the golden model
+ENVIRONMENT = dict(harness.ENVIRONMENT, HF_HUB_OFFLINE="1", PYTHONDONTWRITEBYTECODE="1")
 
 
 def python_with(*packages):
@@ -70,11 +69,6 @@ def python_with(*packages):
 PYTHON, PEER = python_with("numpy"), python_with("torch", "transformers")
 
 
-def sampled(cases):
-    cases = list(cases)
-    return cases if os.environ.get("TEST_ALL") == "1" else random.Random(SEED).sample(cases, 4)
-
-
 def run(*command, status=0, **options):
     result = subprocess.run(
         [str(word) for word in command],
@@ -94,10 +88,6 @@ def run(*command, status=0, **options):
 
 def program(*flags):
     return run("mpirun", "-np", "1", BINARY, *flags)
-
-
-def header(*words):
-    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
 
 
 def bf16_model():
@@ -148,17 +138,7 @@ def transposed(values, rows, columns):
 
 
 @unittest.skipUnless(PYTHON, "no numpy here")
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def write(self, name, *parts):
-        path = self.folder / name
-        path.write_bytes(b"".join(parts))
-        return path
-
+class InFolder(harness.InFolder):
     def export(self, model, *options, name="hf", **how):
         run(PYTHON, ROOT / "scripts/to_huggingface.py", model, self.folder / name, *options, **how)
         return self.folder / name
@@ -388,7 +368,7 @@ class Malformed(InFolder):
             for at in range(2, 8)
             for value in (-1, 0, 2**31 - 1)
         ]
-        for data, message in sampled(cases):
+        for data, message in sample(cases, 4):
             with self.subTest(message):
                 self.refused("to", self.write("model.bin", data), message)
         self.refused("to", self.folder, "--export MODEL.bin")
@@ -408,7 +388,7 @@ class Malformed(InFolder):
             header(20240328, 2, 102, 0) + b"".join(bytes([1, i]) for i in range(102)),
             header(20240328, 2, 3, 0) + b"\1a\1b\3bbb",
         ]
-        for i, data in sampled(enumerate(cases)):
+        for i, data in sample(enumerate(cases), 4):
             with self.subTest(i):
                 result = run(
                     PYTHON,
@@ -437,7 +417,7 @@ class Malformed(InFolder):
             (struct.pack("<Q", 100000) + b"[" * 100000, "expected JSON"),
             (struct.pack("<Q", 3) + b'{"\xff', "expected JSON"),
         ]
-        for data, message in sampled(raw):
+        for data, message in sample(raw, 4):
             with self.subTest(message):
                 path.write_bytes(data)
                 self.refused("from", folder, message)
@@ -459,7 +439,7 @@ class Malformed(InFolder):
             ({"dtype": "BF16"}, "do not hold"),
             ({"dtype": None}, "in fp32, bf16 or fp16"),
         ]
-        for change, message in sampled(entries):
+        for change, message in sample(entries, 4):
             with self.subTest(change):
                 write_safetensors(path, source, **{name: change})
                 self.refused("from", folder, message)
@@ -476,7 +456,7 @@ class Malformed(InFolder):
     def test_configurations(self):
         folder = self.export(MODEL)
         good = json.loads((folder / "config.json").read_text())
-        for key, value in sampled(
+        for key, value in sample(
             (
                 ("model_type", "llama"),
                 ("activation_function", "gelu"),
@@ -492,7 +472,8 @@ class Malformed(InFolder):
                 ("vocab_size", "101"),
                 ("vocab_size", 0),
                 ("n_positions", [24]),
-            )
+            ),
+            4,
         ):
             with self.subTest(key, value=value):
                 (folder / "config.json").write_text(json.dumps(good | {key: value}))
@@ -523,7 +504,7 @@ class Malformed(InFolder):
         folder = self.export(MODEL)
         os.rename(folder / "model.safetensors", folder / "part.safetensors")
         self.refused("from", folder, "no model.safetensors")
-        for weight_map, message in sampled(
+        for weight_map, message in sample(
             (
                 (None, "weight_map"),
                 ({"a": 1}, "weight_map"),
@@ -532,7 +513,8 @@ class Malformed(InFolder):
                 ({"a": "other.safetensors"}, "no such file"),
                 ({"a": "part.safetensors"}, "'a' is not in part"),
                 ({}, "found none"),
-            )
+            ),
+            4,
         ):
             with self.subTest(message):
                 (folder / "model.safetensors.index.json").write_text(
@@ -789,5 +771,4 @@ class Transformers(InFolder):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    unittest.main()
+    harness.main()

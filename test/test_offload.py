@@ -21,7 +21,7 @@
     Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's
                 update to rounding
 
-Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard
+Every run is checked for memory, traffic and moved bytes as predicted (harness.Job). Standard
 library only.
 """
 
@@ -31,26 +31,25 @@ import random
 import re
 import shutil
 import struct
-import tempfile
-import unittest
 
-import test_train
-from test_faults import FAULTY, sample, small_disk
-from test_train import (
+import harness
+from harness import (
     ALL,
     EMULATED,
     EXIT_INPUT,
     EXIT_RESOURCES,
-    ROOT,
-    SAME,
+    FAULTY,
+    Job,
     SEED,
     T,
-    Job,
     get,
+    sample,
     scratch,
+    small_disk,
     train,
     train_all,
 )
+import unittest
 
 LAYERS, CHANNELS, VOCAB, PADDED = 4, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
@@ -99,7 +98,7 @@ LAYOUTS = [
 ]
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def trained(self, cases):
         cases = [{**RUN, "export": os.path.join(scratch(), "export"), **case} for case in cases]
         jobs = train_all(cases)
@@ -607,7 +606,8 @@ class Delay(Check):
                 {
                     key: value
                     for key, value in layout.items()
-                    if key not in (
+                    if key
+                    not in (
                         "ranks",
                         "zero",
                         "pipeline",
@@ -706,7 +706,7 @@ class Delay(Check):
         """A new run awaits no gradient of the one before: its first step updates nothing."""
         out = os.path.join(scratch(), "out")
         (first,) = self.trained([dict(DELAY, out=out, steps=3, save_every=3)])
-        begun = dict(DELAY, model=test_train.checkpoint(out, 3))
+        begun = dict(DELAY, model=harness.checkpoint(out, 3))
         one, plain, two = self.trained(
             [dict(begun, steps=1), dict(begun, steps=1, offload_delay=None), dict(begun, steps=2)]
         )
@@ -1302,7 +1302,4 @@ class Emulated(Check):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

@@ -22,7 +22,7 @@
     Lost        a rank that dies or stops while others wait for what it computes ends the job, and
                 the message says what they waited for
 
-Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here
+Every run is checked for memory and traffic: as predicted (harness.Job) and as counted here
 (Check.numbers). The model has 4 blocks, 6 units. Standard library only.
 """
 
@@ -32,38 +32,36 @@ import math
 import os
 import random
 import re
-import shutil
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
-import unittest
 
-import test_evaluations
-import test_faults
-import test_train
-import test_zero
-from test_faults import EXIT_PEER, Faulty, at_once, sample
-from test_train import (
+import harness
+from harness import (
     ALL,
     EXIT_DONE,
     EXIT_INPUT,
+    EXIT_PEER,
+    Faulty,
+    Job,
     SAME,
     SEED,
     T,
     VOCAB,
-    Job,
+    at_once,
     get,
     golden_tokens,
-    put,
+    sample,
     scratch,
-    shard,
     slices,
     train,
     train_all,
     weights,
 )
+import test_evaluations
+import test_train
+import test_zero
 from test_zero import Nodes, printable
 
 LAYERS, HEADS, CHANNELS, PADDED = 4, 2, 16, 128
@@ -282,7 +280,8 @@ def expected_collectives(plan, case):
         if unit is not None and stage >= 2:
             reductions = M
         if (
-            unit is not None and stage == 3
+            unit is not None
+            and stage == 3
             # a use of a unit right after another of it needs no new gather; weight parts use
             # nothing, nor does the embedding's backward
         ):
@@ -347,7 +346,8 @@ class Tensors:
         assert at == len(values), path
         for (name, _), tensor in self.of.items():
             if (
-                name == "qkvb"
+                name
+                == "qkvb"
                 # key biases: their gradient is 0 but for rounding, of which Adam makes whole
                 # updates
             ):
@@ -364,7 +364,7 @@ def distance(a, b):
     )
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def numbers(self, case, job):
         """Rank 0's activations and traffic; a plan's prediction is a number."""
         end, plan = job.end(), [
@@ -687,7 +687,7 @@ class Planned(Check):
                     sys.executable,
                     "-S",
                     "-I",
-                    os.path.join(test_train.ROOT, "scripts/plot.py"),
+                    os.path.join(harness.ROOT, "scripts/plot.py"),
                     "--trace",
                     path,
                 ],
@@ -1037,7 +1037,7 @@ class Lost(Check):
     @classmethod
     def setUpClass(cls):
         cls.undisturbed = train(
-            ranks=4, **dict(cls.changes(), steps=test_faults.LAST, shuffle=1, recompute="block")
+            ranks=4, **dict(cls.changes(), steps=harness.LAST, shuffle=1, recompute="block")
         ).steps("loss", "grad_norm")
 
     def test_in_each_action(self):
@@ -1065,7 +1065,7 @@ class Lost(Check):
                 self.assertRegex(
                     job.err,
                     rf"lost rank {rank} on {socket.gethostname()}: {words_} for \d+.\d s, in"
-                    rf" {doing}.*, step {test_faults.STEPS_THEN}",
+                    rf" {doing}.*, step {harness.STEPS_THEN}",
                     case,
                 )
             fault.resumes(self, self.undisturbed)
@@ -1088,7 +1088,7 @@ class Lost(Check):
             self.assertRegex(
                 job.err,
                 rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d+.\d s, in"
-                rf" .*({waited}).*, step {test_faults.STEPS_THEN}",
+                rf" .*({waited}).*, step {harness.STEPS_THEN}",
                 case,
             )
 
@@ -1105,9 +1105,4 @@ class Lost(Check):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = (
-        os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    )  # kills do not wait for a disk then
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

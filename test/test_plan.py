@@ -11,16 +11,16 @@ equations 1 to 3 choose, here, by brute force.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
-PROFILES = ROOT / "test/golden/dapple_profiles.json"
+import harness
+from harness import ALL, BINARY, ROOT, SEED
+
+PROFILES = os.path.join(ROOT, "test/golden/dapple_profiles.json")
 TASK = ["--cluster", "2x8,intra=25,inter=3,gather=1", "--seq-len", "1", "--batch-tokens", "64"]
 
 
@@ -356,11 +356,8 @@ class EquationsSearch(unittest.TestCase):
     by them."""
 
     def check(self, flags_of):
-        seed, instances = int(os.environ.get("TEST_SEED", 19)), (
-            300 if os.environ.get("TEST_ALL") else 16
-        )
-        print(f"TEST_SEED={seed}", file=sys.stderr)
-        random, asked, stages = Random(seed), [], []
+        instances = 300 if ALL else 16
+        random, asked, stages = Random(SEED), [], []
         tasks = [Equations(random) for _ in range(instances)]
         asked = [flags_of(task, random) for task in tasks]
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(
@@ -460,5 +457,4 @@ class EquationsSearch(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    unittest.main()
+    harness.main()

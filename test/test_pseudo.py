@@ -15,19 +15,29 @@
                 another sharing
     Refusals    what does not fit ends with exit 2 and one message
 
-Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks.
+Every run is checked for memory and traffic as predicted (harness.Job). The model has 6 blocks.
 Standard library only.
 """
 
 import os
 import random
 import shutil
-import tempfile
-import unittest
 
-import test_train
-from test_faults import at_once, sample
-from test_train import ALL, EMULATED, EXIT_INPUT, SAME, SEED, T, scratch, train, train_all, weights
+import harness
+from harness import (
+    ALL,
+    EMULATED,
+    EXIT_INPUT,
+    SAME,
+    SEED,
+    T,
+    at_once,
+    sample,
+    scratch,
+    train,
+    train_all,
+    weights,
+)
 
 LAYERS, CHANNELS, VOCAB, PADDED = 6, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
@@ -71,7 +81,7 @@ def rest(file):
     return [x for begin, n in tensors()[1] for x in file[begin : begin + n]]
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def trained(self, cases):
         cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
         jobs = train_all(cases)
@@ -437,8 +447,8 @@ class Resume(Check):
         )
         (whole,) = self.trained([dict(run, save_every=1)])
         for step in range(at + 1, run["steps"] + 1):
-            path = os.path.join(test_train.checkpoint(out, step), "state_00000")
-            test_train.change(path, random.Random(SEED).randrange(os.path.getsize(path)))
+            path = os.path.join(harness.checkpoint(out, step), "state_00000")
+            harness.change(path, random.Random(SEED).randrange(os.path.getsize(path)))
         (again,) = self.trained([dict(run, resume=1)])
         self.assertEqual(
             again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[at:], again.err
@@ -450,7 +460,7 @@ class Resume(Check):
         the switch, not before."""
         at, out, first = Delink.AT, os.path.join(scratch(), "out"), os.path.join(scratch(), "first")
         train(**dict(RUN, share="2x3", out=first, steps=1, save_every=1))
-        run = dict(Delink.RUN, model=test_train.checkpoint(first, 1), out=out)
+        run = dict(Delink.RUN, model=harness.checkpoint(first, 1), out=out)
         run["delink_moments"] = "reset"
         shared, whole = self.trained(
             [dict(run, out="", delink_at=None, delink_moments=None), dict(run, save_every=at + 1)]
@@ -458,7 +468,7 @@ class Resume(Check):
         self.assertEqual(
             whole.steps("loss", "grad_norm")[:at], shared.steps("loss", "grad_norm")[:at]
         )
-        shutil.rmtree(test_train.checkpoint(out, run["steps"]))
+        shutil.rmtree(harness.checkpoint(out, run["steps"]))
         (again,) = self.trained([dict(run, resume=1)])
         self.assertEqual(
             again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[at + 1 :]
@@ -493,7 +503,7 @@ class Resume(Check):
 
 
 # --------------------------------------------------------------------------------------------------
-class Refusals(test_train.TestCase):
+class Refusals(harness.TestCase):
     def test_delink(self):
         out = os.path.join(scratch(), "out")
         train(**dict(RUN, out=out, steps=1, save_every=1))
@@ -523,7 +533,7 @@ class Refusals(test_train.TestCase):
             (dict(delink_moments="sum"), "mean|reset"),
         )
         self.check_refused(cases)
-        self.assertEqual(test_train.checkpoints(shared), [1], "it is where it was")
+        self.assertEqual(harness.checkpoints(shared), [1], "it is where it was")
 
     def test_shares(self):
         self.check_refused(
@@ -557,7 +567,4 @@ class Refusals(test_train.TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

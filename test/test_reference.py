@@ -42,19 +42,18 @@ import shlex
 import shutil
 import struct
 import subprocess
-import tempfile
 import unittest
 
-import with_numpy
-import numpy as np
+import harness
+
+harness.need_numpy()
+import numpy as np  # noqa: E402
+from harness import ALL, SEED, at_once, put, quotation, sample, scratch, shard
 
 import reference
-import test_train
 from reference import Config, Run, Samples
-from test_faults import at_once, quotation, sample
-from test_train import ALL, SEED, put, scratch, shard
 
-ROOT = with_numpy.ROOT
+ROOT = harness.ROOT
 
 
 def states(folder):
@@ -276,7 +275,7 @@ MODES = [
 # Runs of both
 
 
-class Job(test_train.Job):
+class Job(harness.Job):
     """A private run draws batches of any size, which send other bytes than the expected one."""
 
     def check_end(self):
@@ -284,13 +283,13 @@ class Job(test_train.Job):
             super().check_end()
 
 
-def run(ranks=1, binary=test_train.BINARY, environment=(), **flags):
+def run(ranks=1, binary=harness.BINARY, environment=(), **flags):
     """The program's run, to its end. One rank needs no mpirun."""
     flags = {**BASE, **flags}
     if ranks > 1:
         return Job(ranks, binary, environment=environment, **flags).done()
     log = os.path.join(scratch(), "log")
-    words = [binary, *test_train.command_line(dict(flags, log=log))]
+    words = [binary, *harness.command_line(dict(flags, log=log))]
     shell = shlex.join(words)
     return Job(shell=shell, log=log, environment=environment, steps=flags["steps"]).done()
 
@@ -321,7 +320,7 @@ def dashed(flags):
 
 def tokenizer():
     """Tokens of 1 to 5 bytes, so that bytes and tokens are told apart."""
-    return test_train.tokenizer([b"x" * (1 + 7 * i % 5) for i in range(CONFIG.vocab)], END)
+    return harness.tokenizer([b"x" * (1 + 7 * i % 5) for i in range(CONFIG.vocab)], END)
 
 
 def both(flags, **more):
@@ -370,7 +369,7 @@ def differences(found, expected, start):
     return worst
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def found(self, job):
         return job.steps("loss", "grad_norm", "lr"), reference.read_model(job.export)[1]
 
@@ -579,7 +578,7 @@ class Chains(Check):
         run(**self.FIRST, **program, train=data, val=data, out=out, save_every=3)
 
         def follow(changes):
-            begin = test_train.checkpoint(out, 3)
+            begin = harness.checkpoint(out, 3)
             second = dict(self.FIRST, model=begin, share=None, seed=None, steps=5, **changes)
             export = os.path.join(scratch(), "export.bin")
             job = run(**second, **program, train=data, val=data, export=export)
@@ -663,7 +662,7 @@ class Evaluations(Check):
                 steps=many,
                 batch_tokens=T,
                 micro_batch=1,
-                tokenizer=test_train.tokenizer(texts, END),
+                tokenizer=harness.tokenizer(texts, END),
                 sample_every=1,
                 sample_tokens=T,
                 temperature=temperature,
@@ -707,7 +706,7 @@ class Numbers(Check):
         ):
             path = os.path.join(scratch(), "export.bin")
             run(**flags, **program, model=self.SHAPE, steps=0, export=path)
-            files.append(test_train.get(path))
+            files.append(harness.get(path))
             config, model = reference.read_model(path)
             self.assertEqual(config, Config(3, 2, 32, 200, T))
             for (_, name), value in model.items():
@@ -772,7 +771,7 @@ class Precision(Check):
         out = os.path.join(scratch(), "out")
         flags = dict(SGD, dtype="bf16", steps=2, weight_decay=0.1)
         _, make, _ = both(flags, out=out, save_every=2, **program)
-        masters = states(test_train.checkpoint(out, 2))
+        masters = states(harness.checkpoint(out, 2))
         found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
         order = ["wte", "wpe", *range(CONFIG.layers), "lnf"]
 
@@ -1016,7 +1015,7 @@ static inline int fault(int n) {
         for path in sources:
             file = os.path.relpath(path, ROOT)
             mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
-            text = self.planted(test_train.get(path).decode(), file, mine)
+            text = self.planted(harness.get(path).decode(), file, mine)
             if file == "base/base.h":
                 text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
             os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
@@ -1067,6 +1066,4 @@ static inline int fault(int n) {
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    with tempfile.TemporaryDirectory() as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

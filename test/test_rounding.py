@@ -19,11 +19,9 @@ import os
 import random
 import re
 import struct
-import tempfile
-import unittest
 
-import test_train
-from test_train import (
+import harness
+from harness import (
     ALL,
     CHANNELS,
     EMULATED,
@@ -319,6 +317,4 @@ class Independence(TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    with tempfile.TemporaryDirectory() as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

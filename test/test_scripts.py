@@ -16,16 +16,15 @@ import re
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ROOT / "scripts"
-PYTHON = str(ROOT / ".venv/bin/python") if (ROOT / ".venv/bin/python").exists() else sys.executable
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
+import harness
+from harness import EXIT_INPUT, EXIT_RESOURCES, InFolder, PYTHON
 
-sys.dont_write_bytecode = True
+ROOT = Path(harness.ROOT)
+SCRIPTS = ROOT / "scripts"
+
 sys.path.insert(0, str(SCRIPTS))
 import prepare_data  # noqa: E402  the one test of an inner function needs it
 
@@ -70,20 +69,6 @@ def words_of_tokenizer(file):
     return struct.pack(
         "<2iQ", magic, vocabulary, fnv1a(struct.pack("<2i", vocabulary, end) + file[1024:])
     )
-
-
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.out = self.folder / "out"
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
 
 
 class Prepares(InFolder):
@@ -1541,4 +1526,4 @@ class Setup(InFolder):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

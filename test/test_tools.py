@@ -29,14 +29,15 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import unittest.mock
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.dont_write_bytecode = True
+import harness
+from harness import ALL
+
+ROOT = Path(harness.ROOT)
 sys.path.insert(0, str(ROOT / "scripts"))
 import long_run  # noqa: E402  what it compares is tested without running it
 import reproduce_cyclic  # noqa: E402
@@ -45,8 +46,7 @@ import reproduce_dpzero  # noqa: E402  and their arithmetic
 import reproduce_zeropp  # noqa: E402
 
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
-BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
-ALL = os.environ.get("TEST_ALL") == "1"
+BINARY = Path(harness.BINARY)
 LIMIT = 120  # seconds for anything; all takes a few
 TRAIN = [
     "--model",
@@ -62,13 +62,6 @@ TRAIN = [
     "--batch-tokens",
     60,
 ]
-
-for number in (
-    signal.SIGINT,
-    signal.SIGHUP,
-):  # started in the background they may be ignored, and no shell could then trap them
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
 
 
 def processes(word, program=None):
@@ -100,24 +93,14 @@ def losses(path):
     return {e["step"]: (e["loss"], e["grad_norm"]) for e in read_log(path) if e["event"] == "step"}
 
 
-class InFolder(unittest.TestCase):
+class InFolder(harness.InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.out = self.folder / "out"
+        super().setUp()
         self.bin = self.folder / "bin"
         self.bin.mkdir()
         self.environment = dict(
             os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", FOLDER=str(self.folder)
         )
-
-    def write(self, name, text, mode=0o644):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(mode)
-        return path
 
     def wait_until(self, condition, what, process):
         end = time.time() + LIMIT
@@ -1340,7 +1323,8 @@ class Cyclic(InFolder):
                     "args": {"unit": unit, "micro_batch": micro},
                 }
                 for ts, kind, unit, micro in events
-            ] + [{"name": "process_name", "ph": "M"}]
+            ]
+            + [{"name": "process_name", "ph": "M"}]
         }
 
     def test_live_bytes(self):
@@ -1472,8 +1456,7 @@ class Cyclic(InFolder):
         self.assertTrue(
             any(
                 "--model layers=4,heads=8,channels=64,vocab=267 --seq-len 5 --micro-batch 4"
-                " --batch-tokens 80 --final-lr-fraction 0.1 --steps 50"
-                in call
+                " --batch-tokens 80 --final-lr-fraction 0.1 --steps 50" in call
                 for call in self.calls()
             )
         )
@@ -1724,4 +1707,4 @@ class Offload(InFolder):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

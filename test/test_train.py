@@ -32,7 +32,6 @@ is mostly mpirun's start. Standard library only.
 """
 
 import array
-import atexit
 import concurrent.futures
 import glob
 import json
@@ -48,393 +47,56 @@ import signal
 import stat
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
-BINARY_CPP = os.path.join(ROOT, "build/train_gpt_cpp")
-EMULATED = os.path.join(ROOT, "train_gpt_emu")
-MODEL, TOKENS, GOLDEN = (
-    os.path.join(ROOT, "test/golden/gpt_tiny" + end)
-    for end in ("_model.bin", "_tokens.bin", ".bin")
+import harness
+from harness import (
+    ALL,
+    AT_ONCE,
+    BINARY,
+    BINARY_CPP,
+    CHANNELS,
+    EXIT_DONE,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    Job,
+    LAYERS,
+    MODEL,
+    NORM_CHUNK,
+    PADDED,
+    PARAMETERS,
+    POSITIONS,
+    ROOT,
+    SAME,
+    SAME_NORM,
+    SEED,
+    T,
+    TEMPORARY,
+    TOKENS,
+    TestCase,
+    VOCAB,
+    WINDOWS,
+    bf16_words,
+    change,
+    checkpoint,
+    checkpoints,
+    command_line,
+    get,
+    golden_run,
+    golden_tokens,
+    header,
+    parse_log,
+    put,
+    scratch,
+    shard,
+    slices,
+    tensors,
+    tokenizer,
+    train,
+    train_all,
+    weights,
 )
-ALL = os.environ.get("TEST_ALL") == "1"
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
-# Threads that wait for each other sleep: there are more of them than cores, and on a busy machine
-# each would wait in vain for its turn.
-ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    OMP_WAIT_POLICY="passive",
-)
-AT_ONCE = 2 * (os.cpu_count() or 1)  # runs: a start mostly waits
-TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
-STEP_TIMEOUT = 1  # and for each step, which takes some milliseconds
-
-# Equal mathematics in fp32, summed in another order: 24 bits a number, sums of up to 1e5 of them,
-# 10 updates.
-SAME = 1e-5
-SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
-PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = (
-    92208,
-    3,
-    48,
-    101,
-    128,
-    24,
-)  # of the golden model
-T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 571 golden tokens
-NORM_CHUNK = 256  # slices of the gradient are cut at multiples of this (zero.h)
-
-TRAIN = {
-    "model": MODEL,
-    "train": TOKENS,
-    "val": TOKENS,
-    "shuffle": 0,
-    "seq-len": T,
-    "micro-batch": 3,
-    "batch-tokens": 60,
-    "steps": 10,
-    "lr": "1e-3",
-    "lr-schedule": "constant",
-    "weight-decay": 0.1,
-    "grad-clip": 1,
-    "val-every": 0,
-}
-TEMPORARY = None  # the folder everything is written into; made and removed by main
-
-
-# --------------------------------------------------------------------------------------------------
-# Files
-
-
-def scratch():
-    return tempfile.mkdtemp(dir=TEMPORARY)
-
-
-def put(name, *parts):
-    """Writes bytes into a new folder; returns the path."""
-    path = os.path.join(scratch(), name)
-    with open(path, "wb") as file:
-        file.write(b"".join(parts))
-    return path
-
-
-def get(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def header(*words):
-    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
-
-
-def shard(tokens, name="tokens.bin"):
-    return put(name, header(20240520, 1, len(tokens)), struct.pack(f"<{len(tokens)}H", *tokens))
-
-
-def tokenizer(texts, eot):
-    return put(
-        "tokenizer.bin", header(20240328, 2, len(texts), eot), *(bytes([len(t)]) + t for t in texts)
-    )
-
-
-def golden_tokens():
-    return list(struct.unpack("<571H", get(TOKENS)[1024:]))
-
-
-def golden_run():
-    """Losses and norms of run 3: see make_golden.py."""
-    numbers = struct.unpack("<20d", get(GOLDEN)[-160:])
-    return numbers[:10], numbers[10:]
-
-
-def weights(path):
-    return array.array("f", get(path)[1024:])
-
-
-def bf16_words(floats):
-    """The upper halves, rounded to nearest even."""
-    for bits in array.array("I", floats.tobytes()):
-        yield (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-
-
-def tensors():
-    """(elements, decayed) of each tensor in the order of the file: only matrices decay."""
-    C, L = CHANNELS, LAYERS
-    yield from (
-        (PADDED * C, True),
-        (POSITIONS * C, True),
-        (L * C, False),
-        (L * C, False),
-        (L * 3 * C * C, True),
-        (L * 3 * C, False),
-        (L * C * C, True),
-        (L * C, False),
-        (L * C, False),
-        (L * C, False),
-        (L * 4 * C * C, True),
-        (L * 4 * C, False),
-        (L * 4 * C * C, True),
-        (L * C, False),
-        (C, False),
-        (C, False),
-    )
-
-
-def change(path, at, word=None):
-    """Changes one byte of a file, or an int32 of it."""
-    with open(path, "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes([old[0] ^ 1]) if word is None else struct.pack("<i", word))
-
-
-def checkpoints(out):
-    return sorted(
-        int(path[-8:]) for path in glob.glob(os.path.join(glob.escape(out), "step_????????"))
-    )
-
-
-def checkpoint(out, step):
-    return os.path.join(out, f"step_{step:08}")
-
-
-# --------------------------------------------------------------------------------------------------
-# Runs
-
-
-def parse_log(text):
-    """The log's events. Numbers with a fraction stay text: resumed runs are compared digit by
-    digit."""
-
-    def bad(word):
-        raise ValueError(f"not JSON: {word}")
-
-    return [json.loads(line, parse_float=str, parse_constant=bad) for line in text.splitlines()]
-
-
-def command_line(changes, emulated=False):
-    """Flags of TRAIN with changes; None leaves a flag out. The GPU build's default precision is
-    another: here it is the same."""
-    flags = {
-        **TRAIN,
-        **({"dtype": "fp32"} if emulated else {}),
-        **{name.replace("_", "-"): value for name, value in changes.items()},
-    }
-    return [
-        word
-        for name, value in flags.items()
-        if value is not None
-        for word in (f"--{name}", str(value))
-    ]
-
-
-class Job:
-    """A launch: of TRAIN with changes, or of `words` as they are."""
-
-    def __init__(
-        self,
-        ranks=1,
-        binary=BINARY,
-        words=None,
-        shell=None,
-        limit=None,
-        stdout=None,
-        log=None,
-        environment=(),
-        **changes,
-    ):
-        folder = scratch()
-        self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
-        self.limit = TIMEOUT + STEP_TIMEOUT * min(changes.get("steps") or 0, 10**4)
-        self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
-        words = (
-            command_line(dict(changes, log=self.log_path), binary == EMULATED)
-            if words is None
-            else words
-        )
-        command = shell or [
-            "mpirun",
-            "--oversubscribe",
-            "-np",
-            str(ranks),
-            binary,
-            *map(str, words),
-        ]
-        self.command = command if shell else " ".join(command)
-        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                shell=bool(shell),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout or out,
-                stderr=err,
-                env=dict(ENVIRONMENT, **dict(environment)),
-                cwd=TEMPORARY,
-                preexec_fn=limit,
-            )
-        atexit.register(self.end_all)
-
-    def pids(self):
-        """The program's processes under this mpirun (its children's children too: a shell, a
-        daemon), rank 0 first."""
-        parents, found, mine = {}, [], {self.process.pid}
-        for path in glob.glob("/proc/[0-9]*/stat"):
-            try:
-                pid = int(path.split("/")[2])
-                parents[pid] = int(get(path).rsplit(b") ", 1)[1].split()[1])
-                found += (
-                    [pid]
-                    if get(f"/proc/{pid}/cmdline").startswith(self.binary.encode() + b"\0")
-                    else []
-                )
-            except OSError:
-                pass  # it ended meanwhile
-        for _ in range(4):
-            mine |= {pid for pid, parent in parents.items() if parent in mine}
-        return sorted(mine.intersection(found))
-
-    @staticmethod
-    def kill(pids, how=signal.SIGKILL):
-        for pid in pids:
-            try:
-                os.kill(pid, how)
-            except ProcessLookupError:
-                pass
-
-    def end_all(self):
-        """Ends what a failed test has left running."""
-        if self.process.poll() is None:
-            self.kill([*self.pids(), self.process.pid])
-            self.process.wait()
-
-    def die(self, victims, how=signal.SIGKILL):
-        """Kills or stops ranks; the others must end by themselves. Returns mpirun's exit code, or
-        None where mpirun hangs by itself.
-
-        Open MPI 4.1.4 does so now and then when a rank dies while it connects: all ranks are gone,
-        and mpirun waits for a mutex in PMIx_server_finalize.
-        """
-        start = time.time()
-        self.kill(victims, how)
-        while self.process.poll() is None and self.pids():
-            if time.time() - start > 30:  # 1 or 2 s; the machine may be busy
-                raise AssertionError(f"ranks {self.pids()} outlive {victims}: {self.command}")
-            time.sleep(0.02)
-        try:
-            return self.process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self.end_all()
-            return None
-
-    def wait_until(self, condition, what):
-        end = time.time() + TIMEOUT
-        while not condition():
-            if self.process.poll() is not None or time.time() > end:
-                raise AssertionError(
-                    f"{what} did not come:"
-                    f" {self.command}\n{get(self.err_path).decode(errors='replace')}"
-                )
-            time.sleep(0.01)
-
-    def logged(self):
-        return get(self.log_path).count(b'"event":"step"') if os.path.exists(self.log_path) else 0
-
-    def wait(self):
-        """The finished job, with code, out, err and events."""
-        try:
-            self.code = self.process.wait(timeout=self.limit)
-        except subprocess.TimeoutExpired:
-            self.end_all()
-            raise AssertionError(f"still running after {self.limit} s: {self.command}") from None
-        self.out, self.err = (
-            get(path).decode(errors="replace") for path in (self.out_path, self.err_path)
-        )
-        return self
-
-    def done(self, code=EXIT_DONE):
-        """The finished job, which must have ended with this code."""
-        self.wait()
-        if code is not None and self.code != code:
-            raise AssertionError(
-                f"exit code {self.code} instead of {code}:"
-                f" {self.command}\n{self.out[-1500:]}\n{self.err[-3000:]}"
-            )
-        self.events = (
-            parse_log(get(self.log_path).decode()) if os.path.isfile(self.log_path) else []
-        )
-        self.check_end()
-        return self
-
-    def of(self, event):
-        return [e for e in self.events if e["event"] == event]
-
-    def steps(self, *fields):
-        """Of each step in turn: its loss, or these fields."""
-        return [e["loss"] if not fields else tuple(e[f] for f in fields) for e in self.of("step")]
-
-    def losses(self):
-        return [float(loss) for loss in self.steps()]
-
-    def end(self):
-        return self.of("end")[-1]
-
-    def check_end(self):
-        """Memory and traffic are as predicted, exactly. A run that was resumed, made no step or
-        skipped updates sent less."""
-        ends = self.of("end")
-        if not ends:
-            return
-        memory, traffic = ends[-1]["memory"], ends[-1]["traffic"]
-        for kind in memory["predicted"]:
-            if kind != "host" and memory["predicted"][kind] != memory["measured"][kind]:
-                raise AssertionError(f"memory of {kind}: {memory}: {self.command}")
-        complete = (
-            self.events[-2]["event"] != "start"
-            and self.of("step")
-            and "update skipped" not in self.err
-        )
-        offload = ends[-1]["offload"]
-        if "--dp-noise" in self.command and set(self.command.split()) & {
-            "--offload",
-            "--device-memory",
-        }:  # parameters come in as many micro-steps as are drawn
-            complete = False
-        if offload["predicted"]["bytes"] != offload["measured"]["bytes"] or (
-            complete and offload["predicted"] != offload["measured"]
-        ):
-            raise AssertionError(f"offload: {offload}: {self.command}")
-        if complete and traffic["predicted"] != traffic["measured"]:
-            raise AssertionError(f"traffic: {traffic}: {self.command}")
-
-
-def train(ranks=1, code=EXIT_DONE, **changes):
-    return Job(ranks, **changes).done(code)
-
-
-def train_all(cases):
-    """Runs of several sets of changes, some at a time."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda case: train(**case), cases))
-
-
-class TestCase(unittest.TestCase):
-    def assert_close(self, found, expected, tolerance, what=""):
-        self.assertEqual(len(found), len(expected), what)
-        for i, (a, b) in enumerate(zip(found, expected)):
-            self.assertLessEqual(
-                abs(float(a) - float(b)),
-                tolerance * abs(float(b)),
-                f"{what}: number {i} is {a}, expected {b}",
-            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1336,14 +998,6 @@ KINDS = {"parameters", "gradients", "optimizer", "activations", "buffers", "devi
 COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}
 
 
-def slices(elements, ranks, grain=NORM_CHUNK):
-    """Sizes of a storage's slices: equally many whole grains, but for the last ones, which end
-    where the storage does."""
-    slice_ = -(-elements // (ranks * grain)) * grain
-    bounds = [min(r * slice_, elements) for r in range(ranks + 1)]
-    return [b - a for a, b in zip(bounds, bounds[1:])]
-
-
 def storages():
     return [
         PADDED * CHANNELS,
@@ -2221,9 +1875,4 @@ class Failures(TestCase):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = (
-        os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    )  # kills do not wait for a disk then
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as TEMPORARY:
-        unittest.main()
+    harness.main()

@@ -17,7 +17,7 @@
                 the storage and the rank
     Emulated    the GPU build does the same
 
-Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here
+Every run is checked for memory and traffic: as predicted (harness.Job) and as counted here
 (Check.numbers). Standard library only.
 """
 
@@ -30,33 +30,33 @@ import random
 import re
 import shutil
 import socket
-import tempfile
 import unittest
 
-import test_faults
-import test_train
-from test_faults import EXIT_PEER, Faulty, at_once, sample
-from test_train import (
+import harness
+from harness import (
     ALL,
     CHANNELS,
     EMULATED,
+    EXIT_PEER,
+    Faulty,
+    Job,
     LAYERS,
     MODEL,
     NORM_CHUNK,
     PADDED,
     POSITIONS,
-    ROOT,
     SAME,
     SEED,
     T,
     TRAIN,
     VOCAB,
-    Job,
+    at_once,
     checkpoint,
     command_line,
     get,
     golden_tokens,
     put,
+    sample,
     scratch,
     shard,
     slices,
@@ -66,11 +66,13 @@ from test_train import (
     train_all,
     weights,
 )
+import test_train
 
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
 PLUS_PLUS = dict(QWZ, zero_hpz_partition_size=2, **QGZ)
 LR = (
-    1 << 19
+    1
+    << 19
     # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is
     # too small to matter
 )
@@ -256,7 +258,7 @@ def expected_traffic(run, me=0):
     return sent
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def numbers(self, changes, job):
         """Rank 0's memory and traffic; after an update that was skipped nothing new is sent."""
         run, end = Layout(changes), job.end()
@@ -941,7 +943,7 @@ class Gradients(Check):
             one, several = self.trained(
                 [
                     dict(case, **QGZ, micro_batch=1, steps=4, binary=binary)
-                    for binary in (test_train.BINARY, test_faults.FAULTY)
+                    for binary in (harness.BINARY, harness.FAULTY)
                 ]
             )
             self.assert_same(several, one, case)
@@ -1061,7 +1063,7 @@ class Lost(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.undisturbed = train(
-            ranks=3, steps=test_faults.LAST, shuffle=1, recompute="block", **cls.SAME
+            ranks=3, steps=harness.LAST, shuffle=1, recompute="block", **cls.SAME
         ).steps("loss", "grad_norm")
 
     def test_in_each_action(self):
@@ -1072,7 +1074,7 @@ class Lost(unittest.TestCase):
                 how, rank, kind, **self.SAME, **(dict(watchdog=3) if how == "hang" else {})
             )
             job = fault.ends()
-            self.assertNotEqual(job.code, test_train.EXIT_DONE)
+            self.assertNotEqual(job.code, harness.EXIT_DONE)
             if how != "kill":
                 self.assertEqual(job.code, EXIT_PEER, job.err)
                 words = {"stop": "it is stopped, seen", "hang": "no sign of progress"}[how]
@@ -1137,9 +1139,4 @@ class Emulated(Check):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = (
-        os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    )  # kills do not wait for a disk then
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()
