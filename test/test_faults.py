@@ -182,7 +182,7 @@ class Disks(unittest.TestCase):
             -(-os.path.getsize(path) // PAGE) for path in glob.glob(checkpoint(whole, 2) + "/*")
         )
         losses = train(2, steps=4).steps()
-        for pages in sample(range(2, size + 3), 6):
+        for pages in sample(range(2, size + 3), 3):
             with self.subTest(pages=pages):
                 out = os.path.join(small_disk(self, (size + pages + 2) * PAGE // 1024), "out")
                 job = train(2, out=out, steps=4, save_every=2, code=None)
@@ -246,7 +246,7 @@ class Torn(unittest.TestCase):
             for at in range(0, os.path.getsize(path), PAGE)
             for zeros in (False, True)
         ]
-        at_once(lambda case: self.tear(whole, *case), sample(cases, 12))
+        at_once(lambda case: self.tear(whole, *case), sample(cases, 6))
 
     def tear(self, whole, name, at, zeros):
         out = os.path.join(scratch(), "out")

@@ -124,7 +124,7 @@ def smallest(**case):
 # --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_everything_on_the_host(self):
-        layouts = sample(LAYOUTS, 4)
+        layouts = sample(LAYOUTS, 2)
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
         for (layout, update), job in zip(
@@ -147,7 +147,7 @@ class Equality(Check):
                 for layout in LAYOUTS
                 if "zero_quantized_weights" not in layout
             ],
-            4,
+            2,
         )
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
@@ -174,8 +174,8 @@ class Equality(Check):
         layouts = [
             dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)
         ] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)]
-        layouts = sample(layouts, 3) + sample(
-            [dict(layout, recompute="block") for layout in layouts], 3
+        layouts = sample(layouts, 2) + sample(
+            [dict(layout, recompute="block") for layout in layouts], 2
         )
         expected = self.trained(layouts)
         for layout, plain, job in zip(
@@ -236,7 +236,7 @@ def as_stage_two(layout):
 
 class Gradients(Check):
     def test_bits(self):
-        layouts = sample(SUMS, 4)
+        layouts = sample(SUMS, 2)
         expected = self.trained(
             [as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout for layout in layouts]
         )
@@ -544,7 +544,7 @@ class Resume(Check):
                 for offload in ("optimizer", "params", "all")
                 for update in UPDATES
             ]
-            for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
+            for before, after in sample([(a, b) for a in places for b in places if a is not b], 2):
                 out = os.path.join(scratch(), "out")
                 train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
                 (job,) = self.trained([dict(layout, **after, out=out, resume=1)])
@@ -601,7 +601,7 @@ class Delay(Check):
             dict(recompute="block", threads=3),
             dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1),
         ]
-        for layout in sample(layouts, 3):
+        for layout in sample(layouts, 2):
             cyclic = dict(
                 {
                     key: value
@@ -732,7 +732,7 @@ class Disk(Check):
     }
 
     def test_everything_on_disk(self):
-        layouts = sample(LAYOUTS, 4)
+        layouts = sample(LAYOUTS, 2)
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
         draw = random.Random(SEED)
@@ -971,7 +971,7 @@ class Delink(Check):
     def test_same(self):
         """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one,
         and what the shared model takes when it is all on the device."""
-        layouts = sample(self.LAYOUTS, 3)
+        layouts = sample(self.LAYOUTS, 1)
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
             base = {**self.RUN, **layout}
@@ -991,7 +991,7 @@ class Delink(Check):
             budgets.append(
                 dict(offload_update="host", device_memory=smallest(**alike, offload_update="host"))
             )
-            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 3))]
+            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 2))]
             without, *jobs = self.trained(
                 [
                     alike,
@@ -1178,7 +1178,7 @@ class Delink(Check):
                     for a in places
                     for b in places
                 ],
-                4,
+                2,
             ):
                 out = os.path.join(scratch(), "out")
                 short = {**base, **self.SHARED} if stop <= self.AT else base

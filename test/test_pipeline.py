@@ -777,7 +777,7 @@ class Layers(Check):
                 lr=0.5,
                 grad_clip=0,
             )
-            for plan in (PLANS if ALL else sample(UNEVEN, 3))
+            for plan in (PLANS if ALL else sample(UNEVEN, 2))
         ]
         for case, job in zip(
             cases, self.trained([dict(case, steps=2, weight_decay=0) for case in cases])
@@ -964,7 +964,7 @@ class Refusals(Check):
     def test_plans(self):
         at_once(
             lambda case: self.check_refused(case[1], dict(pipeline=case[0]), "--pipeline", case[2]),
-            sample(self.TEXTS, 4),
+            sample(self.TEXTS, 2),
         )
 
     def test_batches(self):
@@ -1075,7 +1075,7 @@ class Lost(Check):
             for case in itertools.product(("stop", "kill", "hang"), self.KINDS, range(4))
             if case[1:] not in self.CANNOT
         ]
-        at_once(lose, sample(cases, 3))
+        at_once(lose, sample(cases, 2))
 
     def test_what_was_waited_for(self):
         """The message names activations or gradients, the unit that makes them, and the rank that

@@ -178,7 +178,7 @@ class Formula(TestCase):
             self.assertEqual(words, expected[of], f"storage {storage} of {case}")
 
     def test_layouts(self):
-        cases = [dict(RUN, **layout) for layout in [dict(), *sample(LAYOUTS, 5)]]
+        cases = [dict(RUN, **layout) for layout in [dict(), *sample(LAYOUTS, 3)]]
         cases = [
             dict(case, out=os.path.join(scratch(), "out"), export=os.path.join(scratch(), "export"))
             for case in cases
