@@ -6,7 +6,7 @@ CC     = mpicc
 BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 
-WARN   = -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-format-truncation
+WARN   = -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-format-truncation -Wno-missing-field-initializers
 FAST   = -O3 -march=native -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 $(FAST) -fopenmp $(WARN) -I.
 BLAS_openblas = -lopenblas
@@ -30,7 +30,7 @@ ARCHS  = $(shell $(NVCC) --list-gpu-code | tr -dc '0-9\n' | awk '$$1 >= 80' | so
 GPUS   = $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,80 90,-gencode arch=compute_$(a),code=compute_$(a))
 comma  = ,
 empty  =
-HOST   = $(subst $(empty) ,$(comma),$(strip $(filter-out -O3,$(FAST)) -Wall -Wextra -Werror -Wno-format-truncation -Wno-parentheses -fopenmp))
+HOST   = $(subst $(empty) ,$(comma),$(strip $(filter-out -O3,$(FAST)) -Wall -Wextra -Werror -Wno-format-truncation -Wno-missing-field-initializers -Wno-parentheses -fopenmp))
 NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler $(HOST) -I. $(if $(TF32),-DUSE_TF32)
 MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
 CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc

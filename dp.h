@@ -39,7 +39,7 @@
 #ifndef DP_H
 #define DP_H
 
-#include "model/gpt.h"       // the units
+#include "model/unit.h"      // the units
 #include "engine/schedule.h" // Clips
 
 // How gradients are clipped.
@@ -80,17 +80,33 @@ enum { GHOST_RATIO = 50 };
 static inline bool clip_prefers_ghost(int64_t T, double both, double elements) {
     return (double)T * (double)T * both <= GHOST_RATIO * elements;
 }
+// Sums these of all linear layers of a block.
+typedef struct {
+    double both, elements;
+} ClipProducts;
+static inline ClipProducts clip_products(const GptModel *m) {
+    const UnitSpec *spec = gpt_unit_spec(m, UNIT_BLOCK);
+    ClipProducts all = {0, 0};
+    for (int i = 0; i < spec->op_count; i++) {
+        const OpNode *n = &spec->ops[i];
+        if (op_kinds[n->kind].flops != linear_flops) { continue; }
+        const double in = (double)gpt_dim(m, spec->values[n->in[0]].width),
+                     out = (double)gpt_dim(m, spec->values[n->out[0]].width);
+        all.both += in + out;
+        all.elements += in * out;
+    }
+    return all;
+}
 static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {
-    double C = (double)m->config.channels;
-    // qkv, attention projection, fc and fc projection together
-    return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C);
+    const ClipProducts all = clip_products(m);
+    return !p->flat && !clip_prefers_ghost(T, all.both, all.elements);
 }
 // In a large model the head is a small part of the work. Then the way with less memory is chosen:
 // the gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
-    const double C = (double)m->config.channels, V = (double)m->config.padded_vocab, t = (double)T;
+    const double C = (double)gpt_width(m), V = (double)m->config.padded_vocab, t = (double)T;
     const bool hardly_counts =
-        T < m->config.channels && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
+        T < gpt_width(m) && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
     return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
 }
 
@@ -98,9 +114,11 @@ static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
 // privacy.
 static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows,
                                      double T) {
-    double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
+    const double C = (double)gpt_width(m), V = (double)m->config.padded_vocab;
     if (!p->on || unit == m->units - 1) { return 0; }
-    if (unit) { return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * 16 * C; }
+    if (unit) {
+        return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * clip_products(m).both;
+    }
     return clip_instantiates_head(m, (int64_t)T) ? 0 : rows * T * T * (C + V);
 }
 // Returns the number of samples whose gradient of wte is in memory at a time: all of a micro-batch,
@@ -116,17 +134,12 @@ static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, 
 static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
     double norms = 0;
     for (int u = 0; u < m->units; u++) { norms += clip_norm_flops(p, m, u, 1, T); }
-    if (p->again) { norms += gpt_head_forward_flops(m, T); }
+    if (p->again) { norms += gpt_forward_flops(m, UNIT_HEAD, T, T); }
     return 1 / (1 + norms / gpt_step_flops(m, T, T));
 }
 
 // -------------------------------------------------------------------------------------------------
 // Memory
-
-// The small tensors' gradients of a block, for each sample.
-typedef struct {
-    float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // [rows][C, 3C or 4C]
-} BlockSums;
 
 // Values that cross stages. others: on the first stage the norms received, [senders][most];
 // elsewhere the norms that this rank sends. If groups end with their stages, the last stage sends
@@ -146,10 +159,9 @@ typedef struct {
     // [rows] weights: T / n_i, stored with the micro-batch's activations; factors: (c) where they
     // cross stages
     float *weights, *factors;
-    BlockSums *blocks;  // (a) [layers]; in style unit all blocks share one
-    float *lnfw, *lnfb; // (a) [rows][C]
-    Real *dlogits;      // (c) [rows T][Vp], or NULL
-    float *head;        // (c) [rows][Vp][C]: H_i, then E_i + H_i, or NULL
+    UnitSums *sums; // (a) [units]; in style unit all blocks share one's memory
+    Real *dlogits;  // (c) [rows T][Vp], or NULL
+    float *head;    // (c) [rows][Vp][C]: H_i, then E_i + H_i, or NULL
     // (c) [rows T][C] the classifier's inputs where dlogits outlive the head's activations, or NULL
     Real *lnf;
     int64_t head_samples; // samples in dlogits or head: rows, or fewer if logits are computed again
@@ -161,49 +173,48 @@ typedef struct {
 typedef struct {
     int first, end;
 } ClipUnits;
-static inline bool clip_has_block(ClipUnits u, int layer) {
-    return layer + 1 >= u.first && layer + 1 < u.end;
-}
 
+// Returns the elements of the table of positions.
+static inline int64_t clip_positions(const GptModel *m) {
+    const int tensor = unit_op(gpt_unit_spec(m, UNIT_EMBEDDING), OP_EMBEDDING)->params[1];
+    return tensor == NO_TENSOR ? 0 : m->tensor_elements[tensor];
+}
 // Reserves what stays in memory from the head to the embedding.
 static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows,
                                           int64_t T) {
     int64_t Vp = m->config.padded_vocab;
     bool whole = clip_instantiates_head(m, T);
     c->head_samples = clip_head_samples(&c->policy, m, rows, T);
-    c->head = whole ? arena_floats(a, c->head_samples * Vp * m->config.channels) : NULL;
+    c->head = whole ? arena_floats(a, c->head_samples * Vp * gpt_width(m)) : NULL;
     c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
     c->lnf = whole || !(clip_crosses(&c->policy) || c->policy.overlaps)
                  ? NULL
-                 : arena_reals(a, rows * T * m->config.channels);
+                 : arena_reals(a, rows * T * gpt_width(m));
 }
-static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
-    BlockSums s;
-    s.ln1w = arena_floats(a, n);
-    s.ln1b = arena_floats(a, n);
-    s.qkvb = arena_floats(a, 3 * n);
-    s.attprojb = arena_floats(a, n);
-    s.ln2w = arena_floats(a, n);
-    s.ln2b = arena_floats(a, n);
-    s.fcb = arena_floats(a, 4 * n);
-    s.fcprojb = arena_floats(a, n);
+// Reserves each sample's gradients of a unit's vectors.
+static inline UnitSums clip_carve_sums(Arena *a, const GptModel *m, UnitClass c, int64_t rows) {
+    UnitSums s;
+    memset(&s, 0, sizeof s);
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        const TensorSpec *spec = &m->arch->tensors[t];
+        if (spec->storage == gpt_unit_spec(m, c)->storages[0] && !spec->rows.times) {
+            s.tensor[t] = arena_floats(a, rows * m->tensor_elements[t]);
+        }
+    }
     return s;
 }
 // Reserves each sample's sums, norms and factors.
 static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
                                       int64_t rows) {
-    const int64_t n = rows * m->config.channels;
-    int any = -1;
+    const int head = m->units - 1;
+    int any = 0;
     c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double));
     c->factors = arena_floats(a, rows);
-    if (units.end == m->units) {
-        c->lnfw = arena_floats(a, n);
-        c->lnfb = arena_floats(a, n);
-    }
-    for (int l = 0; l < m->config.layers; l++) {
-        if (!clip_has_block(units, l)) { continue; }
-        c->blocks[l] = any < 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[any];
-        any = l;
+    if (units.end > head) { c->sums[head] = clip_carve_sums(a, m, UNIT_HEAD, rows); }
+    for (int u = (int)max_i64(1, units.first); u < min_i64(head, units.end); u++) {
+        c->sums[u] =
+            !any || c->policy.flat ? clip_carve_sums(a, m, UNIT_BLOCK, rows) : c->sums[any];
+        any = u;
     }
 }
 // Reserves what crosses stages.
@@ -216,7 +227,7 @@ static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, Cli
         first || !all
             ? (double *)arena_take(a, (size_t)(max_i64(c->senders, 1) * rows) * sizeof(double))
             : c->norms;
-    c->crossing.tied = ends ? arena_floats(a, rows * T * m->config.channels) : NULL;
+    c->crossing.tied = ends ? arena_floats(a, rows * T * gpt_width(m)) : NULL;
     c->crossing.factors = arena_floats(a, rows);
     // the rank's only group crosses stages
     if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; }
@@ -228,7 +239,7 @@ static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const G
     int64_t sample =
         blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
     if (!of && clip_instantiates_head(m, T) && !clip_crosses(&c->policy)) {
-        sample = max_i64(sample, m->class_elements[STORAGE_WPE]);
+        sample = max_i64(sample, clip_positions(m));
     }
     c->most = rows;
     c->sample = of ? of->sample : arena_floats(a, sample);
@@ -237,9 +248,7 @@ static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const G
     } else {
         c->norms = of->norms;
         c->factors = of->factors;
-        c->lnfw = of->lnfw;
-        c->lnfb = of->lnfb;
-        memcpy(c->blocks, of->blocks, (size_t)m->config.layers * sizeof(BlockSums));
+        memcpy(c->sums, of->sums, (size_t)m->units * sizeof(UnitSums));
     }
     if (clip_crosses(&c->policy)) { clip_carve_crossing(c, a, m, units, rows, T); }
 }
@@ -255,255 +264,185 @@ static inline void clip_factors(Stream *s, const Clip *c, int64_t rows) {
                      c->policy.function);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Blocks
-
-// Ghost norms of a block; keeps the small tensors' gradients of each sample in sums.
-static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c,
-                                    const BlockSums *sums, const Real *dout, const Real *x,
-                                    const BlockActs *a, const BlockGradients *g, int64_t rows,
-                                    int64_t T) {
-    const int64_t C = m->config.channels;
-    ops_matmul_sample_norms(s, c->norms, dout, a->gelu, rows, T, 4 * C, C);
-    ops_bias_samples(s, sums->fcprojb, c->norms, dout, rows, T, C);
-    ops_matmul_sample_norms(s, c->norms, g->dfc, a->ln2, rows, T, C, 4 * C);
-    ops_bias_samples(s, sums->fcb, c->norms, g->dfc, rows, T, 4 * C);
-    ops_layernorm_samples(s, sums->ln2w, sums->ln2b, c->norms, g->dln2, a->res2, a->mean2, a->rstd2,
-                          rows, T, C);
-    ops_matmul_sample_norms(s, c->norms, g->dres2, a->att, rows, T, C, C);
-    ops_bias_samples(s, sums->attprojb, c->norms, g->dres2, rows, T, C);
-    ops_matmul_sample_norms(s, c->norms, g->dqkv, a->ln1, rows, T, C, 3 * C);
-    ops_bias_samples(s, sums->qkvb, c->norms, g->dqkv, rows, T, 3 * C);
-    ops_layernorm_samples(s, sums->ln1w, sums->ln1b, c->norms, g->dln1, x, a->mean1, a->rstd1, rows,
-                          T, C);
+// Points a call at what its unit's parts of samples need.
+static inline UnitCall clip_call(const UnitCall *c, const Clip *clip, int unit) {
+    UnitCall of = *c;
+    of.norms = clip->norms;
+    of.factors = clip->factors;
+    of.sums = &clip->sums[unit];
+    return of;
 }
 
-static inline void clip_weight_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
-                                   TensorId tensor, Real *dout, Real *in, int64_t rows, int64_t T,
-                                   int64_t in_channels, int64_t out_channels) {
-    ops_matmul_backward_weight_samples(s, unit_grad(m, u, tensor), dout, in, c->factors, rows, T,
-                                       in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
-}
-static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
-                                  TensorId tensor, const float *samples, int64_t rows) {
-    ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows,
-                           m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
-}
-// Adds the block's gradients, times the factors. Requires clip_factors(). Overwrites dout,
-// activations and g.
-static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
-                                  const BlockSums *sums, Real *dout, const BlockActs *a,
-                                  const BlockGradients *g, int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels;
-    clip_weight_sum(s, m, c, u, FCPROJW, dout, a->gelu, rows, T, 4 * C, C);
-    clip_weight_sum(s, m, c, u, FCW, g->dfc, a->ln2, rows, T, C, 4 * C);
-    clip_weight_sum(s, m, c, u, ATTPROJW, g->dres2, a->att, rows, T, C, C);
-    clip_weight_sum(s, m, c, u, QKVW, g->dqkv, a->ln1, rows, T, C, 3 * C);
-    clip_small_sum(s, m, c, u, FCPROJB, sums->fcprojb, rows);
-    clip_small_sum(s, m, c, u, FCB, sums->fcb, rows);
-    clip_small_sum(s, m, c, u, LN2W, sums->ln2w, rows);
-    clip_small_sum(s, m, c, u, LN2B, sums->ln2b, rows);
-    clip_small_sum(s, m, c, u, ATTPROJB, sums->attprojb, rows);
-    clip_small_sum(s, m, c, u, QKVB, sums->qkvb, rows);
-    clip_small_sum(s, m, c, u, LN1W, sums->ln1w, rows);
-    clip_small_sum(s, m, c, u, LN1B, sums->ln1b, rows);
-}
-
-// Returns the activations of the rows from `row` on.
-static inline BlockActs block_acts_from(const BlockActs *a, int64_t row, int64_t C) {
-    BlockActs b = *a; // qkv, fc and lse serve the input part only
-    b.ln1 = real_at(a->ln1, row * C);
-    b.att = real_at(a->att, row * C);
-    b.res2 = real_at(a->res2, row * C);
-    b.ln2 = real_at(a->ln2, row * C);
-    b.gelu = real_at(a->gelu, row * 4 * C);
-    b.mean1 += row;
-    b.rstd1 += row;
-    b.mean2 += row;
-    b.rstd2 += row;
-    return b;
-}
-static inline BlockGradients block_gradients_from(const BlockGradients *g, int64_t row, int64_t C) {
-    BlockGradients b;
-    b.dfc = real_at(g->dfc, row * 4 * C);
-    b.dqkv = real_at(g->dqkv, row * 3 * C);
-    b.dres2 = real_at(g->dres2, row * C);
-    b.dln2 = real_at(g->dln2, row * C);
-    b.dln1 = real_at(g->dln1, row * C);
-    return b;
-}
 // Computes norms, factors and the sum of a block, sample by sample. If the sum begins here, its
 // first sample is computed in place.
-static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c,
-                                           const UnitStates *u, const Real *dout, const Real *x,
-                                           const BlockActs *a, const BlockGradients *g,
-                                           int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, elements = m->class_elements[STORAGE_BLOCK];
+static inline void clip_block_instantiated(const UnitCall *c, const Clip *clip) {
+    Stream *s = c->stream;
+    const UnitStates *u = c->states;
+    const int64_t elements = c->model->class_elements[STORAGE_BLOCK];
     UnitStates alone;
+    UnitCall sample = *c;
     memset(&alone, 0, sizeof alone);
-    clip_begin(s, c, rows);
-    for (int64_t b = 0; b < rows; b++) {
+    sample.states = &alone;
+    sample.rows = 1;
+    clip_begin(s, clip, c->rows);
+    for (int64_t b = 0; b < c->rows; b++) {
         const bool more = u->accumulate[STORAGE_BLOCK] || b;
-        float *grad = alone.grads[STORAGE_BLOCK] = more ? c->sample : u->grads[STORAGE_BLOCK];
-        const BlockActs acts = block_acts_from(a, b * T, C);
-        const BlockGradients gradients = block_gradients_from(g, b * T, C);
-        gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C),
-                                  real_at_const(x, b * T * C), &acts, &gradients, 1, T);
-        ops_sample_norms(s, c->norms + b, grad, 1, elements);
-        ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold,
-                         c->policy.function);
-        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], grad, c->factors + b, 1, elements, more);
+        float *grad = alone.grads[STORAGE_BLOCK] = more ? clip->sample : u->grads[STORAGE_BLOCK];
+        sample.buffers = unit_buffers_from(c, b * c->T);
+        unit_run(&sample, PART_BACKWARD_WEIGHT);
+        ops_sample_norms(s, clip->norms + b, grad, 1, elements);
+        ops_clip_factors(s, clip->factors + b, clip->norms + b, clip->weights + b, 1,
+                         clip->policy.threshold, clip->policy.function);
+        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], grad, clip->factors + b, 1, elements,
+                               more);
     }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Head: lnf is a group; the gradient of wte waits for the embedding
+// Head: its layernorm is a group; the gradient of the classifier's table waits for the embedding
 
-// Computes losses, dlnf, and what clipping needs for wte; each output may be NULL.
-static inline void clip_classifier(Stream *s, const GptModel *m, const UnitStates *u,
-                                   const HeadActs *h, Real *dlnf, float *head, Real *dlogits,
-                                   const int32_t *targets, int64_t rows, int64_t T) {
-    ops_classifier(s, h->losses, dlnf, head, dlogits, h->lnf, unit_param(m, u, WTE), targets,
-                   rows * T, T, m->config.channels, m->config.vocab, m->config.padded_vocab,
-                   1.0f / (float)T, false);
-}
-static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c,
-                                            const UnitStates *u, Real *dx, const Real *x,
-                                            const HeadActs *h, const int32_t *targets, int64_t rows,
-                                            int64_t T) {
-    const bool again = c->policy.again;
-    clip_classifier(s, m, u, h, h->dlnf, again ? NULL : c->head, again ? NULL : c->dlogits, targets,
-                    rows, T);
-    gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
-    if (c->lnf) {
-        ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * m->config.channels) * ops_real_bytes());
+// Computes losses, the input's gradient, and what clipping needs for the table. If logits are
+// computed again later, nothing is kept for the table.
+static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip) {
+    const bool again = clip->policy.again;
+    UnitCall head = *c;
+    const ClassifierResults results = {.dweight = again ? NULL : clip->head,
+                                       .dlogits = again ? NULL : clip->dlogits,
+                                       .each = c->T,
+                                       .scale = 1.0f / (float)c->T};
+    head.classifier = results;
+    unit_run(&head, PART_BACKWARD_INPUT);
+    if (clip->lnf) {
+        ops_copy(c->stream, clip->lnf, head_classified(c->model, &c->buffers),
+                 (size_t)(call_rows(c) * gpt_width(c->model)) * ops_real_bytes());
     }
 }
-static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x,
-                                   const HeadActs *h, int64_t rows, int64_t T) {
-    ops_layernorm_samples(s, c->lnfw, c->lnfb, c->norms, h->dlnf, x, h->mean, h->rstd, rows, T,
-                          m->config.channels);
-}
-static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
-                                 int64_t rows) {
-    clip_small_sum(s, m, c, u, LNFW, c->lnfw, rows);
-    clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
-}
 
-// Prepares what the first stage needs of the classifier's gradient of wte: |H|^2 and the tied rows.
-// The rest stays here until the factors arrive.
-static inline void clip_head_prepare(Stream *s, const GptModel *m, const Clip *c,
-                                     const int32_t *tokens, const HeadActs *h, int64_t rows,
-                                     int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
-    const Crossing *x = &c->crossing;
-    ops_zero(s, x->others, (size_t)rows * sizeof(double));
-    if (c->head) {
-        ops_sample_norms(s, x->others, c->head, rows, Vp * C);
-        ops_token_rows(s, x->tied, tokens, c->head, rows, T, C, Vp);
+// Prepares what the first stage needs of the classifier's gradient of the table: |H|^2 and the tied
+// rows. The rest stays here until the factors arrive.
+static inline void clip_head_prepare(const UnitCall *c, const Clip *clip) {
+    const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab;
+    const Crossing *x = &clip->crossing;
+    const Real *classified = head_classified(c->model, &c->buffers);
+    ops_zero(c->stream, x->others, (size_t)c->rows * sizeof(double));
+    if (clip->head) {
+        ops_sample_norms(c->stream, x->others, clip->head, c->rows, Vp * C);
+        ops_token_rows(c->stream, x->tied, c->tokens, clip->head, c->rows, c->T, C, Vp);
         return;
     }
-    ops_matmul_sample_norms(s, x->others, c->dlogits, h->lnf, rows, T, C, Vp);
-    ops_tied_rows(s, x->tied, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
+    ops_matmul_sample_norms(c->stream, x->others, clip->dlogits, classified, c->rows, c->T, C, Vp);
+    ops_tied_rows(c->stream, x->tied, c->tokens, clip->dlogits, classified, c->rows, c->T, C, Vp);
 }
-// Adds H of all samples, times their factors. lnf: the classifier's inputs. Overwrites lnf and
-// dlogits.
-static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c,
-                                       const UnitStates *u, const float *factors, Real *lnf,
-                                       int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
-    if (c->head) {
-        ops_accumulate_samples(s, unit_grad(m, u, WTE), c->head, factors, rows, Vp * C,
-                               u->accumulate[STORAGE_WTE]);
+// Adds H of all samples, times their factors. classified: the classifier's inputs. Overwrites these
+// and dlogits.
+static inline void clip_classifier_sum(const UnitCall *c, const Clip *clip, const float *factors,
+                                       Real *classified) {
+    const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab;
+    const int table = unit_op(gpt_unit_spec(c->model, UNIT_HEAD), OP_CLASSIFIER)->params[0];
+    float *grad = unit_grad(c->model, c->states, table);
+    const bool more = c->states->accumulate[tensor_class(c->model, table)];
+    if (clip->head) {
+        ops_accumulate_samples(c->stream, grad, clip->head, factors, c->rows, Vp * C, more);
     } else {
-        ops_matmul_backward_weight_samples(s, unit_grad(m, u, WTE), c->dlogits, lnf, factors, rows,
-                                           T, C, Vp, u->accumulate[STORAGE_WTE]);
+        ops_matmul_backward_weight_samples(c->stream, grad, clip->dlogits, classified, factors,
+                                           c->rows, c->T, C, Vp, more);
     }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Embedding: wte with both its uses, and wpe
+// Embedding: the token table with both its uses, and the positions. All calls are of the
+// embedding's unit; head: buffers of the head's.
 
 // Returns the classifier's inputs.
-static inline Real *clip_lnf(const Clip *c, const HeadActs *h) { return c->lnf ? c->lnf : h->lnf; }
-static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c,
-                                        const Real *dout, const int32_t *tokens, const HeadActs *h,
-                                        int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab,
-                  positions = m->config.max_seq_len;
-    if (!c->head) {
-        ops_matmul_sample_norms(s, c->norms, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);
-        ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, C);
-        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C,
-                              Vp);
+static inline Real *clip_classified(const UnitCall *c, const Clip *clip, const UnitBuffers *head) {
+    return clip->lnf ? clip->lnf : head_classified(c->model, head);
+}
+static inline void clip_embedding_norms(const UnitCall *c, const Clip *clip,
+                                        const UnitBuffers *head) {
+    Stream *s = c->stream;
+    const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab, T = c->T;
+    const Real *dout = c->buffers.gradient[GRADIENT_Y],
+               *classified = clip_classified(c, clip, head);
+    if (!clip->head) {
+        ops_matmul_sample_norms(s, clip->norms, clip->dlogits, classified, c->rows, T, C, Vp);
+        ops_embedding_sample_norms(s, clip->norms, dout, c->tokens, c->rows, T, C);
+        ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows,
+                              T, C, Vp);
         return;
     }
-    for (int64_t b = 0; b < rows; b++) {
-        float *wte = c->head + b * Vp * C;
-        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T,
-                               NULL, 1, T, C, Vp, positions, true, false);
-        ops_sample_norms(s, c->norms + b, wte, 1, Vp * C);
-        ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
+    for (int64_t b = 0; b < c->rows; b++) {
+        float *table = clip->head + b * Vp * C;
+        ops_embedding_backward(s, table, clip->sample, real_at_const(dout, b * T * C),
+                               c->tokens + b * T, NULL, 1, T, C, Vp, c->model->config.max_seq_len,
+                               true, false);
+        ops_sample_norms(s, clip->norms + b, table, 1, Vp * C);
+        ops_sample_norms(s, clip->norms + b, clip->sample, 1, T * C);
     }
 }
 // Completes the norm of the group that crosses stages, and its factors. On this stage only the
 // embedding's norm is missing; the other stages have sent theirs.
-static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip *c,
-                                       const Real *dout, const int32_t *tokens, int64_t rows,
-                                       int64_t T) {
-    ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, m->config.channels);
-    ops_crossing_norms(s, c->norms, c->crossing.others, c->senders, c->most, dout, c->crossing.tied,
-                       rows, T, m->config.channels);
-    ops_clip_factors(s, c->crossing.factors, c->norms, c->weights, rows, c->policy.threshold,
-                     c->policy.function);
+static inline void clip_crossing_norms(const UnitCall *c, const Clip *clip) {
+    const int64_t C = gpt_width(c->model);
+    const Real *dout = c->buffers.gradient[GRADIENT_Y];
+    ops_embedding_sample_norms(c->stream, clip->norms, dout, c->tokens, c->rows, c->T, C);
+    ops_crossing_norms(c->stream, clip->norms, clip->crossing.others, clip->senders, clip->most,
+                       dout, clip->crossing.tied, c->rows, c->T, C);
+    ops_clip_factors(c->stream, clip->crossing.factors, clip->norms, clip->weights, c->rows,
+                     clip->policy.threshold, clip->policy.function);
 }
-// Adds the embedding's gradients of wte and wpe, where the classifier is on another stage.
-static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u,
-                                  const Real *dout, const int32_t *tokens, int64_t rows,
-                                  int64_t T) {
-    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dout, tokens,
-                           c->crossing.factors, rows, T, m->config.channels, m->config.padded_vocab,
-                           m->config.max_seq_len, u->accumulate[STORAGE_WTE],
-                           u->accumulate[STORAGE_WPE]);
+// Adds the gradients of the token table and the positions, times the factors, which must have been
+// made. Overwrites the head's activations. head NULL: the classifier is on another stage.
+static inline void clip_embedding_sum(const UnitCall *c, const Clip *clip,
+                                      const UnitBuffers *head) {
+    const OpNode *n = unit_op(c->unit, OP_EMBEDDING);
+    const StorageClass table = tensor_class(c->model, n->params[0]);
+    if (!head) {
+        embedding_backward(c, n, clip->crossing.factors);
+        return;
+    }
+    UnitStates states = *c->states;
+    UnitCall rest = *c;
+    clip_classifier_sum(c, clip, clip->factors, clip_classified(c, clip, head));
+    rest.states = &states;
+    states.accumulate[table] = true;
+    if (clip->head) { states.grads[table] = NULL; } // H_i included E_i
+    embedding_backward(&rest, n, clip->factors);
 }
-// Adds the gradients of wte and wpe, times the factors. Requires clip_factors(). Overwrites the
-// head's activations.
-static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c,
-                                      const UnitStates *u, const Real *dout, const int32_t *tokens,
-                                      const HeadActs *h, int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, Vp = m->config.padded_vocab,
-                  positions = m->config.max_seq_len;
-    float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
-    clip_classifier_sum(s, m, c, u, c->factors, clip_lnf(c, h), rows, T);
-    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp,
-                           positions, true, u->accumulate[STORAGE_WPE]);
+// Returns the call for n samples from b on, and their part of the head's buffers.
+static inline UnitCall clip_few(const UnitCall *c, int64_t b, int64_t n) {
+    UnitCall few = *c;
+    few.buffers = unit_buffers_from(c, b * c->T);
+    few.tokens += b * c->T;
+    few.targets += b * c->T;
+    few.rows = n;
+    return few;
 }
 // Norms, factors and sum of the embedding's group, where logits are computed again: a few samples
-// at a time. u has the parameters, too.
-static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c,
-                                        const UnitStates *u, const Real *dout,
-                                        const int32_t *tokens, const int32_t *targets,
-                                        const HeadActs *h, int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels;
-    UnitStates more = *u;
-    for (int64_t b = 0, n; b < rows; b += n) {
-        n = min_i64(c->head_samples, rows - b);
-        Clip few = *c;
-        HeadActs acts = *h;
+// at a time. The call has the parameters and targets, too.
+static inline void clip_embedding_again(const UnitCall *c, const Clip *clip,
+                                        const UnitBuffers *head) {
+    UnitStates states = *c->states;
+    UnitCall classifier = *c;
+    classifier.unit = gpt_unit_spec(c->model, UNIT_HEAD);
+    classifier.buffers = *head;
+    for (int64_t b = 0, count; b < c->rows; b += count) {
+        count = min_i64(clip->head_samples, c->rows - b);
+        Clip few = *clip;
+        UnitCall samples = clip_few(c, b, count), logits = clip_few(&classifier, b, count);
+        const ClassifierResults results = {.dweight = clip->head,
+                                           .dlogits = clip->dlogits,
+                                           .each = c->T,
+                                           .scale = 1.0f / (float)c->T};
         few.weights += b;
         few.factors += b;
         few.norms += b;
-        acts.lnf = real_at(h->lnf, b * T * C);
-        acts.losses += b * T;
-        more.accumulate[STORAGE_WTE] |= b > 0;
-        more.accumulate[STORAGE_WPE] |= b > 0;
-        clip_classifier(s, m, u, &acts, NULL, c->head, c->dlogits, targets + b * T, n, T);
-        clip_begin(s, &few, n);
-        clip_embedding_norms(s, m, &few, real_at_const(dout, b * T * C), tokens + b * T, &acts, n,
-                             T);
-        clip_factors(s, &few, n);
-        clip_embedding_sum(s, m, &few, &more, real_at_const(dout, b * T * C), tokens + b * T, &acts,
-                           n, T);
+        samples.states = &states;
+        for (int i = 0; b && i < 2; i++) { states.accumulate[c->unit->storages[i]] = true; }
+        classifier_run(&logits, unit_op(logits.unit, OP_CLASSIFIER), results, NULL);
+        clip_begin(c->stream, &few, count);
+        clip_embedding_norms(&samples, &few, &logits.buffers);
+        clip_factors(c->stream, &few, count);
+        clip_embedding_sum(&samples, &few, &logits.buffers);
     }
 }
 

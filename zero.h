@@ -102,8 +102,9 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
         ops_copy(s->stream, place, slice,
                  (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
     }
-    comm_label(s->comm, "parameters", storage, step);
-    s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
+    const CommLabel label = {"parameters", storage, step};
+    s->gathering[storage] =
+        comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
 }
 // Starts to gather the parameters of a storage at this version. near: from the hpZ secondary
 // copies, if they are of this version. All members must call it, in the same order among all
@@ -159,7 +160,7 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     assert(s->policy.p2p || (version == s->updates[storage] &&
                              (!store_gathers_for_use(s, storage) || s->arriving[storage])));
-    comm_wait(s->comm, s->gathering[storage]);
+    comm_wait(s->comm, &s->gathering[storage]);
     if (store_param_far(s, storage)) { ops_follow(s->stream, store_param_link(s, storage)); }
     if (s->policy.p2p) { store_await_version(s, storage, version); }
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
@@ -182,7 +183,7 @@ static inline void store_release(Store *s, int storage) {
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
 static inline void store_wait_all(Store *s) {
-    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
+    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->gathering[i]); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         ops_wait(&s->offload_buffer[i].link);
     }
@@ -237,7 +238,7 @@ static inline void store_initialise(Store *s, uint64_t seed) {
 
 // Waits for the reduction of a storage's gradient. Its slot is free afterwards.
 static inline void store_finish_reduce(Store *s, int storage) {
-    comm_wait(s->comm, s->reducing[storage]);
+    comm_wait(s->comm, &s->reducing[storage]);
     if (!s->adds_to_shard[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
     ops_accumulate(s->stream, (float *)(void *)buffer_slice(&s->grads, storage),
@@ -267,7 +268,7 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
     const Group *all = &b->process_group->all;
     const int local = group_local(all, all->me);
     const char *in = p->received;
-    comm_wait(s->comm, p->handle);
+    comm_wait(s->comm, &p->request);
     for (int storage = b->first; storage >= b->last; storage--) {
         for (int n = 0; n < all->nodes; n++) {
             int64_t before = 0,
@@ -278,9 +279,9 @@ static inline void exchange_send_on(Store *s, BucketExchange *p) {
             in += store_record(s, storage, n, local);
         }
     }
-    comm_label(s->comm, "gradient", b->last, p->step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->across, p->onward, b->to_nodes,
-                                p->arrived, b->from_nodes, 1);
+    const CommLabel label = {"gradient", b->last, p->step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->across, p->onward,
+                                       b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
 // Ends a bucket's exchanges: adds what arrived last to this rank's slices.
@@ -291,7 +292,7 @@ static inline void exchange_finish(Store *s, BucketExchange *p) {
                                        : &p->bucket->process_group->node;
     const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
     const char *in = p->hop == 2 ? p->arrived : p->received;
-    comm_wait(s->comm, p->handle);
+    comm_wait(s->comm, &p->request);
     for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
         float *slice = (float *)(void *)buffer_slice(&s->grads, storage);
         ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
@@ -349,9 +350,9 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
         }
     }
     if (storage > b->last) { return; }
-    comm_label(s->comm, "gradient", storage, step);
-    p->handle = comm_all_to_all(s->comm, &b->process_group->node, p->sent, b->to_node, p->received,
-                                b->from_node, 1);
+    const CommLabel label = {"gradient", storage, step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->node, p->sent, b->to_node,
+                                       p->received, b->from_node, 1);
     p->hop = 1;
 }
 
@@ -376,10 +377,10 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     // true: the slice of the sum stays in the slot
     const bool there = add || store_sum_place(s, storage);
     s->adds_to_shard[storage] = add;
-    comm_label(s->comm, "gradient", storage, step);
+    const CommLabel label = {"gradient", storage, step};
     s->reducing[storage] =
-        comm_reduce_scatter(s->comm, &store_process_group(s, storage)->all, grad,
-                            there ? grad + begin : slice, store_slices(s, storage), s->wire);
+        comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
+                                  there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 // Adds the noise of a step to this rank's slice of a gradient whose reduction has ended. Noise is a
@@ -387,9 +388,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
 // neither gradient nor noise.
 static inline void store_add_noise(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
-    int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE
-                       ? s->model->config.vocab * s->model->config.channels
-                       : INT64_MAX;
+    const int64_t real = gpt_storage_real_elements(s->model, storage);
     NoiseStream noise;
     memcpy(noise.key, s->noise.key, sizeof noise.key);
     noise.domain = NOISE_GRADIENT;
@@ -479,7 +478,7 @@ static inline void store_begin_update(Store *s, int storage, int64_t step) {
 // to 2-D tensors only.
 static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
                                       OptimizerStep o) {
-    TensorPart parts[TENSORS];
+    TensorPart parts[MOST_TENSORS];
     const float decay = o.weight_decay;
     o.step = version - s->restarted[storage];
     o.grad_scale *= (float)store_mean(s, storage);
@@ -488,7 +487,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
                       count =
                           min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
-        o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
+        o.weight_decay = parts[i].decays ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         store_update_elements(s, p, begin - p->first, count, o);
     }

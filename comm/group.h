@@ -4,7 +4,7 @@
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
 // bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
-// comm.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
+// collectives.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
 #ifndef GROUP_H
 #define GROUP_H
 
@@ -158,6 +158,9 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
     }
 }
 
+static inline int64_t slice_length(const int64_t *bounds, int i) {
+    return bounds[i + 1] - bounds[i];
+}
 // Returns the elements of n slices of the length of the first. If only the last slices are shorter,
 // because they end where the array ends, a collective over this many elements covers the array.
 static inline int64_t bounds_padded(const int64_t *bounds, int n) { return n * bounds[1]; }

@@ -10,9 +10,9 @@
 //                    boundary[u]  input of unit u > first, (rows*T, C) in storage precision. With
 //                                 the next boundary it is all that survives a forward pass under
 //                                 --recompute block
-//                    blocks[l]    activations inside a block: one set for each block, or, under
-//                                 --recompute block, a single one that all sets share
-//                    head, tokens, targets
+//                    unit[u]      values inside a unit (model/architecture.h): for blocks one set
+//                                 each, or, under --recompute block, a single one that all share
+//                    tokens, targets
 // stash              offloaded activations. Blocks whose activations (under --recompute block:
 //                    inputs) are on the host use two device buffers in turns (schedule.h)
 // input, output      P2pBuffers of the stage: the received input of unit `first`, the sent input of
@@ -38,15 +38,14 @@
 #include "zero.h"       // states
 
 typedef struct {
-    void **boundary;   // [units]
-    BlockActs *blocks; // [layers]
-    HeadActs head;
+    void **boundary;           // [units]
+    UnitBuffers *unit;         // [units] values that forward passes save, gradients kept with them
     int32_t *tokens, *targets; // (rows, T) on the device
     float *weights;            // (rows) of samples, if they are clipped
 } ActivationSet;
 typedef struct {
-    Real **gradient;      // [units] gradients of boundaries
-    BlockGradients *work; // [layers]
+    Real **gradient;   // [units] gradients of boundaries
+    UnitBuffers *unit; // [units] the other gradients
 } GradientBuffers;
 
 // A buffer for data that stages send to each other, and the requests that use it: one for each part
@@ -103,7 +102,7 @@ typedef struct {
     ActivationSet *acts;                    // [limits.in_flight]
     P2pBuffer *input, output[SEND_BUFFERS]; // [limits.inputs]
     // device buffers of activations inside blocks, if these are offloaded
-    BlockActs stash_acts[STASH_SLOTS];
+    UnitBuffers stash_acts[STASH_SLOTS];
     void *stash_slot[STASH_SLOTS];  // their addresses
     Stream stash_link[STASH_SLOTS]; // their copies to and from the host
     char *stash; // [limits.in_flight][offloaded blocks of this rank], host memory
@@ -184,9 +183,6 @@ typedef struct {
 static inline bool executor_has(const ExecutorShape *shape, int unit) {
     return unit >= shape->first && unit < shape->end;
 }
-static inline bool executor_has_block(const ExecutorShape *shape, int64_t block) {
-    return executor_has(shape, (int)block + 1);
-}
 static inline bool executor_has_head(const Executor *e) { return e->shape.end == e->model->units; }
 static inline int64_t executor_places(const ExecutorShape *shape, int unit) {
     return shape->places ? shape->places[unit] : shape->limits.in_flight;
@@ -202,14 +198,15 @@ static inline int64_t executor_gradient_sets(const ExecutorShape *shape) {
 // all offloaded blocks of this rank. executor_stashes counts the offloaded blocks of this rank
 // below a unit.
 static inline size_t executor_boundary_bytes(const ExecutorShape *shape, const GptModel *m) {
-    return (size_t)(shape->rows * shape->T * m->config.channels) * dtype_size(shape->dtype);
+    return (size_t)(shape->rows * shape->T * gpt_width(m)) * dtype_size(shape->dtype);
 }
 static inline size_t executor_stash_bytes(const ExecutorShape *shape, const GptModel *m) {
     Arena block = {NULL, 0};
     if (shape->recompute) {
         arena_take(&block, executor_boundary_bytes(shape, m));
     } else {
-        gpt_block_acts(&block, &m->config, shape->rows * shape->T);
+        UnitBuffers counted;
+        unit_carve_values(&counted, &block, m, UNIT_BLOCK, shape->rows * shape->T);
     }
     return block.used;
 }
@@ -234,7 +231,6 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
     ActivationSet *acts = &e->acts[place];
     for (int u = shape->first; u < shape->end; u++) {
         if (place >= executor_places(shape, u)) { continue; }
-        const int64_t l = u - 1;
         if (u > shape->first) {
             acts->boundary[u] = executor_stashes_input(shape, u) ? e->stash_slot[stash_slot(u)]
                                                                  : arena_take(a, boundary);
@@ -243,18 +239,20 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
             acts->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
         }
         if (u == shape->first && shape->clip.on) { acts->weights = arena_floats(a, shape->rows); }
-        if (u == head) {
-            acts->head = gpt_head_acts(a, &e->model->config, N);
-            acts->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
-        }
-        if (u == 0 || u == head) { continue; }
+        const UnitClass class_of = gpt_unit_class(e->model, u);
         // under recomputation all blocks share the memory of this rank's first block
-        const int64_t other = max_i64(shape->first, 1) - 1;
-        const bool shares = shape->recompute && (place || l != other),
-                   stashed = !shape->recompute && shape->stash && shape->stash[u];
-        acts->blocks[l] = stashed  ? e->stash_acts[stash_slot(u)]
-                          : shares ? e->acts[0].blocks[other]
-                                   : gpt_block_acts(a, &e->model->config, N);
+        const int other = (int)max_i64(shape->first, 1);
+        const bool block = class_of == UNIT_BLOCK,
+                   shares = block && shape->recompute && (place || u != other),
+                   stashed = block && !shape->recompute && shape->stash && shape->stash[u];
+        if (stashed) {
+            acts->unit[u] = e->stash_acts[stash_slot(u)];
+        } else if (shares) {
+            acts->unit[u] = e->acts[0].unit[other];
+        } else {
+            unit_carve_values(&acts->unit[u], a, e->model, class_of, N);
+        }
+        if (u == head) { acts->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
     }
 }
 static inline void executor_carve_activations(Executor *e, Arena *a) {
@@ -262,10 +260,10 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
     const size_t boundary = executor_boundary_bytes(shape, e->model);
     for (int i = 0; i < STASH_SLOTS && executor_stashes(shape, shape->end); i++) {
         if (!shape->recompute) {
-            e->stash_acts[i] = gpt_block_acts(a, &e->model->config, shape->rows * shape->T);
+            unit_carve_values(&e->stash_acts[i], a, e->model, UNIT_BLOCK, shape->rows * shape->T);
         }
         e->stash_slot[i] =
-            shape->recompute ? arena_take(a, boundary) : (void *)e->stash_acts[i].ln1;
+            shape->recompute ? arena_take(a, boundary) : e->stash_acts[i].value[VALUE_FIRST];
     }
     for (int64_t i = 0; i < shape->limits.in_flight; i++) { executor_carve_acts(e, a, i); }
     for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }
@@ -276,17 +274,23 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
         clip_carve_activations(&e->clip[i], a, e->model, shape->rows, shape->T);
     }
 }
+static inline UnitBuffers executor_carve_block_gradients(const Executor *e, Arena *a) {
+    UnitBuffers b;
+    memset(&b, 0, sizeof b);
+    unit_carve_gradients(&b, a, e->model, UNIT_BLOCK, e->shape.rows * e->shape.T);
+    return b;
+}
 // Gradient buffers without waiting weight parts: two buffers of boundaries and one of blocks, used
 // in turns.
 static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *grads,
                                         int64_t elements) {
     Real *turns[2] = {arena_reals(a, elements), arena_reals(a, elements)};
-    BlockGradients work = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
+    const UnitBuffers shared = executor_carve_block_gradients(e, a);
     for (int u = 1; u < e->model->units; u++) {
         grads->gradient[u] =
             e->shape.cut && e->shape.cut[u] ? arena_reals(a, elements) : turns[u % 2];
+        grads->unit[u] = shared;
     }
-    for (int l = 0; l < e->model->config.layers; l++) { grads->work[l] = work; }
 }
 // Gradient buffers for flat clipping, where all of them live until the weight parts run. Each uses
 // memory of the same size among the activations of the unit above, which are no longer needed. The
@@ -294,8 +298,8 @@ static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *
 // micro-batch), unless one waits while another's gradients are made.
 static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *grads,
                                        int64_t elements) {
-    const int last = e->shape.end - 1, blocks = (int)e->model->config.layers,
-              top = (int)min_i64(e->shape.end - 1, blocks) - 1;
+    const UnitSpec *block = gpt_unit_spec(e->model, UNIT_BLOCK);
+    const int last = e->shape.end - 1, top = (int)min_i64(last, e->model->units - 2);
     const GradientBuffers *first =
         grads == e->grads || clip_crosses_all(&e->shape.clip) ? NULL : e->grads;
     const ActivationSet *acts = &e->acts[grads - e->grads];
@@ -305,18 +309,16 @@ static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *g
                              : first ? first->gradient[u]
                                      : arena_reals(a, elements);
     }
-    for (int l = top; l >= 0 && executor_has_block(&e->shape, l); l--) {
-        const BlockActs *above = &acts->blocks[l + 1];
-        if (l == top) {
-            grads->work[l] =
-                first ? first->work[l]
-                      : gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
+    for (int u = top; u >= max_i64(1, e->shape.first); u--) {
+        if (u == top) {
+            grads->unit[u] = first ? first->unit[u] : executor_carve_block_gradients(e, a);
             continue;
         }
-        grads->work[l] = grads->work[top];
-        grads->work[l].dfc = above->fc;
-        grads->work[l].dqkv = above->qkv;
-        grads->work[l].dres2 = above->res2;
+        grads->unit[u] = grads->unit[top];
+        for (int g = GRADIENT_FIRST; g < block->gradient_count; g++) {
+            const int kept_in = block->gradients[g].kept_in;
+            if (kept_in) { grads->unit[u].gradient[g] = (Real *)acts->unit[u + 1].value[kept_in]; }
+        }
     }
 }
 // Gradient buffers where the weight parts of several micro-batches wait: each unit has its own.
@@ -325,15 +327,13 @@ static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers
     for (int u = e->shape.first + 1; u < e->shape.end; u++) {
         grads->gradient[u] = arena_reals(a, elements);
     }
-    for (int64_t l = 0; l < e->model->config.layers; l++) {
-        if (executor_has_block(&e->shape, l)) {
-            grads->work[l] = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
-        }
+    for (int u = 1; u < e->model->units - 1; u++) {
+        if (executor_has(&e->shape, u)) { grads->unit[u] = executor_carve_block_gradients(e, a); }
     }
 }
 static inline void executor_carve_buffers(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
-    const int64_t n = shape->rows * shape->T * e->model->config.channels;
+    const int64_t n = shape->rows * shape->T * gpt_width(e->model);
     for (int64_t i = 0; i < e->gradient_sets; i++) {
         (shape->clip.flat          ? executor_carve_flat
          : shape->limits.works > 1 ? executor_carve_waiting
@@ -370,7 +370,7 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
                                      size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
     memset(&e, 0, sizeof e);
-    const size_t units = (size_t)m->units, layers = (size_t)m->config.layers;
+    const size_t units = (size_t)m->units;
     e.model = m;
     e.shape = shape;
     e.gradient_sets = executor_gradient_sets(&shape);
@@ -379,14 +379,13 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
                                              "executor");
     for (int64_t i = 0; i < shape.limits.in_flight; i++) {
         e.acts[i].boundary = (void **)checked_calloc(units, sizeof(void *), "executor");
-        e.acts[i].blocks = (BlockActs *)checked_calloc(layers, sizeof(BlockActs), "executor");
+        e.acts[i].unit = (UnitBuffers *)checked_calloc(units, sizeof(UnitBuffers), "executor");
     }
     e.grads = (GradientBuffers *)checked_calloc((size_t)e.gradient_sets, sizeof(GradientBuffers),
                                                 "executor");
     for (int64_t i = 0; i < e.gradient_sets; i++) {
         e.grads[i].gradient = (Real **)checked_calloc(units, sizeof(Real *), "executor");
-        e.grads[i].work =
-            (BlockGradients *)checked_calloc(layers, sizeof(BlockGradients), "executor");
+        e.grads[i].unit = (UnitBuffers *)checked_calloc(units, sizeof(UnitBuffers), "executor");
     }
     e.input =
         (P2pBuffer *)checked_calloc((size_t)shape.limits.inputs + 1, sizeof(P2pBuffer), "executor");
@@ -398,7 +397,7 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
     e.clip = (Clip *)checked_calloc((size_t)e.clips + 1, sizeof(Clip), "executor");
     for (int64_t i = 0; i < e.clips; i++) {
         e.clip[i].policy = shape.clip;
-        e.clip[i].blocks = (BlockSums *)checked_calloc(layers, sizeof(BlockSums), "executor");
+        e.clip[i].sums = (UnitSums *)checked_calloc(units, sizeof(UnitSums), "executor");
     }
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
@@ -438,14 +437,14 @@ static inline void executor_free(Executor *e) {
     ops_free_host(e->host_losses);
     for (int64_t i = 0; i < e->shape.limits.in_flight; i++) {
         free(e->acts[i].boundary);
-        free(e->acts[i].blocks);
+        free(e->acts[i].unit);
     }
     for (int64_t i = 0; i < e->gradient_sets; i++) {
         free(e->grads[i].gradient);
-        free(e->grads[i].work);
+        free(e->grads[i].unit);
     }
     for (int64_t i = 0; executor_transit(e, i); i++) { free(executor_transit(e, i)->open); }
-    for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].blocks); }
+    for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
     free(e->acts);
     free(e->grads);
     free(e->input);
@@ -606,7 +605,7 @@ static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
 // Waits until all requests of a buffer are complete.
 static inline void transit_wait(Executor *e, P2pBuffer *transit) {
     for (int i = 0; transit && i < transit->messages; i++) {
-        comm_wait_message(e->comm, transit->open[i]);
+        comm_wait(e->comm, &transit->open[i]);
     }
     if (transit) { transit->messages = 0; }
 }

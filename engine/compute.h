@@ -28,7 +28,7 @@ static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
 typedef struct {
     ActionKind kind;
     int unit;
-    int64_t rows, T, N, elements; // N = rows * T, elements = N * C
+    int64_t rows, T, N, elements; // N = rows * T, elements = N * width
     UnitStates states;
     void *x, *y;   // input and output, in storage precision; NULL: the unit has none
     Real *dx, *dy; // their gradients
@@ -38,15 +38,6 @@ typedef struct {
     float *weights; // of samples, if they are clipped
 } Work;
 
-static inline const BlockActs *work_acts(const Work *w) { return &w->acts->blocks[w->unit - 1]; }
-static inline Clip work_clip(const Work *w) {
-    Clip c = *w->clip;
-    c.weights = w->weights;
-    return c;
-}
-static inline const BlockGradients *work_gradients(const Work *w) {
-    return &w->grads->work[w->unit - 1];
-}
 static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t rows, int64_t T) {
     const int head = e->model->units - 1;
     Work w;
@@ -55,7 +46,7 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     w.rows = rows;
     w.T = T;
     w.N = rows * T;
-    w.elements = w.N * e->model->config.channels;
+    w.elements = w.N * gpt_width(e->model);
     w.acts = executor_acts(e, unit, micro);
     w.grads = executor_grads(e, micro);
     w.clip = &e->clip[executor_clip_place(e, micro)];
@@ -122,15 +113,12 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
 }
 
 // Writes logits(rows, count) of the tokens first .. first + count - 1 to host memory, for rows of
-// the head's layernorm output. rows * count must be at most padded_vocab.
-static inline void executor_logits_of_rows(Executor *e, const UnitStates *states, const Real *lnf,
-                                           int64_t rows, int64_t first, int64_t count,
-                                           float *logits) {
-    const int64_t C = e->model->config.channels;
+// the classifier's input. rows * count must be at most padded_vocab.
+static inline void executor_logits_of_rows(Executor *e, const UnitStates *states,
+                                           const Real *classified, int64_t rows, int64_t first,
+                                           int64_t count, float *logits) {
     assert(rows * count <= e->model->config.padded_vocab);
-    ops_matmul_forward(e->stream, e->logits, NULL, lnf,
-                       real_at_const(unit_param(e->model, states, WTE), first * C), NULL, rows, C,
-                       count);
+    head_logits(e->stream, e->model, states, e->logits, classified, rows, first, count);
     ops_reals_to_host(e->stream, logits, e->logits, rows * count);
 }
 
@@ -144,16 +132,17 @@ static inline int64_t executor_label_row(const Work *w, const Pass *pass, int64_
 // many samples as the buffer of logits can hold.
 static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass,
                                          int64_t first_row) {
-    const int64_t C = e->model->config.channels, first = pass->data->first_label,
+    const int64_t C = gpt_width(e->model), first = pass->data->first_label,
                   labels = pass->data->labels;
+    const Real *classified = head_classified(e->model, &w->acts->unit[w->unit]);
     const int64_t most = e->model->config.padded_vocab / labels;
     const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
     Real *gathered = w->dx; // free until the backward pass
     for (int64_t begin = 0; begin < w->rows; begin += most) {
         const int64_t count = min_i64(most, w->rows - begin);
         for (int64_t r = 0; r < count; r++) {
-            const Real *row = real_at_const(w->acts->head.lnf,
-                                            executor_label_row(w, pass, first_row, begin + r) * C);
+            const Real *row =
+                real_at_const(classified, executor_label_row(w, pass, first_row, begin + r) * C);
             ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
         }
         executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
@@ -197,151 +186,153 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
     ops_from_host(e->stream, w->acts->weights, e->host_weights, (size_t)w->rows * sizeof(float));
 }
 
-static inline void run_forward(Executor *e, const Work *w) {
-    int unit = w->unit, head = e->model->units - 1;
-    if (unit == head) {
-        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements),
-                         &w->acts->head, w->N);
-        return;
-    }
-    const Real *x = unit ? boundary_read(e, w->x, w->elements) : NULL;
-    Real *out = boundary_write_begin(e, w->y);
-    if (unit == 0) {
-        gpt_embedding_forward(e->stream, e->model, &w->states, out, w->acts->tokens, w->rows, w->T);
-    } else {
-        gpt_block_forward(e->stream, e->model, &w->states, out, x, work_acts(w), w->rows, w->T);
-    }
-    boundary_write_end(e, w->y, w->elements);
-}
-
-static inline void run_backward_input(Executor *e, const Work *w, const Pass *pass) {
-    const Real *x = boundary_read(e, w->x, w->elements);
-    const ActivationSet *acts = w->acts;
-    if (w->unit < e->model->units - 1) {
-        gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w),
-                                 work_gradients(w), w->rows, w->T);
-    } else if (e->shape.clip.on) {
-        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &acts->head,
-                                 acts->targets, w->rows, w->T);
-        if (clip_crosses(&e->shape.clip)) {
-            clip_head_prepare(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows,
-                              w->T);
+// Returns the pass over a unit that a compute action makes.
+static inline UnitCall executor_call(Executor *e, const Work *w) {
+    UnitCall c;
+    memset(&c, 0, sizeof c);
+    c.stream = e->stream;
+    c.model = e->model;
+    c.unit = gpt_unit_spec(e->model, gpt_unit_class(e->model, w->unit));
+    c.states = &w->states;
+    c.buffers = w->acts->unit[w->unit];
+    for (int g = GRADIENT_FIRST; g < c.unit->gradient_count; g++) {
+        if (!c.unit->gradients[g].with_values) {
+            c.buffers.gradient[g] = w->grads->unit[w->unit].gradient[g];
         }
-    } else {
-        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &acts->head,
-                                acts->targets, w->N, pass->scale);
     }
+    c.buffers.gradient[GRADIENT_X] = w->dx;
+    c.buffers.gradient[GRADIENT_Y] = w->dy;
+    c.tokens = w->acts->tokens;
+    c.targets = w->acts->targets;
+    c.rows = w->rows;
+    c.T = w->T;
+    return c;
+}
+// Gives a call its unit's input.
+static inline void call_read_input(Executor *e, const Work *w, UnitCall *c) {
+    // the input is only read
+    const Real *x = w->x ? boundary_read(e, w->x, w->elements) : NULL;
+    c->buffers.value[VALUE_X] = (void *)(uintptr_t)x;
 }
 
-static inline void run_backward_weight(Executor *e, const Work *w) {
-    if (w->unit == 0) {
-        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->acts->tokens,
-                                      w->rows, w->T);
-        return;
-    }
-    const Real *x = boundary_read(e, w->x, w->elements);
-    if (w->unit == e->model->units - 1) {
-        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &w->acts->head, w->N);
-        return;
-    }
-    gpt_block_backward_weight(e->stream, e->model, &w->states, w->dy, x, work_acts(w),
-                              work_gradients(w), w->rows, w->T);
+static inline void run_forward(Executor *e, const Work *w) {
+    UnitCall c = executor_call(e, w);
+    call_read_input(e, w, &c);
+    c.recompute = w->kind == ACT_RECOMPUTE;
+    const bool makes_output = w->y && !c.recompute;
+    if (makes_output) { c.buffers.value[VALUE_Y] = boundary_write_begin(e, w->y); }
+    unit_run(&c, PART_FORWARD);
+    if (makes_output) { boundary_write_end(e, w->y, w->elements); }
 }
 
+static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, const Pass *pass) {
+    call_read_input(e, w, c);
+    const bool head = w->unit == e->model->units - 1;
+    if (head && e->shape.clip.on) {
+        clip_head_backward_input(c, w->clip);
+        if (clip_crosses(&e->shape.clip)) { clip_head_prepare(c, w->clip); }
+        return;
+    }
+    if (head) {
+        const int table = unit_op(c->unit, OP_CLASSIFIER)->params[0];
+        c->classifier.dweight = unit_grad(e->model, &w->states, table);
+        c->classifier.accumulate = w->states.accumulate[tensor_class(e->model, table)];
+        c->classifier.each = w->N;
+        c->classifier.scale = pass->scale;
+    }
+    unit_run(c, PART_BACKWARD_INPUT);
+}
+
+// Returns the buffers of the head of the same micro-batch.
+static inline const UnitBuffers *work_head(const Executor *e, const Work *w) {
+    return &w->acts->unit[e->model->units - 1];
+}
 // Adds the squared norms of each sample's gradients in one unit to those of its clipping group.
-static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
-    const ActivationSet *acts = w->acts;
+static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
-        clip_embedding_norms(e->stream, e->model, c, w->dy, acts->tokens, &acts->head, w->rows,
-                             w->T);
+        clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
-    const Real *x = boundary_read(e, w->x, w->elements);
-    if (w->unit == e->model->units - 1) {
-        clip_head_norms(e->stream, e->model, c, x, &acts->head, w->rows, w->T);
-        return;
-    }
-    clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w),
-                     work_gradients(w), w->rows, w->T);
+    call_read_input(e, w, c);
+    UnitCall of = clip_call(c, clip, w->unit);
+    unit_run(&of, PART_SAMPLE_NORMS);
 }
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
-static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
-    const ActivationSet *acts = w->acts;
-    if (w->unit == 0 && clip_crosses(&c->policy)) {
-        clip_table_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, w->rows, w->T);
-    } else if (w->unit == 0) {
-        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, &acts->head,
-                           w->rows, w->T);
-    } else if (w->unit == e->model->units - 1) {
-        clip_head_sum(e->stream, e->model, c, &w->states, w->rows);
-    } else {
-        clip_block_sum(e->stream, e->model, c, &w->states, &c->blocks[w->unit - 1], w->dy,
-                       work_acts(w), work_gradients(w), w->rows, w->T);
+static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
+    if (w->unit == 0) {
+        clip_embedding_sum(c, clip, clip_crosses(&clip->policy) ? NULL : work_head(e, w));
+        return;
     }
+    UnitCall of = clip_call(c, clip, w->unit);
+    unit_run(&of, PART_SAMPLE_SUM);
 }
 // Runs the weight part of a unit that is a clipping group of its own.
-static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c) {
-    const bool block = w->unit > 0 && w->unit < e->model->units - 1;
-    if (block && clip_instantiates_block(&c->policy, e->model, w->T)) {
-        clip_block_instantiated(e->stream, e->model, c, &w->states, w->dy,
-                                boundary_read(e, w->x, w->elements), work_acts(w),
-                                work_gradients(w), w->rows, w->T);
+static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
+    const bool block = gpt_unit_class(e->model, w->unit) == UNIT_BLOCK;
+    if (block && clip_instantiates_block(&clip->policy, e->model, w->T)) {
+        call_read_input(e, w, c);
+        clip_block_instantiated(c, clip);
         return;
     }
-    if (w->unit == 0 && c->policy.again) {
-        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->acts->tokens,
-                             w->acts->targets, &w->acts->head, w->rows, w->T);
+    if (w->unit == 0 && clip->policy.again) {
+        clip_embedding_again(c, clip, work_head(e, w));
         return;
     }
-    if (w->unit || !clip_crosses(&c->policy)) { // otherwise CLIP has made the factors
-        clip_begin(e->stream, c, w->rows);
-        run_norms(e, w, c);
-        clip_factors(e->stream, c, w->rows);
+    if (w->unit || !clip_crosses(&clip->policy)) { // otherwise CLIP has made the factors
+        clip_begin(e->stream, clip, w->rows);
+        run_norms(e, w, c, clip);
+        clip_factors(e->stream, clip, w->rows);
     }
-    run_sum(e, w, c);
+    run_sum(e, w, c, clip);
 }
 // Runs CLIP: finishes the norms of a group of several units (the embedding's are still missing) and
 // makes the factors.
-static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
-    if (w->unit == 0 && clip_crosses(&c->policy)) {
+static inline void run_clip(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
+    if (w->unit == 0 && clip_crosses(&clip->policy)) {
         // the unit is alone in its group, or in its stage
-        if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); }
-        clip_crossing_norms(e->stream, e->model, c, w->dy, w->acts->tokens, w->rows, w->T);
+        if (!clip->policy.flat || w->unit + 1 == e->shape.end) {
+            clip_begin(e->stream, clip, w->rows);
+        }
+        clip_crossing_norms(c, clip);
         return;
     }
-    if (w->unit == 0) { run_norms(e, w, c); }
-    clip_factors(e->stream, c, w->rows);
+    if (w->unit == 0) { run_norms(e, w, c, clip); }
+    clip_factors(e->stream, clip, w->rows);
 }
 // Runs a backward action of a unit whose samples are clipped.
 static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass) {
-    const Clip c = work_clip(w);
+    UnitCall c = executor_call(e, w);
+    Clip clip = *w->clip;
+    clip.weights = w->weights;
     switch (w->kind) {
     case ACT_BACKWARD_INPUT:
-        if (c.policy.flat && w->unit == e->shape.end - 1) { clip_begin(e->stream, &c, w->rows); }
-        run_backward_input(e, w, pass);
-        if (c.policy.flat) { run_norms(e, w, &c); }
+        if (clip.policy.flat && w->unit == e->shape.end - 1) {
+            clip_begin(e->stream, &clip, w->rows);
+        }
+        run_backward_input(e, w, &c, pass);
+        if (clip.policy.flat) { run_norms(e, w, &c, &clip); }
         break;
-    case ACT_CLIP: run_clip(e, w, &c); break;
-    case ACT_TIED:
-        clip_classifier_sum(e->stream, e->model, &c, &w->states, c.crossing.factors, c.lnf, w->rows,
-                            w->T);
-        break;
-    default: (c.policy.flat ? run_sum : run_clipped_weight)(e, w, &c);
+    case ACT_CLIP: run_clip(e, w, &c, &clip); break;
+    case ACT_TIED: clip_classifier_sum(&c, &clip, clip.crossing.factors, clip.lnf); break;
+    default: (clip.policy.flat ? run_sum : run_clipped_weight)(e, w, &c, &clip);
     }
 }
 
 static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
-    if (w->kind == ACT_FORWARD) {
+    if (w->kind == ACT_FORWARD || w->kind == ACT_RECOMPUTE) {
         run_forward(e, w);
-    } else if (w->kind == ACT_RECOMPUTE) {
-        gpt_block_forward(e->stream, e->model, &w->states, NULL,
-                          boundary_read(e, w->x, w->elements), work_acts(w), w->rows, w->T);
-    } else if (e->shape.clip.on) {
+        return;
+    }
+    if (e->shape.clip.on) {
         run_clipped_work(e, w, pass);
-    } else if (w->kind == ACT_BACKWARD_INPUT) {
-        run_backward_input(e, w, pass);
+        return;
+    }
+    UnitCall c = executor_call(e, w);
+    if (w->kind == ACT_BACKWARD_INPUT) {
+        run_backward_input(e, w, &c, pass);
     } else {
-        run_backward_weight(e, w);
+        call_read_input(e, w, &c);
+        unit_run(&c, PART_BACKWARD_WEIGHT);
     }
 }
 
@@ -427,12 +418,11 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
-        gpt_head_losses(e->stream, e->model, &w.states, &w.acts->head,
-                        !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits,
-                        w.acts->targets, w.N);
+        const UnitCall c = executor_call(e, &w);
+        unit_losses(&c, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits);
     }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass),
-                      w.acts->head.losses, (size_t)w.N * sizeof(float));
+                      head_losses(e->model, &w.acts->unit[w.unit]), (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
@@ -441,7 +431,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
 // or a clipping factor.
 static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m,
                                          const Action *a) {
-    const int64_t elements = shape->T * m->config.channels;
+    const int64_t elements = shape->T * gpt_width(m);
     switch (a->kind) {
     case ACT_SEND_FORWARD:
     case ACT_RECV_FORWARD: return elements * (int64_t)dtype_size(shape->dtype);
@@ -474,7 +464,7 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     const int64_t word =
         max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype),
                 (int64_t)ops_real_bytes());
-    const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
+    const size_t row_bytes = (size_t)(shape->T * gpt_width(m) * word);
     if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch",
             "a micro-batch of %zu bytes between stages: 2 GiB are too much",
@@ -523,11 +513,12 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
 }
 
 // Posts a message of `rows` rows, in a buffer that begins at p with the micro-batch's first row.
-static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p,
-                             int64_t rows, int64_t row_bytes) {
+static inline void post_rows(Executor *e, const Action *a, const char *what, P2pBuffer *transit,
+                             char *p, int64_t rows, int64_t row_bytes) {
+    const CommLabel label = {what, a->unit, e->step};
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    transit->open[transit->messages++] =
-        comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
+    transit->open[transit->messages++] = comm_message_begin(
+        e->comm, label, action_sends(a->kind), a->peer, 0, p, (size_t)(rows * row_bytes));
 }
 // Posts the messages of an action: output of the unit to the next stage, gradient of its input to
 // the stage before, norms (with rows of the classifier's gradient), or clipping factors.
@@ -543,21 +534,20 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
         const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
         double *norms = (double *)e->norms[place].p +
                         (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
-        comm_label(e->comm, "norms", a->unit, e->step);
-        post_rows(e, a, &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
+        post_rows(e, a, "norms", &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
         if (row_bytes > (int64_t)sizeof(double)) {
-            post_rows(e, a, &e->tied[place], (char *)e->tied[place].p, rows,
+            post_rows(e, a, "norms", &e->tied[place], (char *)e->tied[place].p, rows,
                       row_bytes - (int64_t)sizeof(double));
         }
     } else if (a->kind == ACT_SEND_FACTOR || a->kind == ACT_RECV_FACTOR) {
-        comm_label(e->comm, "factors", a->unit, e->step);
-        post_rows(e, a, &e->factors[place], (char *)e->factors[place].p, rows, row_bytes);
+        post_rows(e, a, "factors", &e->factors[place], (char *)e->factors[place].p, rows,
+                  row_bytes);
     } else {
         const int64_t micro = executor_micro(e, a);
         P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro)
                                      : executor_gradient_transit(e, a->unit, micro);
-        comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
-        post_rows(e, a, transit, (char *)transit->p, rows, row_bytes);
+        post_rows(e, a, forward ? "activations" : "gradients", transit, (char *)transit->p, rows,
+                  row_bytes);
     }
 }
 

@@ -119,8 +119,10 @@ typedef struct {
 static inline void sum_split(TimedSum *sum, int64_t n) {
     for (int i = 0; i <= sum->group->n; i++) { sum->bounds[i] = part_begin(n, sum->group->n, i); }
 }
-static inline CommHandle sum_start(const TimedSum *sum) {
-    return comm_all_reduce(sum->comm, sum->group, sum->data, sum->bounds, DTYPE_FP32);
+static const CommLabel MEASURING = {"measuring links", -1, 0};
+static inline CommRequest sum_begin(const TimedSum *sum) {
+    return comm_all_reduce_begin(sum->comm, MEASURING, sum->group, sum->data, sum->bounds,
+                                 DTYPE_FP32);
 }
 // Returns the seconds of an all-reduce, the best of a few.
 static inline double measure_sum(const TimedSum *sum) {
@@ -128,7 +130,8 @@ static inline double measure_sum(const TimedSum *sum) {
     for (int i = 0; i < 3; i++) {
         comm_barrier(sum->comm);
         double start = seconds_now();
-        comm_wait(sum->comm, sum_start(sum));
+        CommRequest request = sum_begin(sum);
+        comm_wait(sum->comm, &request);
         ops_wait(sum->stream);
         comm_barrier(sum->comm);
         best = fmin(best, seconds_now() - start);
@@ -150,14 +153,15 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
         const bool beside = i % 2;
         comm_barrier(sum->comm);
         double start = seconds_now();
-        CommHandle handle = beside ? sum_start(sum) : 0;
+        CommRequest request = {.number = 0};
+        if (beside) { request = sum_begin(sum); }
         for (int64_t k = 0; k < products; k++) {
             ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
                                real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
         }
         ops_wait(sum->stream);
         best[beside] = fmin(best[beside], seconds_now() - start);
-        if (beside) { comm_wait(sum->comm, handle); }
+        comm_wait(sum->comm, &request);
     }
     ops_free(matrix);
     ops_free(with.workspace);
@@ -457,12 +461,12 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
                                           const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     // the gradient of a unit's output
-    const double boundary = (double)(shape->T * m->config.channels) * (double)ops_real_bytes();
+    const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
     model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
     // the mean of what crosses forward (activations) and backward (gradients)
-    const double cut = (double)(shape->T * m->config.channels) *
+    const double cut = (double)(shape->T * gpt_width(m)) *
                        (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
@@ -488,11 +492,10 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     for (int i = 0; i < 4; i++) {
         comm_barrier(comm);
         double start = seconds_now();
-        comm_label(comm, "measuring links", -1, 0);
-        CommRequest in = comm_receive(comm, from, data + bytes, bytes),
-                    out = comm_send(comm, to, data, bytes);
-        comm_wait_message(comm, in);
-        comm_wait_message(comm, out);
+        CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
+                    out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
         best = fmin(best, seconds_now() - start);
     }
     return best;
@@ -684,13 +687,15 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
         return (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
     }
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
+    double tokens = (double)a->rows * c->T, C = (double)gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
-    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
-    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double product =
+        block ? gpt_forward_flops(c->model, UNIT_BLOCK, tokens, c->T) / products_per_s : 0;
+    double classifier =
+        head ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     double norms =
         a->unit >= 0
@@ -698,7 +703,8 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
             : 0;
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
     // part, or by TIED.
-    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double tied =
+        c->clip.on ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
     const bool crosses = clip_crosses(&c->clip);
     if (crosses && (!a->unit || head)) {
         norms = head

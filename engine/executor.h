@@ -24,6 +24,7 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     EXECUTOR_HOOK(a, step);
     e->action = a;
     e->step = step;
+    e->comm->step = step;
     bool of_unit = a->unit >= 0;
     ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage",
                     of_unit ? a->unit : a->storage);
@@ -142,7 +143,7 @@ static inline void run_deferred(Executor *e, const DeferredOp *op) {
     }
 }
 // Runs each deferred operation that waits neither for a message nor for an earlier operation. Also
-// called while this rank waits (comm.h: idle_callback).
+// called while this rank waits (records.h: idle_callback).
 static inline void executor_run_deferred(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;
@@ -155,7 +156,7 @@ static inline void executor_run_deferred(void *executor) {
         for (int k = 0; k < left && can; k++) {
             can = !deferred_conflict(&e->deferred[k].action, &op.action);
         }
-        if (can && !deferred_awaits(e->store, &op)) {
+        if (can && !deferred_awaits(e->store, &op).number) {
             run_deferred(e, &op);
         } else {
             e->deferred[left++] = op;
@@ -183,8 +184,8 @@ static inline void executor_await_deferred(Executor *e, int at) {
     for (int i = at - 1; i >= 0; i--) {
         at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at;
     }
-    const CommRequest t = deferred_awaits(e->store, &e->deferred[at]);
-    if (t) { comm_wait_message(e->comm, t); }
+    CommRequest request = deferred_awaits(e->store, &e->deferred[at]);
+    comm_wait(e->comm, &request);
     executor_run_deferred(e);
 }
 static inline void executor_finish_deferred(Executor *e, unsigned kinds, int storage,
@@ -248,8 +249,8 @@ static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *
 static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule,
                              const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
-    comm_wait_message(e->comm, e->stats_out_request);
-    comm_wait_message(e->comm, e->stats_in_request);
+    comm_wait(e->comm, &e->stats_out_request);
+    comm_wait(e->comm, &e->stats_in_request);
     e->stats_out = e->stats_in;
     memset(&e->stats_in, 0, sizeof e->stats_in);
     if (a->version == 0) { stats_add(e, schedule, pass, step); }
@@ -290,14 +291,12 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
 }
 // Posts the message of an action that sends or receives step statistics.
 static inline void executor_post_stats(Executor *e, const Action *a) {
-    if (a->kind == ACT_SEND_STATS) {
-        comm_wait_message(e->comm, e->stats_out_request);
-        e->stats_out_request =
-            comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
-        return;
-    }
-    e->stats_in_request =
-        comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in);
+    const CommLabel label = {"statistics", -1, e->step};
+    const bool send = a->kind == ACT_SEND_STATS;
+    CommRequest *request = send ? &e->stats_out_request : &e->stats_in_request;
+    comm_wait(e->comm, request);
+    *request = comm_host_message_begin(e->comm, label, send, a->peer,
+                                       send ? &e->stats_out : &e->stats_in, sizeof e->stats_in);
 }
 // Runs one action of step `of`, which is not deferred.
 static inline void executor_run_action(Executor *e, const Schedule *schedule, const Action *a,
@@ -480,9 +479,10 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states,
-                                    real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels),
-                                    1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(
+                e, &w.states,
+                real_at_const(head_classified(m, &w.acts->unit[unit]), (n - 1) * gpt_width(m)), 1,
+                0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
@@ -492,20 +492,24 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
 // and gets the same result.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t n, float *logits) {
-    const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
+    const size_t bytes = (size_t)(n * gpt_width(e->model)) * dtype_size(e->shape.dtype);
     const int mine = placement_stage_of_unit(placement, e->shape.first),
               last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
+    const CommLabel label = {"activations", e->shape.first, e->comm->step};
     if (e->acts[0].tokens) {
         ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t));
     }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) {
-        comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes));
+        CommRequest r =
+            comm_receive_begin(e->comm, label, stage[-1].ranks[0], e->input[0].p, bytes);
+        comm_wait(e->comm, &r);
     }
     executor_stage_forward(e, n, logits);
     if (leads && mine < last) {
-        comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes));
+        CommRequest r = comm_send_begin(e->comm, label, stage[1].ranks[0], e->output[0].p, bytes);
+        comm_wait(e->comm, &r);
     }
     if (last) {
         comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float),

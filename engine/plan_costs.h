@@ -1,5 +1,5 @@
-// plan_costs.h: what a pipeline plan costs: models from profiles, links of a cluster, placement, memory,
-// and the replay of a plan's schedule, which decides.
+// plan_costs.h: what a pipeline plan costs: models from profiles, links of a cluster, placement,
+// memory, and the replay of a plan's schedule, which decides.
 //
 // Models     A model is what a profile says: a list of units, each with the time that a sample
 //            takes forward and backward, the bytes of activations and parameters, and the bytes

@@ -77,11 +77,10 @@ enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };
 
 // Returns the index, in the file, of the first element of a tensor's layer. All layers of a tensor
 // are consecutive.
-static inline int64_t model_file_offset(const GptModel *m, TensorId tensor, int64_t layer) {
+static inline int64_t model_file_offset(const GptModel *m, int tensor, int64_t layer) {
     int64_t at = 0;
-    for (int t = 0; t < (int)tensor; t++) {
-        at += m->tensor_elements[t] *
-              (tensor_specs[t].storage == STORAGE_BLOCK ? m->config.layers : 1);
+    for (int t = 0; t < tensor; t++) {
+        at += m->tensor_elements[t] * (tensor_class(m, t) == STORAGE_BLOCK ? m->config.layers : 1);
     }
     return at + layer * m->tensor_elements[tensor];
 }
@@ -133,7 +132,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     size_t bytes;
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
     for (int storage = 0; storage < s->model->storages; storage++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         int64_t first;
         store_own(s, storage, &first);
         for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
@@ -153,7 +152,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
 // their tensors in the file. The file has every layer, shared or not.
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin,
                                           int64_t count) {
-    TensorPart parts[TENSORS];
+    TensorPart parts[MOST_TENSORS];
     const int64_t size = (int64_t)dtype_size(s->dtype);
     const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
     int n = gpt_storage_parts(s->model, storage, parts);

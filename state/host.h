@@ -284,7 +284,7 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     int64_t begin, n = store_own(s, storage, &begin);
     float *sum = store_sum(s, storage, step);
     const float *slice = (const float *)(const void *)buffer_full(&s->grads, storage) + begin;
-    comm_wait(s->comm, s->reducing[storage]);
+    comm_wait(s->comm, &s->reducing[storage]);
     s->summed[storage] = true;
     if (!n) { return; }
     if (adds) {

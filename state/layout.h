@@ -454,9 +454,6 @@ static inline void slices_free(Slices *s) {
     for (int c = 0; c < STORAGE_CLASSES; c++) { free(s->of_class[c]); }
     memset(s, 0, sizeof *s);
 }
-static inline int64_t slice_length(const int64_t *bounds, int member) {
-    return bounds[member + 1] - bounds[member];
-}
 
 // -------------------------------------------------------------------------------------------------
 // Process groups

@@ -34,23 +34,22 @@ static inline PendingRequests *store_version_requests(const Store *s, int storag
 static inline void requests_wait(Store *s, PendingRequests *m) {
     // a deferred operation must not wait: deferred_requests() has named every message that it needs
     assert(!s->in_deferred || !m->count);
-    for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
+    for (int i = 0; i < m->count; i++) { comm_wait(s->comm, &m->open[i]); }
     m->count = 0;
 }
-static inline void requests_post(Store *s, PendingRequests *m, bool send, int peer, int channel,
-                                 void *data, size_t bytes) {
-    s->comm->channel = channel;
-    m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
-    s->comm->channel = 0;
+static inline void requests_post(Store *s, PendingRequests *m, CommLabel label, bool send, int peer,
+                                 int channel, void *data, size_t bytes) {
+    m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data, bytes);
 }
-// Returns the first message that is not known to be complete; 0 if all are, and then the list is
-// empty.
+// Returns the first message that is not known to be complete; all zeros if all are, and then the
+// list is empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
-        if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
+        if (!comm_known_complete(s->comm, m->open[i])) { return m->open[i]; }
     }
+    const CommRequest none = {.number = 0};
     m->count = 0;
-    return 0;
+    return none;
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
@@ -75,11 +74,11 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     } else {
         store_open_version(s, storage, version);
     }
-    comm_label(s->comm, "parameters", storage, step);
-    requests_post(s,
-                  store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV),
-                  send, peer, parameters_channel(storage), store_parameters(s, storage, version),
-                  (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    const CommLabel label = {"parameters", storage, step};
+    requests_post(
+        s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), label,
+        send, peer, parameters_channel(storage), store_parameters(s, storage, version),
+        (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
 // last use has ended.
@@ -90,8 +89,8 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
              : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
     assert(send == store_holds(s, storage));
     if (!send) { requests_wait(s, requests); }
-    comm_label(s->comm, "parameters", storage, step);
-    requests_post(s, requests, send, peer, 0,
+    const CommLabel label = {"parameters", storage, step};
+    requests_post(s, requests, label, send, peer, 0,
                   send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
                   (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
@@ -140,9 +139,10 @@ static inline void store_send_all(Store *s) {
             if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) {
                 continue;
             }
-            comm_label(s->comm, "parameters", i, s->comm->step);
-            comm_wait_message(s->comm, comm_post_message(s->comm, owner, owner ? to : r->owner[i],
-                                                         store_newest(s, i), bytes));
+            const CommLabel label = {"parameters", i, s->comm->step};
+            CommRequest request = comm_message_begin(
+                s->comm, label, owner, owner ? to : r->owner[i], 0, store_newest(s, i), bytes);
+            comm_wait(s->comm, &request);
         }
         if (!r->places[i]) { continue; }
         char *other = store_parameters(s, i, s->version[i] + 1);
@@ -186,7 +186,7 @@ static inline void store_await_place(Store *s, int storage) {
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
     if (!*begun) { store_await_place(s, storage); }
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.p2p->heads]); }
+    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % s->policy.p2p->heads]); }
     *accumulate = *begun;
     *begun = true;
     return store_making(s, storage, micro);
@@ -214,7 +214,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
     }
     *begun = false;
     // for a piece without samples this has not happened yet
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); }
+    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % r->heads]); }
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled) {
         store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
@@ -264,24 +264,26 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
-    comm_label(s->comm, "gradient", storage, step);
+    const CommLabel label = {"gradient", storage, step};
     if (!send) {
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->head_coming[micro % s->policy.p2p->heads] = comm_receive(s->comm, peer, made, bytes);
+        s->head_coming[micro % s->policy.p2p->heads] =
+            comm_receive_begin(s->comm, label, peer, made, bytes);
         *begun = true;
         return;
     }
     // the piece has no samples
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
     *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, peer, 0, made, bytes);
+    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), label, true, peer, 0, made,
+                  bytes);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     PendingRequests *requests =
         store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    comm_label(s->comm, "gradient", storage, step);
-    requests_post(s, requests, send, peer, sum_channel(storage),
+    const CommLabel label = {"gradient", storage, step};
+    requests_post(s, requests, label, send, peer, sum_channel(storage),
                   send ? (void *)store_whole(s, storage, 0)
                        : (void *)buffer_slice(&s->coming, storage),
                   (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
@@ -346,12 +348,12 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     default: return 0;
     }
 }
-// Returns the first message that an operation would have to wait for now; 0: none.
+// Returns the first message that an operation would have to wait for now; all zeros: none.
 static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
-    CommRequest open = 0;
-    for (int i = 0; i < n && !open; i++) {
+    CommRequest open = {.number = 0};
+    for (int i = 0; i < n && !open.number; i++) {
         open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
     }
     return open;

@@ -57,7 +57,7 @@ typedef struct {
     int hop;              // 0: being filled; 1: exchange inside the node; 2: between nodes
     bool add;             // the slices hold sums of earlier micro-steps
     int64_t step;
-    CommHandle handle;
+    CommRequest request;
     // records sent to and received from members of the node, then other nodes
     char *sent, *received, *onward, *arrived;
 } BucketExchange;
@@ -136,7 +136,7 @@ typedef struct {
     bool *adds_to_shard;
     bool *near_valid; // the secondary slice has the newest version
     int *arriving;    // GatherKind of the gather in flight or arrived; ACQUIRE reads it
-    CommHandle *reducing, *gathering;
+    CommRequest *reducing, *gathering;
     int64_t moved[2];   // bytes copied from the host; to the host
     int64_t stored[2];  // bytes that steps read from the disk; wrote to it
     int64_t *updates;   // updates so far, which is the newest version
@@ -230,8 +230,9 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
         }
         if (unit == m->units - 1 && policy->keeps_gathered) { bytes += block; }
         if (unit == 0) {
-            bytes +=
-                (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64);
+            bytes += (size_t)round_up(m->class_elements[gpt_unit_spec(m, UNIT_HEAD)->storages[0]] *
+                                          (int64_t)ops_real_bytes(),
+                                      64);
         }
         if (mine && bytes > most) { most = bytes; }
     }

@@ -171,8 +171,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->adds_to_shard = (bool *)checked_calloc(n, sizeof(bool), "store");
     s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
     s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
-    s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->reducing = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
+    s->gathering = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");

@@ -4,8 +4,8 @@
 // Every collective runs over every subset of the ranks, in ascending and descending order, on every
 // emulated node layout (1, 2, 3, ... ranks per node), with slices that are empty, single, odd, and
 // longer than a piece of the staging buffer. Values make sums that depend on their order: 2^24 + 1
-// - 2^24 is 0 or 1. The expected result is computed here, slowly, from the order that comm.h's
-// banner promises, and compared bit for bit; so are untouched elements and the byte counters.
+// - 2^24 is 0 or 1. The expected result is computed here, slowly, from the order that
+// collectives.h promises, and compared bit for bit; so are untouched elements and the byte counters.
 //
 //   test_comm            all tests; last line "N passed, N failed" counts the groups of cases; exit
 //                        code 1 if any failed
@@ -28,6 +28,9 @@ static void check(bool good, const char *what, const Group *g, int layout, int s
     for (int i = 0; g && i < g->n; i++) { fprintf(stderr, " %d", g->ranks[i]); }
     fprintf(stderr, "\n");
 }
+static const CommLabel LABEL = {"test", 0, 0};
+static void complete(CommRequest r) { comm_wait(&comm, &r); }
+
 // -------------------------------------------------------------------------------------------------
 // Slow, obvious expectations
 
@@ -95,7 +98,7 @@ static bool same_bits(float a, float b) { return memcmp(&a, &b, 4) == 0; }
 
 // Lengths of the slices of a shape: nothing, one each, odd, some empty, all in the last, longer
 // than a piece, uneven and long.
-static int64_t slice_length(int shape, int i, int n) {
+static int64_t shape_length(int shape, int i, int n) {
     switch (shape) {
     case 0: return 0;
     case 1: return 1;
@@ -108,7 +111,7 @@ static int64_t slice_length(int shape, int i, int n) {
 }
 static int64_t make_bounds(int64_t *bounds, int shape, int n) {
     bounds[0] = 0;
-    for (int i = 0; i < n; i++) { bounds[i + 1] = bounds[i] + slice_length(shape, i, n); }
+    for (int i = 0; i < n; i++) { bounds[i + 1] = bounds[i] + shape_length(shape, i, n); }
     return bounds[n];
 }
 
@@ -158,8 +161,8 @@ static void test_reduce_scatter(const Group *g, int layout, int shape, DType wir
     float *out = in_place ? buffers->in : buffers->out;
     fill(buffers->in, n, shape);
     fill(out, n, shape);
-    comm_wait(&comm, comm_reduce_scatter(&comm, g, buffers->in + GUARD, out + GUARD + begin, bounds,
-                                         wire));
+    complete(comm_reduce_scatter_begin(&comm, LABEL, g, buffers->in + GUARD, out + GUARD + begin,
+                                       bounds, wire));
     bool sums = true, others = inputs_hold(out, 0, begin, shape) && inputs_hold(out, end, n, shape);
     for (int64_t e = begin; e < end; e++) {
         sums = sums && same_bits(out[GUARD + e], expected_sum(g, layout, e, shape, wire));
@@ -175,7 +178,7 @@ static void test_reduce_scatter(const Group *g, int layout, int shape, DType wir
 static void test_all_reduce(const Group *g, int layout, int shape, DType wire) {
     int64_t bounds[MAX_RANKS + 1], n = make_bounds(bounds, shape, g->n);
     fill(buffers->in, n, shape);
-    comm_wait(&comm, comm_all_reduce(&comm, g, buffers->in + GUARD, bounds, wire));
+    complete(comm_all_reduce_begin(&comm, LABEL, g, buffers->in + GUARD, bounds, wire));
     bool sums = true;
     for (int64_t e = 0; e < n; e++) {
         sums = sums && same_bits(buffers->in[GUARD + e],
@@ -197,7 +200,7 @@ static void test_all_gather(const Group *g, int layout, int shape, size_t elemen
     for (int64_t i = bounds[g->me] * width; i < bounds[g->me + 1] * width; i++) {
         data[GUARD + i] = byte_of(comm.rank, 0, i);
     }
-    comm_wait(&comm, comm_all_gather(&comm, g, data + GUARD, bounds, element_bytes));
+    complete(comm_all_gather_begin(&comm, LABEL, g, data + GUARD, bounds, element_bytes));
     bool good = data[GUARD - 1] == 0xa5 && data[GUARD + n * width] == 0xa5;
     for (int m = 0; m < g->n; m++) {
         for (int64_t i = bounds[m] * width; i < bounds[m + 1] * width; i++) {
@@ -209,7 +212,7 @@ static void test_all_gather(const Group *g, int layout, int shape, size_t elemen
 }
 // Lengths depend on both ends; every pair has its own.
 static int64_t pair_length(int shape, int from, int to, int n) {
-    return slice_length(shape, (from + 2 * to) % n, n) / (1 + (from + to) % 2);
+    return shape_length(shape, (from + 2 * to) % n, n) / (1 + (from + to) % 2);
 }
 
 static void test_all_to_all(const Group *g, int layout, int shape, size_t element_bytes) {
@@ -226,8 +229,8 @@ static void test_all_to_all(const Group *g, int layout, int shape, size_t elemen
         }
     }
     memset(buffers->received, 0xa5, sizeof buffers->received);
-    comm_wait(&comm, comm_all_to_all(&comm, g, buffers->sent, send_bounds,
-                                     buffers->received + GUARD, recv_bounds, element_bytes));
+    complete(comm_all_to_all_begin(&comm, LABEL, g, buffers->sent, send_bounds,
+                                   buffers->received + GUARD, recv_bounds, element_bytes));
     bool good = buffers->received[GUARD - 1] == 0xa5 &&
                 buffers->received[GUARD + recv_bounds[g->n] * width] == 0xa5;
     for (int from = 0; from < g->n; from++) {
@@ -313,7 +316,7 @@ static void over_groups(GroupTest *test, const char *name) {
 enum { FLIGHT = 12, FLIGHT_ELEMENTS = 3000 };
 typedef struct {
     Group group;
-    CommHandle handle;
+    CommRequest request;
     int64_t bounds[MAX_RANKS + 1];
     float data[MAX_RANKS * FLIGHT_ELEMENTS], sent[MAX_RANKS * FLIGHT_ELEMENTS];
     int kind, shape;
@@ -325,7 +328,7 @@ static void flight_start(Flight *f, int index, uint64_t seed) {
                       random_u64(seed, 2, (uint64_t)index) % 2);
     f->kind = (int)(random_u64(seed, 3, (uint64_t)index) % 3);
     f->shape = index;
-    f->handle = 0;
+    f->request.number = 0;
     f->bounds[0] = 0;
     int n = f->group.n;
     for (int i = 0; i < n; i++) {
@@ -335,14 +338,17 @@ static void flight_start(Flight *f, int index, uint64_t seed) {
     }
     if (f->group.me < 0) { return; }
     for (int64_t e = 0; e < f->bounds[n]; e++) { f->data[e] = value(comm.rank, e, f->shape); }
-    comm_label(&comm, "test", index, (int64_t)seed);
-    if (f->kind == 0) { f->handle = comm_all_gather(&comm, &f->group, f->data, f->bounds, 4); }
+    const CommLabel label = {"test", index, (int64_t)seed};
+    if (f->kind == 0) {
+        f->request = comm_all_gather_begin(&comm, label, &f->group, f->data, f->bounds, 4);
+    }
     if (f->kind == 1) {
-        f->handle = comm_all_reduce(&comm, &f->group, f->data, f->bounds, DTYPE_FP32);
+        f->request = comm_all_reduce_begin(&comm, label, &f->group, f->data, f->bounds, DTYPE_FP32);
     }
     if (f->kind == 2) {
-        f->handle = comm_reduce_scatter(&comm, &f->group, f->data, f->data + f->bounds[f->group.me],
-                                        f->bounds, DTYPE_FP32);
+        float *slice = f->data + f->bounds[f->group.me];
+        f->request = comm_reduce_scatter_begin(&comm, label, &f->group, f->data, slice, f->bounds,
+                                               DTYPE_FP32);
     }
 }
 static void flight_check(const Flight *f, int layout) {
@@ -359,12 +365,12 @@ static void flight_check(const Flight *f, int layout) {
     check(good, "several operations in flight", &f->group, layout, f->kind);
 }
 // comm_progress() alone must complete an operation.
-static bool finish_by_progress(CommHandle handle) {
-    for (double begin = seconds_now(); comm.first < handle && seconds_now() - begin < 30.0;
+static bool finish_by_progress(CommRequest r) {
+    for (double begin = seconds_now(); comm.first < r.number && seconds_now() - begin < 30.0;
          sched_yield()) {
         comm_progress();
     }
-    return comm.first >= handle;
+    return comm.first >= r.number;
 }
 static void test_flights(void) {
     Flight *flights = (Flight *)checked_calloc(FLIGHT, sizeof(Flight), "flights");
@@ -376,9 +382,11 @@ static void test_flights(void) {
             // 5 and FLIGHT have no common factor
             int pick = (int)((uint64_t)(i * 5 + comm.rank) % FLIGHT);
             if ((i + (int)seed) % 2) {
-                comm_wait(&comm, flights[pick].handle);
+                comm_wait(&comm, &flights[pick].request);
+                check(!flights[pick].request.number, "a request that was waited for is complete",
+                      &flights[pick].group, layout, pick);
             } else {
-                check(finish_by_progress(flights[pick].handle), "never complete",
+                check(finish_by_progress(flights[pick].request), "never complete",
                       &flights[pick].group, layout, pick);
             }
         }
@@ -417,7 +425,7 @@ static bool same_message(const unsigned char *data, int from, int to, int k) {
 }
 static void messages_in_layout(int layout) {
     unsigned char *data[2 * MAX_RANKS * MESSAGES];
-    CommRequest tickets[2 * MAX_RANKS * MESSAGES];
+    CommRequest requests[2 * MAX_RANKS * MESSAGES];
     const int all = 2 * comm.ranks * MESSAGES; // of them those of no pair are empty
     int64_t sent[LINK_KINDS] = {0, 0};
     comm_place(&comm, layout);
@@ -425,13 +433,13 @@ static void messages_in_layout(int layout) {
         const int k = i / (2 * comm.ranks), peer = i / 2 % comm.ranks;
         const bool send = (i + comm.rank) % 2;
         data[i] = NULL;
-        tickets[i] = 0;
+        requests[i].number = 0;
         if (peer == comm.rank) { continue; }
         data[i] = send ? make_message(comm.rank, peer, k)
                        : (unsigned char *)checked_calloc(message_bytes[k] + 1, 1, "message");
         data[i][message_bytes[k]] = 0xa5;
-        tickets[i] = send ? comm_send(&comm, peer, data[i], message_bytes[k])
-                          : comm_receive(&comm, peer, data[i], message_bytes[k]);
+        requests[i] = send ? comm_send_begin(&comm, LABEL, peer, data[i], message_bytes[k])
+                           : comm_receive_begin(&comm, LABEL, peer, data[i], message_bytes[k]);
         if (send) {
             sent[peer / layout == comm.rank / layout ? LINK_INTRA : LINK_INTER] +=
                 (int64_t)message_bytes[k];
@@ -442,7 +450,7 @@ static void messages_in_layout(int layout) {
         const int at = (int)((int64_t)(i + comm.rank) * 65537 % all), k = at / (2 * comm.ranks),
                   peer = at / 2 % comm.ranks;
         if (!data[at]) { continue; }
-        comm_wait_message(&comm, tickets[at]);
+        comm_wait(&comm, &requests[at]);
         const bool send = (at + comm.rank) % 2;
         check(send ? same_message(data[at], comm.rank, peer, k)
                    : same_message(data[at], peer, comm.rank, k),
@@ -462,16 +470,15 @@ static void messages_in_layout(int layout) {
 static void many_messages(void) {
     const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
     static int sent[MANY], received[MANY];
-    static CommRequest tickets[2 * MANY];
+    static CommRequest requests[2 * MANY];
     for (int i = 0; i < MANY && comm.ranks > 1; i++) {
         sent[i] = comm.rank * MANY + i;
         received[i] = -1;
-        tickets[i] = comm_send(&comm, next, &sent[i], sizeof sent[i]);
-        tickets[MANY + i] = comm_receive(&comm, last, &received[i], sizeof received[i]);
+        requests[i] = comm_send_begin(&comm, LABEL, next, &sent[i], sizeof sent[i]);
+        requests[MANY + i] =
+            comm_receive_begin(&comm, LABEL, last, &received[i], sizeof received[i]);
     }
-    for (int i = 2 * MANY - 1; i >= 0 && comm.ranks > 1; i--) {
-        comm_wait_message(&comm, tickets[i]);
-    }
+    for (int i = 2 * MANY - 1; i >= 0 && comm.ranks > 1; i--) { comm_wait(&comm, &requests[i]); }
     for (int i = 0; i < MANY && comm.ranks > 1; i++) {
         check(received[i] == last * MANY + i, "one of many messages", NULL, 0, i);
     }
@@ -515,9 +522,11 @@ static void test_small(void) {
     int64_t slices[MAX_RANKS + 1];
     make_bounds(slices, 5, comm.ranks);
     memset(buffers->received, 0, sizeof buffers->received);
-    comm_label(&comm, "block", 33, 1234567);
-    CommHandle handle =
-        comm.rank == 0 ? comm_all_gather(&comm, &world, buffers->received, slices, 1) : 0;
+    const CommLabel label = {"block", 33, 1234567};
+    CommRequest request = {.number = 0};
+    if (comm.rank == 0) {
+        request = comm_all_gather_begin(&comm, label, &world, buffers->received, slices, 1);
+    }
     SignalText text = {"", 0};
     comm_describe_waiting(&comm, &text);
     // the log counts from 1
@@ -525,8 +534,10 @@ static void test_small(void) {
     check(named || comm.rank != 0 || comm.ranks == 1, "describe_waiting names kind, unit and step",
           &world, 0, 0);
     MPI_Barrier(MPI_COMM_WORLD); // only now the others join
-    if (comm.rank != 0) { handle = comm_all_gather(&comm, &world, buffers->received, slices, 1); }
-    comm_wait(&comm, handle);
+    if (comm.rank != 0) {
+        request = comm_all_gather_begin(&comm, label, &world, buffers->received, slices, 1);
+    }
+    comm_wait(&comm, &request);
     comm_reset_counters(&comm);
     group_free(&world);
     report("setup exchanges, description");
@@ -546,22 +557,21 @@ static void bench_once(Bench *b, CommKind kind, int side) {
     int part = (int)(b->n / comm.ranks);
     DType wire = side == BENCH_OURS_BF16 ? DTYPE_BF16 : DTYPE_FP32;
     if (side != BENCH_MPI) {
-        CommHandle h = 0;
+        const Group *g = &b->world;
         if (kind == COMM_ALL_GATHER) {
-            h = comm_all_gather(&comm, &b->world, b->data, b->bounds, dtype_size(wire));
+            complete(comm_all_gather_begin(&comm, LABEL, g, b->data, b->bounds, dtype_size(wire)));
         }
         if (kind == COMM_REDUCE_SCATTER) {
-            h = comm_reduce_scatter(&comm, &b->world, b->data, b->data + b->bounds[b->world.me],
-                                    b->bounds, wire);
+            complete(comm_reduce_scatter_begin(&comm, LABEL, g, b->data, b->data + b->bounds[g->me],
+                                               b->bounds, wire));
         }
         if (kind == COMM_ALL_REDUCE) {
-            h = comm_all_reduce(&comm, &b->world, b->data, b->bounds, wire);
+            complete(comm_all_reduce_begin(&comm, LABEL, g, b->data, b->bounds, wire));
         }
         if (kind == COMM_ALL_TO_ALL) {
-            h = comm_all_to_all(&comm, &b->world, b->data, b->bounds, b->other, b->bounds,
-                                dtype_size(wire));
+            complete(comm_all_to_all_begin(&comm, LABEL, g, b->data, b->bounds, b->other, b->bounds,
+                                           dtype_size(wire)));
         }
-        comm_wait(&comm, h);
         return;
     }
     if (kind == COMM_ALL_GATHER) {
@@ -599,8 +609,10 @@ static void bench_overlap(Bench *b, double tile) {
     for (int pass = 0; pass < 3; pass++) {
         comm_barrier(&comm);
         double begin = seconds_now();
-        CommHandle h =
-            pass == 1 ? 0 : comm_all_reduce(&comm, &b->world, b->data, b->bounds, DTYPE_FP32);
+        CommRequest r = {.number = 0};
+        if (pass != 1) {
+            r = comm_all_reduce_begin(&comm, LABEL, &b->world, b->data, b->bounds, DTYPE_FP32);
+        }
         double work = pass == 0 ? 0 : 0.4, done = 0; // seconds of computing
         while (done < work) {
             double t = seconds_now();
@@ -608,7 +620,7 @@ static void bench_overlap(Bench *b, double tile) {
             done += tile;
             comm_progress();
         }
-        comm_wait(&comm, h);
+        comm_wait(&comm, &r);
         comm_barrier(&comm);
         seen[pass] = seconds_now() - begin;
     }
@@ -662,9 +674,9 @@ static int test_stuck(void) {
     int64_t bounds[MAX_RANKS + 1];
     make_bounds(bounds, 5, comm.ranks);
     comm.timeout_s = 1;
-    comm_label(&comm, "block", 3, 17);
+    const CommLabel label = {"block", 3, 17};
     if (comm.rank == 0) {
-        comm_wait(&comm, comm_all_gather(&comm, &world, buffers->received, bounds, 1));
+        complete(comm_all_gather_begin(&comm, label, &world, buffers->received, bounds, 1));
     }
     struct timespec nap = {20, 0};
     nanosleep(&nap, NULL);
@@ -675,14 +687,13 @@ static int test_stuck(void) {
 static int test_stuck_message(bool full) {
     static char data[COMM_MESSAGES + 1];
     comm.timeout_s = 1;
-    comm_label(&comm, "activations", 3, 17);
+    const CommLabel label = {"activations", 3, 17}, other = {"gradients", 4, 17};
     if (comm.rank == 0) {
-        CommRequest first = comm_receive(&comm, 1, data, 1);
+        CommRequest first = comm_receive_begin(&comm, label, 1, data, 1);
         for (int i = 1; i <= COMM_MESSAGES && full; i++) {
-            comm_label(&comm, "gradients", 4, 17);
-            comm_receive(&comm, 1, data + i, 1);
+            comm_receive_begin(&comm, other, 1, data + i, 1);
         }
-        comm_wait_message(&comm, first);
+        comm_wait(&comm, &first);
     }
     struct timespec nap = {20, 0};
     nanosleep(&nap, NULL);

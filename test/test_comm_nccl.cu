@@ -72,7 +72,7 @@ static void use(Carrier c) {
 
 // Nothing, equal, equal with more in the last, some empty, all in the first, nearly equal, long and
 // unequal
-static int64_t slice_length(int shape, int i, int n) {
+static int64_t shape_length(int shape, int i, int n) {
     switch (shape) {
     case 0: return 0;
     case 1: return 640;
@@ -97,10 +97,10 @@ static Bounds make_bounds(const Group *g, int shape, bool any) {
     memset(&b, 0, sizeof b);
     const int64_t elements = max_i64(0, g->n * cuts[shape].slice - cuts[shape].lacks);
     for (int i = 0; i < g->n; i++) { // of an all-to-all every pair has its own length
-        b.slices[i + 1] = any ? b.slices[i] + slice_length(shape, i, g->n)
+        b.slices[i + 1] = any ? b.slices[i] + shape_length(shape, i, g->n)
                               : min_i64((i + 1) * cuts[shape].slice, elements);
-        b.sent[i + 1] = b.sent[i] + slice_length(shape, (g->me + 2 * i) % g->n, g->n);
-        b.received[i + 1] = b.received[i] + slice_length(shape, (i + 2 * g->me) % g->n, g->n);
+        b.sent[i + 1] = b.sent[i] + shape_length(shape, (g->me + 2 * i) % g->n, g->n);
+        b.received[i + 1] = b.received[i] + shape_length(shape, (i + 2 * g->me) % g->n, g->n);
     }
     return b;
 }
@@ -113,18 +113,23 @@ static void fill(int which, int shape) {
         filled[e] = (float)(k < 8 ? k - 8 : k - 7) + 0x1p-10f;
     }
 }
-static CommHandle start(const Case *k, const Group *g, const Arrays *a, const Bounds *b) {
+static CommRequest begin(const Case *k, const Group *g, const Arrays *a, const Bounds *b) {
     float *in = (k->in_place ? a->out : a->in) + GUARD, *out = a->out + GUARD;
-    comm_label(&comm, comm_kind_names[k->kind], (int)(k - cases), 0);
+    const CommLabel label = {comm_kind_names[k->kind], (int)(k - cases), 0};
     switch (k->kind) {
-    case COMM_ALL_GATHER: return comm_all_gather(&comm, g, out, b->slices, k->element_bytes);
+    case COMM_ALL_GATHER:
+        return comm_all_gather_begin(&comm, label, g, out, b->slices, k->element_bytes);
     case COMM_REDUCE_SCATTER:
-        return comm_reduce_scatter(&comm, g, in, out + b->slices[g->me], b->slices, k->wire);
-    case COMM_ALL_REDUCE: return comm_all_reduce(&comm, g, out, b->slices, k->wire);
-    default: return comm_all_to_all(&comm, g, in, b->sent, out, b->received, k->element_bytes);
+        return comm_reduce_scatter_begin(&comm, label, g, in, out + b->slices[g->me], b->slices,
+                                         k->wire);
+    case COMM_ALL_REDUCE: return comm_all_reduce_begin(&comm, label, g, out, b->slices, k->wire);
+    default:
+        return comm_all_to_all_begin(&comm, label, g, in, b->sent, out, b->received,
+                                     k->element_bytes);
     }
 }
 
+static void complete(CommRequest r) { comm_wait(&comm, &r); }
 // What must come out, and the bytes that are sent for it.
 static void run_on_cpu(const Group *g, const Bounds *b, int shape) {
     for (int i = 0; i < CASES; i++) {
@@ -132,21 +137,21 @@ static void run_on_cpu(const Group *g, const Bounds *b, int shape) {
         memcpy(expected[i].in, filled, BYTES);
         fill(2 * i + 1, shape);
         memcpy(expected[i].out, filled, BYTES);
-        comm_wait(&comm, start(&cases[i], g, &expected[i], b));
+        complete(begin(&cases[i], g, &expected[i], b));
     }
 }
 static void run_on_device(const Group *g, const Bounds *b, int shape) {
-    CommHandle handles[CASES];
+    CommRequest requests[CASES];
     for (int i = 0; i < CASES; i++) {
         fill(2 * i, shape);
         ops_from_host(&stream, device[i].in, filled, BYTES);
         fill(2 * i + 1, shape);
         ops_from_host(&stream, device[i].out, filled, BYTES);
-        handles[i] = start(&cases[i], g, &device[i], b);
+        requests[i] = begin(&cases[i], g, &device[i], b);
     }
     for (int i = 0; i < CASES; i++) {
         int k = (i * 3 + 7) % CASES; // in another order than they were started
-        comm_wait(&comm, handles[k]);
+        comm_wait(&comm, &requests[k]);
         ops_copy(&stream, taken[k], device[k].out, BYTES);
         ops_zero(&stream, device[k].out, BYTES);
     }
@@ -248,21 +253,23 @@ static void fill_message(int m, int round) {
 }
 // All under way together; each is filled behind what is in the stream, and overwritten once it is
 // waited for.
-static void post_messages(int round, CommRequest *tickets) {
+static void post_messages(int round, CommRequest *requests) {
+    const CommLabel label = {"messages", round, 0};
     for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
         if (!message_ends(m, &from, &to)) { continue; }
         size_t bytes = message_elements[m / PAIRS] * sizeof(float);
         fill_message(from == comm.rank ? m : -m, round);
         ops_from_host(&stream, from == comm.rank ? sent[m] : received[m], filled, BYTES);
-        tickets[m] = from == comm.rank ? comm_send(&comm, to, sent[m], bytes)
-                                       : comm_receive(&comm, from, received[m], bytes);
+        requests[m] = from == comm.rank
+                          ? comm_send_begin(&comm, label, to, sent[m], bytes)
+                          : comm_receive_begin(&comm, label, from, received[m], bytes);
     }
 }
-static void take_messages(const CommRequest *tickets) {
+static void take_messages(CommRequest *requests) {
     for (int i = 0, from, to; i < MESSAGES * PAIRS; i++) {
         int m = (i * 11 + 5) % (MESSAGES * PAIRS);
         if (!message_ends(m, &from, &to)) { continue; }
-        comm_wait_message(&comm, tickets[m]);
+        comm_wait(&comm, &requests[m]);
         if (to == comm.rank) { ops_copy(&stream, arrived[m], received[m], BYTES); }
         ops_zero(&stream, from == comm.rank ? sent[m] : received[m], BYTES);
     }
@@ -280,7 +287,7 @@ static bool messages_arrived(int round) {
     return good;
 }
 static void test_messages(void) {
-    CommRequest tickets[MESSAGES * PAIRS];
+    CommRequest requests[MESSAGES * PAIRS];
     int64_t expected_bytes[LINK_KINDS] = {0, 0};
     comm_reset_counters(&comm);
     const bool all = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
@@ -292,9 +299,8 @@ static void test_messages(void) {
                     (int64_t)(message_elements[m / PAIRS] * sizeof(float));
             }
         }
-        comm_label(&comm, "messages", round, 0);
-        post_messages(round, tickets);
-        take_messages(tickets);
+        post_messages(round, requests);
+        take_messages(requests);
         check_round(messages_arrived(round), "messages");
     }
     check_round(!memcmp(expected_bytes, comm.bytes[COMM_SEND], sizeof expected_bytes),
@@ -302,20 +308,23 @@ static void test_messages(void) {
 }
 // More than there is room for.
 static void test_many_messages(void) {
-    static CommRequest tickets[2 * MANY];
+    static CommRequest requests[2 * MANY];
     const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
-    comm_label(&comm, "many messages", 0, 0);
+    const CommLabel label = {"many messages", 0, 0};
     for (int i = 0; i < MANY; i++) { filled[i] = (float)(comm.rank * MANY + i); }
     ops_from_host(&stream, sent[0], filled, MANY * sizeof(float));
     ops_zero(&stream, received[0], BYTES);
     for (int i = 0; i < MANY * comm.ranks; i++) { // in the order of all
         const int from = i % comm.ranks, k = i / comm.ranks;
-        if (from == comm.rank) { tickets[k] = comm_send(&comm, next, sent[0] + k, sizeof(float)); }
+        if (from == comm.rank) {
+            requests[k] = comm_send_begin(&comm, label, next, sent[0] + k, sizeof(float));
+        }
         if (from == last) {
-            tickets[MANY + k] = comm_receive(&comm, last, received[0] + k, sizeof(float));
+            requests[MANY + k] =
+                comm_receive_begin(&comm, label, last, received[0] + k, sizeof(float));
         }
     }
-    for (int i = 2 * MANY - 1; i >= 0; i--) { comm_wait_message(&comm, tickets[i]); }
+    for (int i = 2 * MANY - 1; i >= 0; i--) { comm_wait(&comm, &requests[i]); }
     ops_to_host(&stream, found, received[0], MANY * sizeof(float));
     bool good = true;
     for (int i = 0; i < MANY; i++) { good = good && found[i] == (float)(last * MANY + i); }
@@ -326,12 +335,12 @@ static void test_many_messages(void) {
 static void test_one_way(void) {
     enum { TURNS = 4 * MESSAGE_CAPACITY };
     bool good = true;
-    comm_label(&comm, "one way", 0, 0);
+    const CommLabel label = {"one way", 0, 0};
     for (int i = 0; i < TURNS && comm.rank < 2; i++) {
         fill_message(i, 7);
         if (comm.rank) { ops_from_host(&stream, sent[i], filled, BYTES); }
-        comm_wait_message(&comm, comm.rank ? comm_send(&comm, 0, sent[i], BYTES)
-                                           : comm_receive(&comm, 1, received[i], BYTES));
+        complete(comm.rank ? comm_send_begin(&comm, label, 0, sent[i], BYTES)
+                           : comm_receive_begin(&comm, label, 1, received[i], BYTES));
     }
     for (int i = 0; i < TURNS && comm.rank == 0; i++) {
         fill_message(i, 7);
@@ -343,15 +352,16 @@ static void test_one_way(void) {
 // A collective of both ends of a message that waits.
 static void test_message_beside_collective(void) {
     const int64_t bounds[MAX_RANKS + 1] = {0, 1, 2, 3, 4};
-    comm_label(&comm, "beside", 0, 0);
-    CommRequest t = comm.rank == 0 ? comm_receive(&comm, 1, received[0], sizeof(float)) : 0;
+    const CommLabel label = {"beside", 0, 0};
+    CommRequest r = {.number = 0};
+    if (comm.rank == 0) { r = comm_receive_begin(&comm, label, 1, received[0], sizeof(float)); }
     ops_zero(&stream, taken[0], BYTES);
-    comm_wait(&comm, comm_all_reduce(&comm, &comm.everyone, taken[0], bounds, DTYPE_FP32));
+    complete(comm_all_reduce_begin(&comm, label, &comm.everyone, taken[0], bounds, DTYPE_FP32));
     ops_to_host(&stream, found, taken[0], sizeof(float)); // only now the other end comes
     filled[0] = 42 + found[0];
     ops_from_host(&stream, sent[0], filled, sizeof(float));
-    if (comm.rank == 1) { t = comm_send(&comm, 0, sent[0], sizeof(float)); }
-    comm_wait_message(&comm, t);
+    if (comm.rank == 1) { r = comm_send_begin(&comm, label, 0, sent[0], sizeof(float)); }
+    comm_wait(&comm, &r);
     ops_to_host(&stream, found, received[0], sizeof(float));
     check_round(comm.rank || found[0] == 42, "a message beside a collective");
 }
@@ -364,13 +374,13 @@ static void test_all_messages(void) {
 }
 static int test_stuck(void) {
     comm.timeout_s = 1;
-    comm_label(&comm, "activations", 3, 17);
+    const CommLabel label = {"activations", 3, 17};
     if (comm.rank == 0) {
-        CommRequest t = comm_receive(&comm, 1, received[0], BYTES);
+        CommRequest r = comm_receive_begin(&comm, label, 1, received[0], BYTES);
         for (double end = seconds_now() + 3; seconds_now() < end; usleep(1000)) { comm_progress(); }
         printf("still open, by %s\n", comm.transport.name);
         fflush(stdout);
-        comm_wait_message(&comm, t);
+        comm_wait(&comm, &r);
         ops_wait(&stream);
     }
     sleep(20);
@@ -391,7 +401,7 @@ static bool test_groups(Carrier processor) { // were all good?
                 if (mask >> r & 1) { ranks[n++] = r; }
             }
             Group g = group_make(ranks, n, comm.rank, comm.node_of);
-            comm.transport.join(&comm, &g);
+            comm_join(&comm, &g);
             gpu = carrier();
             for (int shape = 0; shape < SHAPES && g.me >= 0; shape++) {
                 // of many groups each has some of the shapes

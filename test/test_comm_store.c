@@ -122,12 +122,12 @@ typedef struct {
 static Reference expected;
 
 static void reference_update(int storage, float *grad, int64_t step) {
-    TensorPart parts[TENSORS];
+    TensorPart parts[MOST_TENSORS];
     for (int i = gpt_storage_parts(&model, storage, parts) - 1; i >= 0; i--) {
         OptimizerStep o = optimizer;
         const int64_t at = parts[i].offset;
         o.step = step + 1;
-        o.weight_decay = tensor_specs[parts[i].tensor].decay ? o.weight_decay : 0.0f;
+        o.weight_decay = parts[i].decays ? o.weight_decay : 0.0f;
         float *master = expected.state[STATE_MASTER][storage] + at;
         ops_adamw(&stream, master, master, DTYPE_FP32, expected.state[STATE_M][storage] + at,
                   expected.state[STATE_V][storage] + at, grad + at, parts[i].elements, o);

@@ -7,6 +7,7 @@
 // all parameters.
 #include "ops/cpu/ops_cpu.h"
 #include "state/checkpoint.h"
+#include "model/unit.h"
 #include "dataloader.h"
 #include "pipeline.h"
 #include "engine/proof.h"
@@ -1212,12 +1213,20 @@ typedef struct {
     float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES];
     // gradients of a piece, of a micro-batch, of those so far
     float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];
-    BlockActs blocks[REF_LAYERS];
-    BlockGradients work;
-    HeadActs head;
+    UnitBuffers unit[REF_UNITS], work;
     Real *x[REF_UNITS], *dx[REF_UNITS]; // input of each unit but the first, and its gradient
     int32_t tokens[REF_ROWS * REF_T], targets[REF_ROWS * REF_T];
 } Reference;
+static void reference_carve(Reference *r, Arena *a, int64_t N) {
+    for (int u = 0; u < REF_UNITS; u++) {
+        unit_carve_values(&r->unit[u], a, &r->m, gpt_unit_class(&r->m, u), N);
+    }
+    unit_carve_gradients(&r->work, a, &r->m, UNIT_BLOCK, N);
+    for (int u = 1; u < REF_UNITS; u++) {
+        r->x[u] = arena_reals(a, N * r->m.config.channels);
+        r->dx[u] = arena_reals(a, N * r->m.config.channels);
+    }
+}
 static Reference *reference_make(void) {
     Reference *r = (Reference *)checked_calloc(1, sizeof *r, "reference");
     const int64_t N = REF_ROWS * REF_T;
@@ -1234,18 +1243,9 @@ static Reference *reference_make(void) {
         memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
     }
     Arena count = {NULL, 0};
-    for (int k = 0; k < REF_LAYERS; k++) { gpt_block_acts(&count, &r->m.config, N); }
-    gpt_block_gradients(&count, &r->m.config, N);
-    gpt_head_acts(&count, &r->m.config, N);
-    arena_reals(&count, 2 * (REF_UNITS + 8) * N * r->m.config.channels);
+    reference_carve(r, &count, N);
     Arena arena = {(char *)ops_alloc(count.used), 0}; // one test program: it stays
-    for (int k = 0; k < REF_LAYERS; k++) { r->blocks[k] = gpt_block_acts(&arena, &r->m.config, N); }
-    r->work = gpt_block_gradients(&arena, &r->m.config, N);
-    r->head = gpt_head_acts(&arena, &r->m.config, N);
-    for (int u = 1; u < REF_UNITS; u++) {
-        r->x[u] = arena_reals(&arena, N * r->m.config.channels);
-        r->dx[u] = arena_reals(&arena, N * r->m.config.channels);
-    }
+    reference_carve(r, &arena, N);
     return r;
 }
 // The stage of a unit, counted: the first ones take the units that remain.
@@ -1273,29 +1273,45 @@ static UnitStates reference_states(Reference *r, const Case *c, int i, int unit,
     }
     return states;
 }
+static UnitCall reference_call(Reference *r, const UnitStates *states, int unit, int64_t rows) {
+    UnitCall c;
+    memset(&c, 0, sizeof c);
+    c.stream = &r->stream;
+    c.model = &r->m;
+    c.unit = gpt_unit_spec(&r->m, gpt_unit_class(&r->m, unit));
+    c.states = states;
+    c.buffers = r->unit[unit];
+    for (int g = GRADIENT_FIRST; g < c.unit->gradient_count; g++) {
+        if (!c.buffers.gradient[g]) { c.buffers.gradient[g] = r->work.gradient[g]; }
+    }
+    c.buffers.value[VALUE_X] = r->x[unit];
+    c.buffers.gradient[GRADIENT_X] = r->dx[unit];
+    if (unit + 1 < REF_UNITS) {
+        c.buffers.value[VALUE_Y] = r->x[unit + 1];
+        c.buffers.gradient[GRADIENT_Y] = r->dx[unit + 1];
+    }
+    c.tokens = r->tokens;
+    c.targets = r->targets;
+    c.rows = rows;
+    c.T = REF_T;
+    return c;
+}
 static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, float scale) {
     const int head = REF_UNITS - 1;
-    UnitStates s = reference_states(r, c, i, 0, false);
-    gpt_embedding_forward(&r->stream, &r->m, &s, r->x[1], r->tokens, rows, REF_T);
-    for (int u = 1; u < head; u++) {
-        s = reference_states(r, c, i, u, false);
-        gpt_block_forward(&r->stream, &r->m, &s, r->x[u + 1], r->x[u], &r->blocks[u - 1], rows,
-                          REF_T);
+    for (int u = 0; u <= head; u++) {
+        const UnitStates s = reference_states(r, c, i, u, false);
+        UnitCall call = reference_call(r, &s, u, rows);
+        unit_run(&call, PART_FORWARD);
     }
-    s = reference_states(r, c, i, head, false);
-    gpt_head_forward(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
-    gpt_head_backward_input(&r->stream, &r->m, &s, r->dx[head], r->x[head], &r->head, r->targets,
-                            rows * REF_T, scale);
-    gpt_head_backward_weight(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
-    for (int u = head - 1; u > 0; u--) {
-        s = reference_states(r, c, i, u, false);
-        gpt_block_backward_input(&r->stream, &r->m, &s, r->dx[u], r->dx[u + 1], r->x[u],
-                                 &r->blocks[u - 1], &r->work, rows, REF_T);
-        gpt_block_backward_weight(&r->stream, &r->m, &s, r->dx[u + 1], r->x[u], &r->blocks[u - 1],
-                                  &r->work, rows, REF_T);
+    for (int u = head; u >= 0; u--) {
+        const UnitStates s = reference_states(r, c, i, u, u == 0);
+        UnitCall call = reference_call(r, &s, u, rows);
+        call.classifier.dweight = u == head ? r->own[0] : NULL;
+        call.classifier.each = rows * REF_T;
+        call.classifier.scale = scale;
+        unit_run(&call, PART_BACKWARD_INPUT);
+        unit_run(&call, PART_BACKWARD_WEIGHT);
     }
-    s = reference_states(r, c, i, 0, true);
-    gpt_embedding_backward_weight(&r->stream, &r->m, &s, r->dx[1], r->tokens, rows, REF_T);
 }
 static double reference_norm(Reference *r) {
     ExactSum sum;
@@ -1307,12 +1323,12 @@ static double reference_norm(Reference *r) {
 }
 static void reference_update(Reference *r, const Case *c, int step, double norm) {
     for (int s = 0; s < REF_STORAGES; s++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         memcpy(r->before[s], r->now[s], (size_t)gpt_storage_elements(&r->m, s) * sizeof(float));
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t at = parts[k].offset, count = parts[k].elements;
             const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f,
-                        decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
+                        decay = parts[k].decays ? 0.1f : 0.0f;
             OptimizerStep o = {
                 1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
             if (c->sgd) {
@@ -1344,8 +1360,9 @@ static double reference_samples(Reference *r, const Case *c, const Dataset *data
         reference_piece(r, c, i, rows, (float)(1.0 / (double)(c->samples * REF_T)));
     }
     for (int64_t row = 0; row < rows; row++) {
+        const float *losses = head_losses(&r->m, &r->unit[REF_UNITS - 1]) + row * REF_T;
         double sample = 0;
-        for (int64_t t = 0; t < REF_T; t++) { sample += (double)r->head.losses[row * REF_T + t]; }
+        for (int64_t t = 0; t < REF_T; t++) { sample += (double)losses[t]; }
         loss += sample;
     }
     return loss;
@@ -1379,7 +1396,7 @@ static void check_export(const Reference *r, const char *path, const char *what)
     assert_int_equal(fread(all, sizeof(float), (size_t)r->m.parameters, f), r->m.parameters);
     fclose(f);
     for (int s = 0; s < REF_STORAGES; s++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t layer = gpt_storage_class(&r->m, s) == STORAGE_BLOCK ? s - 2 : 0;
             const float *found = all + model_file_offset(&r->m, parts[k].tensor, layer);

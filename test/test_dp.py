@@ -2015,7 +2015,7 @@ class Controls(PrivateCheck):
         (
             "cross term dropped",
             "dp.h",
-            "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);\n",
+            "        ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows, T, C, Vp);\n",
             "",
             "continuous",
             "wte of storage 0",
@@ -2055,8 +2055,8 @@ class Controls(PrivateCheck):
         (
             "factors of another micro-batch",
             "engine/compute.h",
-            "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
-            "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,",
+            "(char *)e->factors[place].p,",
+            "(char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,",
             "stages",
             "of storage 0",
         ),

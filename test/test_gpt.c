@@ -188,7 +188,7 @@ static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
 static float *rig_file_gradients(const Rig *r) {
     float *all = malloc(STORED * sizeof(float));
     for (int storage = 0; storage < r->model.storages; storage++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         int n = gpt_storage_parts(&r->model, storage, parts);
         for (int i = 0; i < n; i++) {
             const float *from =
@@ -263,10 +263,10 @@ static void check_unused_rows(const float *gradients) {
 static void check_gradients(const Rig *r) {
     float *found = rig_file_gradients(r);
     double tolerance = r->setting.dtype == DTYPE_BF16 ? GRADIENT_BF16 : GRADIENT_FP32;
-    for (int t = 0; t < TENSORS; t++) {
-        int64_t from = model_file_offset(&r->model, (TensorId)t, 0),
-                to = t + 1 < TENSORS ? model_file_offset(&r->model, (TensorId)(t + 1), 0) : STORED;
-        check_close(tensor_specs[t].name, found + from, golden.gradients + from, to - from,
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        int64_t from = model_file_offset(&r->model, t, 0),
+                to = t + 1 < GPT2_TENSORS ? model_file_offset(&r->model, (t + 1), 0) : STORED;
+        check_close(gpt2_tensors[t].name, found + from, golden.gradients + from, to - from,
                     tolerance);
     }
     check_unused_rows(found);
@@ -396,12 +396,12 @@ static void test_parameter_counts(void **state) {
 // llm.c's order on disk; offsets worked out by hand for L = 3, C = 48: C^2 = 2304.
 static void test_file_offsets(void **state) {
     (void)state;
-    static const int64_t expected[TENSORS] = {0,     6144,  7296,  7440,  7584,  28320,
-                                              28752, 35664, 35808, 35952, 36096, 63744,
-                                              64320, 91968, 92112, 92160};
+    static const int64_t expected[GPT2_TENSORS] = {0,     6144,  7296,  7440,  7584,  28320,
+                                                   28752, 35664, 35808, 35952, 36096, 63744,
+                                                   64320, 91968, 92112, 92160};
     GptModel m = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
-    for (int t = 0; t < TENSORS; t++) {
-        assert_int_equal(model_file_offset(&m, (TensorId)t, 0), expected[t]);
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        assert_int_equal(model_file_offset(&m, t, 0), expected[t]);
     }
     assert_int_equal(model_file_offset(&m, QKVW, 2), 7584 + 2 * 3 * 2304);
     assert_int_equal(model_file_offset(&m, FCPROJB, 1), 91968 + 48);
@@ -417,7 +417,7 @@ static void test_parts_cover_everything_once(void **state) {
         unsigned char *file = calloc((size_t)m.parameters, 1);
         int64_t stored = 0;
         for (int storage = 0; storage < m.storages; storage++) {
-            TensorPart parts[TENSORS];
+            TensorPart parts[MOST_TENSORS];
             int n = gpt_storage_parts(&m, storage, parts);
             int64_t at = 0;
             for (int p = 0; p < n; p++) {
@@ -438,11 +438,8 @@ static void test_parts_cover_everything_once(void **state) {
 // Decay is for 2-D tensors: those with more than one row.
 static void test_decay_is_for_matrices(void **state) {
     (void)state;
-    for (int t = 0; t < TENSORS; t++) {
-        assert_int_equal(tensor_specs[t].decay, tensor_specs[t].rows_of != OF_ONE);
-    }
-    for (int t = 0; t < TENSORS; t++) {
-        assert_int_equal(tensor_specs[t].decay, tensor_specs[t].init >= INIT_NORMAL);
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        assert_int_equal(gpt2_tensors[t].rows.times > 0, gpt2_tensors[t].init >= INIT_NORMAL);
     }
 }
 
@@ -454,7 +451,7 @@ static float *initial_values(const GptModel *m, uint64_t seed, int threads) { //
           *one = malloc((size_t)m->parameters * sizeof(float));
     omp_set_num_threads(threads);
     for (int storage = 0; storage < m->storages; storage++) {
-        TensorPart parts[TENSORS];
+        TensorPart parts[MOST_TENSORS];
         int n = gpt_storage_parts(m, storage, parts);
         memset(one, 0, (size_t)m->parameters * sizeof(float));
         // in pieces, others for each number of threads
@@ -493,17 +490,17 @@ static void test_initial_distribution(void **state) {
     GptModel m = model_from("layers=2,heads=4,channels=64,vocab=500", 64);
     for (uint64_t seed = 1; seed <= 3; seed++) {
         float *x = initial_values(&m, seed, 2);
-        for (int t = 0; t < TENSORS; t++) {
-            TensorInit init = tensor_specs[t].init;
-            const float *values = x + model_file_offset(&m, (TensorId)t, 0);
-            int64_t n = m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 2 : 1),
+        for (int t = 0; t < GPT2_TENSORS; t++) {
+            TensorInit init = gpt2_tensors[t].init;
+            const float *values = x + model_file_offset(&m, t, 0);
+            int64_t n = m.tensor_elements[t] * (gpt2_tensors[t].storage == STORAGE_BLOCK ? 2 : 1),
                     used = t == WTE ? 500 * 64 : n;
             for (int64_t i = 0; i < n && init < INIT_NORMAL; i++) {
                 assert_true(values[i] == (init == INIT_ONE ? 1.0f : 0.0f));
             }
             // 0.02 / sqrt(2 L)
             if (init >= INIT_NORMAL) {
-                check_moments(tensor_specs[t].name, values, used,
+                check_moments(gpt2_tensors[t].name, values, used,
                               init == INIT_RESIDUAL ? 0.01 : 0.02);
             }
             // padding rows
@@ -518,16 +515,16 @@ static void test_initial_values_by_element(void **state) {
     (void)state;
     GptModel m = model_from("layers=3,heads=1,channels=5,vocab=7", 3);
     float *x = initial_values(&m, 99, 2);
-    for (int t = 0; t < TENSORS; t++) {
-        if (tensor_specs[t].init < INIT_NORMAL) { continue; }
-        double scale = tensor_specs[t].init == INIT_RESIDUAL ? 0.02 / sqrt(6.0) : 0.02;
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        if (gpt2_tensors[t].init < INIT_NORMAL) { continue; }
+        double scale = gpt2_tensors[t].init == INIT_RESIDUAL ? 0.02 / sqrt(6.0) : 0.02;
         int64_t n = t == WTE
                         ? 7 * 5
-                        : m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 3 : 1);
+                        : m.tensor_elements[t] * (gpt2_tensors[t].storage == STORAGE_BLOCK ? 3 : 1);
         for (int64_t i = 0; i < n; i++) {
             double z[2];
             random_normal_pair(99, (uint64_t)t, (uint64_t)(i / 2), z);
-            assert_true(x[model_file_offset(&m, (TensorId)t, 0) + i] == (float)(scale * z[i % 2]));
+            assert_true(x[model_file_offset(&m, t, 0) + i] == (float)(scale * z[i % 2]));
         }
     }
     free(x);
@@ -538,10 +535,10 @@ static void test_initial_values_depend_on_the_seed_only(void **state) {
     float *one = initial_values(&m, 7, 1), *three = initial_values(&m, 7, 3),
           *other = initial_values(&m, 8, 1);
     assert_memory_equal(one, three, (size_t)m.parameters * sizeof(float));
-    for (int t = 0; t < TENSORS; t++) {
-        int64_t at = model_file_offset(&m, (TensorId)t, 0), same = 0;
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        int64_t at = model_file_offset(&m, t, 0), same = 0;
         for (int64_t i = 0; i < 5; i++) { same += one[at + i] == other[at + i]; }
-        assert_int_equal(same, tensor_specs[t].init < INIT_NORMAL ? 5 : 0);
+        assert_int_equal(same, gpt2_tensors[t].init < INIT_NORMAL ? 5 : 0);
     }
     free(one);
     free(three);
@@ -657,6 +654,8 @@ static void test_bad_pairs_are_refused(void **state) {
         {"layers=1,heads=1,channels=64,", "cannot read"},
         {"layers=1,heads=1,channels", "cannot read \"channels\""},
         {"layers==1", "cannot read"},
+        {"arch=gpt3,layers=1,heads=1,channels=4", "cannot read \"arch=gpt3"},
+        {"arch=gpt2,arch=gpt2,layers=1,heads=1,channels=4", "cannot read \"arch=gpt2"},
         {"=", "cannot read"},
         {"=1", "cannot read"},
         {"./folder=a/model.bin", "cannot read"},
@@ -674,8 +673,121 @@ static void test_bad_pairs_are_refused(void **state) {
     assert_int_equal(wrong, 0);
 }
 
+// -------------------------------------------------------------------------------------------------
+// The tables of every architecture fit together. This is checked by reading the tables alone, so
+// that a contributor's slip is named before anything computes.
+
+static void fits(bool holds, const Architecture *a, const UnitSpec *u, int row, const char *what) {
+    if (!holds) { fail_msg("%s, unit %d, row %d: %s", a->name, (int)(u - a->units), row, what); }
+}
+static bool same_dim(Dim a, Dim b) { return a.times == b.times && a.of == b.of; }
+// How many operands of each sort a kind has.
+typedef struct {
+    int in, out, stats, params;
+} Arity;
+static Arity arity_of(OpKindId kind) {
+    static const Arity arity[OP_KINDS] = {
+        {.out = 1, .params = 2},                      // embedding
+        {.in = 1, .out = 1, .stats = 2, .params = 2}, // layernorm
+        {.in = 2, .out = 2, .stats = 2, .params = 2}, // add + layernorm
+        {.in = 1, .out = 1, .params = 2},             // linear
+        {.in = 1, .out = 2, .params = 2},             // linear + GELU
+        {.in = 2, .out = 1, .params = 2},             // linear of GELU
+        {.in = 1, .out = 1, .stats = 1},              // attention
+        {.in = 2, .out = 1},                          // add
+        {.in = 1, .out = 1, .params = 1},             // classifier
+    };
+    return arity[kind];
+}
+static void check_forward(const Architecture *a, const UnitSpec *u) {
+    bool known[MOST_VALUES] = {true};
+    for (int i = 0; i < u->op_count; i++) {
+        const OpNode *n = &u->ops[i];
+        const Arity k = arity_of(n->kind);
+        for (int v = 0; v < k.in; v++) {
+            fits(known[n->in[v]], a, u, i, "reads a value that no operation has made");
+        }
+        for (int v = 0; v < k.out; v++) { known[n->out[v]] = true; }
+        for (int v = 0; v < k.stats; v++) {
+            fits(u->values[n->stats[v]].type == VALUE_FLOATS, a, u, i, "statistics are floats");
+            fits(!known[n->stats[v]], a, u, i, "has the statistics of another operation");
+            known[n->stats[v]] = true;
+        }
+    }
+    for (int v = VALUE_FIRST; v < u->value_count; v++) {
+        fits(known[v], a, u, v, "no operation makes this value");
+    }
+}
+static void check_backward(const Architecture *a, const UnitSpec *u) {
+    bool known[MOST_VALUES] = {false, true};
+    for (int i = u->op_count - 1; i >= 0; i--) {
+        const OpNode *n = &u->ops[i];
+        const int outputs = n->kind == OP_ADD_LAYERNORM ? 2 : n->kind == OP_CLASSIFIER ? 0 : 1;
+        for (int v = 0; v < outputs; v++) {
+            // the gradient of GELU's output is that of its input
+            const int of = n->kind == OP_LINEAR_GELU ? n->out[0] : n->out[v];
+            const ValueSpec *value = &u->values[of];
+            fits(known[of], a, u, i, "the gradient of its output is never made");
+            fits(value->gradient && same_dim(u->gradients[value->gradient].width, value->width), a,
+                 u, i, "the gradient of its output has no buffer of its width");
+        }
+        if (!op_kinds[n->kind].part[PART_BACKWARD_INPUT]) { continue; }
+        if (n->kind != OP_LINEAR_OF_GELU) { known[n->in[0]] = true; }
+        if (arity_of(n->kind).in == 2) { known[n->in[1]] = true; }
+    }
+    fits(known[VALUE_X] || u == a->units, a, u, 0, "nothing makes the gradient of the input");
+    for (int g = GRADIENT_FIRST; g < u->gradient_count; g++) {
+        const int kept_in = u->gradients[g].kept_in;
+        fits(!kept_in || same_dim(u->values[kept_in].width, u->gradients[g].width), a, u, g,
+             "this gradient is kept in a value of another width");
+    }
+}
+static void check_shapes(const Architecture *a, const UnitSpec *u, int *uses) {
+    for (int i = 0; i < u->op_count; i++) {
+        const OpNode *n = &u->ops[i];
+        const ValueSpec *in = &u->values[n->in[0]], *out = &u->values[n->out[0]];
+        const bool linear = op_kinds[n->kind].flops == linear_flops;
+        for (int p = 0; p < arity_of(n->kind).params; p++) {
+            if (n->params[p] == NO_TENSOR) { continue; }
+            const TensorSpec *t = &a->tensors[n->params[p]];
+            uses[n->params[p]]++;
+            fits(t->storage == u->storages[0] || t->storage == u->storages[1], a, u, i,
+                 "a tensor's storage is not the unit's");
+            fits(!linear || p || (same_dim(t->rows, out->width) && same_dim(t->cols, in->width)), a,
+                 u, i, "a matrix is not (width of the output, width of the input)");
+            fits(!linear || !p || (!t->rows.times && same_dim(t->cols, out->width)), a, u, i,
+                 "a bias has another width than the output");
+        }
+    }
+}
+static void test_tables(void **state) {
+    (void)state;
+    for (const Architecture *a = architectures; a < architectures + ARCHITECTURES; a++) {
+        int uses[MOST_TENSORS] = {0};
+        assert_true(a->tensor_count <= MOST_TENSORS);
+        for (int c = 0; c < UNIT_CLASSES; c++) {
+            const UnitSpec *u = &a->units[c];
+            assert_true(u->value_count <= MOST_VALUES && u->gradient_count <= MOST_GRADIENTS);
+            check_forward(a, u);
+            check_backward(a, u);
+            check_shapes(a, u, uses);
+        }
+        for (int t = 0; t < a->tensor_count; t++) {
+            const bool table = a->tensors[t].rows.of == OF_VOCAB; // may be tied
+            if (!uses[t] || uses[t] > 1 + table) {
+                fail_msg("%s: tensor %s is used %d times", a->name, a->tensors[t].name, uses[t]);
+            }
+        }
+    }
+    for (int k = 0; k < OP_KINDS; k++) {
+        assert_non_null(op_kinds[k].name);
+        assert_true(op_kinds[k].part[PART_FORWARD] || k == OP_CLASSIFIER);
+    }
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables),
         cmocka_unit_test(test_logits),
         cmocka_unit_test(test_loss_and_gradients),
         cmocka_unit_test(test_recompute_changes_no_bit),

@@ -810,16 +810,12 @@ FAULTS = [
         UPDATE,
         ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});",
     ),
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f " "==> decay};"),
     (
         "sgd, decay",
         ZERO,
-        "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f " "==> decay};",
-    ),
-    (
-        "sgd, decay",
-        ZERO,
-        "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
-        "==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};",
+        "o.weight_decay = {parts[i].decays ? decay : 0.0f "
+        "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};",
     ),
     (
         "sgd",
@@ -852,7 +848,7 @@ FAULTS = [
         "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?",
     ),
     ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
-    ("v1, clip", "engine/executor.h", "if (most > 0 && {norm > most ==> false})"),
+    ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
     (
         "v2, storage",
         MAIN,
@@ -866,8 +862,8 @@ FAULTS = [
     ),
     (
         "v2, storage",
-        "engine/executor.h",
-        "most = e->storage_clip; " "{exact_join(&e->squares, &squares) ==> (void)0}",
+        "engine/overlap.h",
+        "most = o->storage_clip; " "{exact_join(&o->squares, &squares) ==> (void)0}",
     ),
     (
         "skip-loss-z",
@@ -891,7 +887,7 @@ FAULTS = [
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
     (
         "v2",
-        CYCLIC_H,
+        "engine/cyclic_windows.h",
         "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
         "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
     ),
@@ -906,8 +902,7 @@ FAULTS = [
     (
         "v2, documents",
         TRAINER,
-        "e->stats_out.loss / (double){max_i64(counted, 1) "
-        "==> (t->samples * t->options.seq_len)};",
+        "stats.loss / (double){max_i64(counted, 1) " "==> (t->samples * t->options.seq_len)};",
     ),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
@@ -973,7 +968,11 @@ FAULTS = [
     ),
     ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
-    ("speed", "model/gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+    (
+        "speed",
+        "model/unit.h",
+        "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;",
+    ),
     ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
 ]
 
