@@ -289,7 +289,7 @@ static inline void clip_block_instantiated(const UnitCall *c, const Clip *clip) 
         const bool more = u->accumulate[STORAGE_BLOCK] || b;
         float *grad = alone.grads[STORAGE_BLOCK] = more ? clip->sample : u->grads[STORAGE_BLOCK];
         sample.buffers = unit_buffers_from(c, b * c->T);
-        unit_run(&sample, PART_BACKWARD_WEIGHT);
+        unit_pass(&sample, PART_BACKWARD_WEIGHT);
         ops_sample_norms(s, clip->norms + b, grad, 1, elements);
         ops_clip_factors(s, clip->factors + b, clip->norms + b, clip->weights + b, 1,
                          clip->policy.threshold, clip->policy.function);
@@ -311,7 +311,7 @@ static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip)
                                        .each = c->T,
                                        .scale = 1.0f / (float)c->T};
     head.classifier = results;
-    unit_run(&head, PART_BACKWARD_INPUT);
+    unit_pass(&head, PART_BACKWARD_INPUT);
     if (clip->lnf) {
         ops_copy(c->stream, clip->lnf, head_classified(c->model, &c->buffers),
                  (size_t)(call_rows(c) * gpt_width(c->model)) * ops_real_bytes());

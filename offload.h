@@ -27,8 +27,9 @@
 
 // Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
-    const bool none = !store_holds(s, storage) ||
-                      (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
+    const bool none =
+        !store_holds(s, storage) ||
+        (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : !optimizer_keeps(s->optimizer, kind));
     const int64_t elements =
         s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
@@ -61,48 +62,46 @@ typedef struct {
 // A buffer with slots for whole arrays: of parameters or of gradients.
 typedef struct {
     StateKind kind;
-    BufferPlan plan;
-    bool *apart, *far; // [storages] as in the plan
-    int gone;          // number of storages that are far
+    StateBuffer buffer;
+    State *states; // [storages]
+    int gone;      // number of storages whose slices are on the host
     BufferSum sum;
-} LentBuffer;
-static inline LentBuffer lent_make(const Store *s, const Offload *o, StateKind kind) {
+} GatheredBuffer;
+static inline GatheredBuffer gathered_make(const Store *s, const Offload *o, StateKind kind) {
     const size_t n = (size_t)s->model->storages;
-    LentBuffer l;
-    memset(&l, 0, sizeof l);
-    l.kind = kind;
-    l.apart = (bool *)checked_calloc(n, 2 * sizeof(bool), "offload");
-    l.far = l.apart + n;
-    l.plan = store_lent_plan(s, o, kind, l.apart, l.far);
-    l.sum = buffer_sum(&s->layout, &l.plan);
-    for (size_t i = 0; i < n; i++) { l.gone += l.far[i]; }
-    return l;
+    GatheredBuffer g;
+    memset(&g, 0, sizeof g);
+    g.kind = kind;
+    g.states = (State *)checked_calloc(n, sizeof(State), "offload");
+    g.buffer = store_fill_kind(s, o, kind, g.states);
+    g.sum = buffer_sum(&s->layout, &g.buffer, g.states);
+    for (size_t i = 0; i < n; i++) { g.gone += g.states[i].place == PLACE_HOST; }
+    return g;
 }
-static inline void lent_free(LentBuffer *l) {
-    free(l->apart);
-    buffer_sum_free(&l->sum);
+static inline void gathered_free(GatheredBuffer *g) {
+    free(g->states);
+    buffer_sum_free(&g->sum);
 }
-static inline int64_t lent_bytes(const LentBuffer *l, const Store *s) {
-    return buffer_sum_bytes(&l->sum, &s->layout, &l->plan);
+static inline int64_t gathered_bytes(const GatheredBuffer *g, const Store *s) {
+    return buffer_sum_bytes(&g->sum, &s->layout, &g->buffer);
 }
-// Updates the plan after the placement of a storage has changed.
-static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, int storage) {
-    const bool far = offload_has(o, storage, l->kind);
-    ZeroPolicy policy = s->policy;
-    policy.offload = o;
-    if (far == l->far[storage]) { return; }
-    l->gone += far ? 1 : -1;
-    // the first storage to leave, or the last to return, may change the plan of all others
-    if (l->gone == far) {
-        const StateKind kind = l->kind;
-        lent_free(l);
-        *l = lent_make(s, o, kind);
+// Updates the records after the placement of a storage has changed.
+static inline void gathered_follow(GatheredBuffer *g, const Store *s, const Offload *o,
+                                   int storage) {
+    State *x = &g->states[storage];
+    const bool on_host = offload_has(o, storage, g->kind);
+    if (on_host == (x->place == PLACE_HOST)) { return; }
+    g->gone += on_host ? 1 : -1;
+    // the first storage to leave, or the last to return, may change the records of all others
+    if (g->gone == on_host) {
+        const StateKind kind = g->kind;
+        gathered_free(g);
+        *g = gathered_make(s, o, kind);
         return;
     }
-    buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, -1);
-    l->far[storage] = far;
-    l->apart[storage] = store_lent_apart(&policy, &s->layout.owners, &l->plan, l->kind, storage);
-    buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, 1);
+    buffer_sum_add(&g->sum, &s->layout, &g->buffer, x, storage, -1);
+    store_fill_record(s, o, g->kind, g->buffer.layout, storage, x);
+    buffer_sum_add(&g->sum, &s->layout, &g->buffer, x, storage, 1);
 }
 
 typedef struct {
@@ -116,8 +115,8 @@ typedef struct {
     // of the device
     int *blocks;     // [storages] blocks of this rank that use it
     int64_t stashed; // number of these blocks whose activations are offloaded
-    LentBuffer params, gradients;
-    int64_t lent; // bytes of both buffers with all states on the device
+    GatheredBuffer params, gradients;
+    int64_t gathered; // bytes of both buffers with all states on the device
 } OffloadTotals;
 
 // Counts this rank's blocks that use each storage.
@@ -139,7 +138,7 @@ static inline void totals_count(OffloadTotals *t, int storage, int times) {
                     (int64_t)sizeof(float);
         return;
     }
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         if (offload_has(t->placed, storage, (StateKind)kind)) {
             t->bytes += times * offload_bytes(s, storage, (StateKind)kind);
         }
@@ -166,20 +165,20 @@ static inline OffloadTotals totals_make(const OffloadScope *f, const Offload *o,
         totals_count(&t, i, 1);
         totals_count_piece(&t, i);
     }
-    t.params = lent_make(s, NULL, STATE_PARAMETERS);
-    t.gradients = lent_make(s, NULL, STATE_GRADIENT);
-    t.lent = lent_bytes(&t.params, s) + lent_bytes(&t.gradients, s);
-    lent_free(&t.params);
-    lent_free(&t.gradients);
-    t.params = lent_make(s, o, STATE_PARAMETERS);
-    t.gradients = lent_make(s, o, STATE_GRADIENT);
+    t.params = gathered_make(s, NULL, STATE_PARAMETERS);
+    t.gradients = gathered_make(s, NULL, STATE_GRADIENT);
+    t.gathered = gathered_bytes(&t.params, s) + gathered_bytes(&t.gradients, s);
+    gathered_free(&t.params);
+    gathered_free(&t.gradients);
+    t.params = gathered_make(s, o, STATE_PARAMETERS);
+    t.gradients = gathered_make(s, o, STATE_GRADIENT);
     return t;
 }
 static inline void totals_free(OffloadTotals *t) {
     free(t->piece.node);
     free(t->blocks);
-    lent_free(&t->params);
-    lent_free(&t->gradients);
+    gathered_free(&t->params);
+    gathered_free(&t->gradients);
 }
 // Sets which states of a storage are offloaded. gone: [storages] the table of the placement.
 static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage,
@@ -189,8 +188,8 @@ static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage
     gone[storage] = bits;
     totals_count(t, storage, 1);
     totals_count_piece(t, storage);
-    lent_follow(&t->params, t->scope->store, t->placed, storage);
-    lent_follow(&t->gradients, t->scope->store, t->placed, storage);
+    gathered_follow(&t->params, t->scope->store, t->placed, storage);
+    gathered_follow(&t->gradients, t->scope->store, t->placed, storage);
 }
 // Returns how many bytes fewer are needed than with all states in place.
 static inline int64_t totals_freed(const OffloadTotals *t) {
@@ -198,10 +197,11 @@ static inline int64_t totals_freed(const OffloadTotals *t) {
     const int64_t longest = largest_of(&t->piece),
                   slot_bytes = t->placed->cpu_update ? 0 : MOVING_PIECES * round_up(longest, 64);
     if (t->stored) { return t->bytes - (int64_t)store_disk_buffers_bytes((size_t)longest); }
-    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) -
-                         lent_bytes(&t->gradients, f->store),
+    const int64_t gathered = t->gathered - gathered_bytes(&t->params, f->store) -
+                             gathered_bytes(&t->gradients, f->store),
                   stashed = f->in_flight * t->stashed;
-    return t->bytes + lent - slot_bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
+    return t->bytes + gathered - slot_bytes +
+           (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 // Returns the bits of a storage's optimizer states.
 static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
         all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind);
     }
     return all;
@@ -235,7 +235,7 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, const i
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = offload_optimizer(s, i);
         if (o->cpu_update) { n = offload_add_turn(turns, n, i, all); }
-        for (int kind = STATE_MASTER; kind <= STATE_V && !o->cpu_update; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !o->cpu_update; kind++) {
             n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
         }
     }
@@ -257,7 +257,7 @@ static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTu
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind));
         }
     }
@@ -380,23 +380,17 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
 // Returns the bytes that an update moves to the device (in) or to the host, for each element of a
 // storage.
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
-    const Offload *o = s->policy.offload;
-    const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
-    // parameters are their own masters
-    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32;
-    if (!offload_has_states(o, storage)) { return 0; }
-    const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
-    if (!o->cpu_update) {
-        return offload_states(o, storage) * word + (in ? gradient : 0) +
-               (far && (!in || masters) ? size : 0);
+    PiecePart parts[PIECE_PARTS];
+    int64_t bytes = 0;
+    for (int k = store_piece_parts(s, s->policy.offload, storage, parts) - 1; k >= 0; k--) {
+        bytes += (in ? parts[k].in : parts[k].out) ? parts[k].size : 0;
     }
-    if (in) { return far ? 0 : size; }
-    // gradients, and parameters that are their own masters
-    return word - gradient + (!far && masters && !o->delays ? size : 0);
+    return bytes;
 }
 // Does the action copy parameters from the host? A gather from hpZ secondary copies does not.
 static inline bool offload_brings(const Store *s, const Action *a) {
-    return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage);
+    return a->kind == ACT_PREFETCH && !a->near &&
+           store_place(s, STATE_PARAMETERS, a->storage) == PLACE_HOST;
 }
 // Counts the bytes that a step moves: moved[0] to the device, moved[1] to the host. block_bytes: of
 // one block's offloaded activations.

@@ -9,8 +9,9 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "pipeline.h"     // pipeline schedules
-#include "ops/quantize.h" // limits of quantization blocks; base.h
+#include "pipeline.h"        // pipeline schedules
+#include "ops/quantize.h"    // limits of quantization blocks; base.h
+#include "state/optimizer.h" // choices of --optimizer
 
 #include <ctype.h> // isdigit
 
@@ -41,7 +42,6 @@ typedef const char *OptionSECRET;
 #endif
 // The values of each PICK, in the order of its choices in the table.
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // --lr-schedule
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // --offload
@@ -112,7 +112,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     X(TEXT, "run", trace, "trace", "", "", 0, 0, "file",                                           \
       "when each action of a step runs, for chrome://tracing: planned with --show-schedule, "      \
       "measured with --profile-steps")                                                             \
-    X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")               \
+    X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, OPTIMIZER_CHOICES, "")         \
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                   \
     X(PICK, "optimizer", lr_schedule, "lr-schedule", "k", "cosine", 0, 0,                          \
@@ -730,12 +730,16 @@ static inline bool clash_delay_dir(const Options *o, const OptionsGiven *g) {
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) {
     return *o->cluster && g->at[OPTION_INDEX_ranks_per_node];
 }
+// Is a flag given that belongs to another optimizer?
+static inline bool options_lack(const Options *o, const OptionsGiven *g, int index) {
+    return g->at[index] && optimizer_lacks(&optimizers[o->optimizer], option_specs[index].name);
+}
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) {
-    return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD;
+    return options_lack(o, g, OPTION_INDEX_momentum);
 }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
-    return o->optimizer == OPTIMIZER_SGD &&
-           (g->at[OPTION_INDEX_beta1] || g->at[OPTION_INDEX_beta2] || g->at[OPTION_INDEX_eps]);
+    return options_lack(o, g, OPTION_INDEX_beta1) || options_lack(o, g, OPTION_INDEX_beta2) ||
+           options_lack(o, g, OPTION_INDEX_eps);
 }
 // Parses --profile-steps A:B, steps counted from 1; 0 and 0 if it is not given. Returns false if
 // the text is malformed.

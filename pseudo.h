@@ -72,8 +72,9 @@ static inline size_t delink_state_bytes(const Store *from, int kind, int storage
 static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     size_t bytes = from->disk_buffers.held;
-    for (int i = 0; i < STATE_KINDS * storages; i++) {
-        const bool stored = store_on_disk(from, (StateKind)(i / storages), i % storages);
+    for (int i = 0; i < FILE_KINDS * storages; i++) {
+        const bool stored =
+            store_place(from, (StateKind)(i / storages), i % storages) == PLACE_DISK;
         bytes += stored ? 0 : delink_state_bytes(from, i / storages, i % storages, moments);
     }
     return bytes;
@@ -83,11 +84,13 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
 // already, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
-    float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *),
-                                              "shared states");
-    for (int i = 0; i < STATE_KINDS * storages; i++) {
+    float **packed =
+        (float **)checked_calloc((size_t)(FILE_KINDS * storages), sizeof(float *), "shared states");
+    for (int i = 0; i < FILE_KINDS * storages; i++) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
-        if (!bytes || store_on_host(from, (StateKind)(i / storages), i % storages)) { continue; }
+        if (!bytes || store_place(from, (StateKind)(i / storages), i % storages) != PLACE_DEVICE) {
+            continue;
+        }
         packed[i] = (float *)checked_malloc(bytes, "shared states");
         store_read_state(from, (StateKind)(i / storages), i % storages, 0,
                          (int64_t)(bytes / sizeof(float)), packed[i]);
@@ -122,10 +125,8 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
 // (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
-        const bool block =
-            gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
-        for (int kind = STATE_M; block && kind <= STATE_V; kind++) {
-            if (store_has_state(to, (StateKind)kind)) { store_clear_state(to, (StateKind)kind, i); }
+        if (gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0) {
+            store_clear_moments(to, i);
         }
     }
 }
@@ -133,7 +134,7 @@ static inline void delink_clear_moments(Store *to) {
 // from delink_pack; freed storage by storage. *p notes the delinking. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments,
                                  Progress *p) {
-    for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
+    for (int kind = STATE_MASTER; kind < FILE_KINDS; kind++) {
         for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
             float *mine = packed[kind * from->model->storages + i];
             if (delink_copies(from, kind, i, moments)) {

@@ -324,11 +324,11 @@ static void setup_executor(Trainer *t) {
                                                       : ceil_div(t->most_samples, t->comm.ranks));
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream,
                       t->most_samples, mine, micro_batches);
-    executor_put_aside(&t->executor, &longest.rank[t->comm.rank]);
-    t->executor.stop_after = INT64_MAX;
-    t->executor.whole_clip = t->options.grad_clip;
-    t->executor.storage_clip =
-        t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
+    if (t->cyclic.rule) {
+        overlap_open(&t->executor, &longest.rank[t->comm.rank], t->options.grad_clip,
+                     t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages)
+                                            : 0);
+    }
     // ranks that take turns have run every kind of schedule after N steps
     int actions = longest.rank[t->comm.rank].count;
     for (int step = 1; step < t->cyclic.N; step++) {
@@ -639,8 +639,7 @@ static void prepare(Trainer *t) {
 }
 
 static void train(Trainer *t) {
-    Executor *e = &t->executor;
-    e->first_step = t->first_step;
+    if (t->cyclic.rule) { t->executor.overlap->first_step = t->first_step; }
     between_steps(t);
     while (t->progress.step < t->end && !t->stopping) {
         if (delink_due(t)) { delink(t); }

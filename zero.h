@@ -1,10 +1,5 @@
-// zero.h: how the states of a storage travel between the ranks that hold it, and when they travel
-// (lowering of schedules). store.h says where the states are stored.
-//
-// All functions take a step or a version: prefetch/acquire/release(storage, version),
-// gradient/reduce(storage, step), norm(step), update(storage, step). The code above this header
-// gets parameters and gradients through them only, and does not know whether these are whole,
-// sharded, quantized or offloaded.
+// zero.h: ZeRO and ZeRO++ as a policy: which states a rank keeps, when these travel, and the actions
+// that make them travel (lowering of schedules). state/ has what the actions do.
 //
 // ZeRO    arXiv 1910.02054. At every stage a rank owns one slice of each storage, sums the slice's
 //         gradient over the ranks, and updates the slice. The stages differ in what else a rank
@@ -26,502 +21,13 @@
 //         (inside a node).
 //   qgZ   A reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them.
 //         Sums are in fp32, and no value is quantized more than twice (section 3.3 of the paper).
-//         The records of a bucket of storages travel together, in this order: for each receiver
-//         [for each storage of the bucket [for each node [records of its slice]]].
 // Norms   are canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage,
 //         added exactly, so they do not depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "state/p2p.h"       // states sent from rank to rank
-#include "state/host.h"      // states on the host
-#include "engine/schedule.h" // actions, for lowering
-
-// -------------------------------------------------------------------------------------------------
-// Parameters
-
-// The collective of a gather: PREFETCH starts it, predictions count it.
-typedef struct {
-    CommKind kind;
-    const Group *group;
-    const int64_t *bounds; // of the parts that are sent
-    size_t element_bytes;
-} ZeroMessage;
-static inline bool store_gathers_records(const Store *s, bool near) {
-    return s->policy.quantized_weights && !near;
-}
-static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
-    bool coded = store_gathers_records(s, near);
-    const SliceKind slices = near ? SLICES_NEAR : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
-    const ProcessGroup *process_group = store_process_group(s, storage);
-    ZeroMessage m = {COMM_ALL_GATHER, near ? &process_group->near : &process_group->all,
-                     layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
-    return m;
-}
-// Lists the collectives of a reduction and returns how many there are. Those of a bucket are
-// counted with its last storage.
-static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
-    const ProcessGroup *process_group = store_process_group(s, storage);
-    ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
-                         dtype_size(s->wire)};
-    m[0] = plain;
-    if (s->bucket_of[storage] < 0) { return 1; }
-    const Bucket *b = &s->buckets[s->bucket_of[storage]];
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1},
-                between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
-    m[0] = inside;
-    m[1] = between;
-    return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
-}
-
-// Returns the bytes of memory traffic that a gather or reduction causes apart from its messages:
-// records are written by the ranks that quantize, and read by those that add.
-static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
-    double elements = (double)gpt_storage_elements(s->model, storage),
-           size = (double)dtype_size(s->dtype);
-    const int64_t *records =
-        layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
-    double coded = (double)records[store_process_group(s, storage)->all.n];
-    // written, summed inside the node, written again, summed; the second part is small
-    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
-    double kept = store_has_secondary(s, storage) && !near
-                      ? elements * 2 * size / store_process_group(s, storage)->near.n
-                      : 0;
-    return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
-}
-
-// Copies `slice`, this member's part of the message, to its position in the whole array, and starts
-// the gather. slice NULL: the part is copied from the host.
-static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole,
-                                const char *slice, int64_t step) {
-    char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
-    if (!slice) {
-        store_bring_parameters(s, storage, place);
-        if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
-    } else if (place != slice) {
-        ops_copy(s->stream, place, slice,
-                 (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
-    }
-    const CommLabel label = {"parameters", storage, step};
-    s->gathering[storage] =
-        comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
-}
-// Starts to gather the parameters of a storage at this version. near: from the hpZ secondary
-// copies, if they are of this version. All members must call it, in the same order among all
-// collectives. Neither the storage, nor another one in the same slot, may be acquired.
-static inline void store_prefetch(Store *s, int storage, int64_t version, bool near, int64_t step) {
-    assert(version == s->updates[storage]);
-    (void)version;
-    near = near && s->near_valid[storage];
-    bool coded = store_gathers_records(s, near);
-    const StateBuffer *from = near ? &s->secondary : coded ? &s->codes : &s->params;
-    const char *slice = !near && store_param_far(s, storage) ? NULL : buffer_slice(from, storage);
-    store_gather(s, storage, store_gather_message(s, storage, near),
-                 buffer_full(coded ? from : &s->params, storage), slice, step);
-    s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
-}
-// Makes gathered data ready for use: turns records into parameters, and copies this rank's part of
-// them to the hpZ secondary copy.
-static inline void store_unpack_arrived(Store *s, int storage) {
-    char *whole = buffer_full(&s->params, storage);
-    if (s->policy.quantized_weights) {
-        ops_dequantize(s->stream, whole, s->dtype, buffer_full(&s->codes, storage),
-                       gpt_storage_elements(s->model, storage), s->policy.weights);
-    }
-    if (!store_has_secondary(s, storage)) { return; }
-    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage),
-                  me = store_process_group(s, storage)->near.me,
-                  size = (int64_t)dtype_size(s->dtype);
-    ops_copy(s->stream, buffer_slice(&s->secondary, storage), whole + bounds[me] * size,
-             (size_t)(slice_length(bounds, (int)me) * size));
-    s->near_valid[storage] = true;
-}
-
-// Returns parameters that are stored here, in compute precision. Unpacked copies are allocated like
-// a stack.
-static inline const Real *store_lend(Store *s, int storage, const void *stored) {
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    s->held++;
-    if (!store_converts(s->dtype)) { return (const Real *)stored; }
-    Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
-    s->unpacked_at[storage] = s->unpacked_used;
-    s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
-    assert(s->unpacked_used <= s->unpacked_bytes);
-    ops_unpack(s->stream, copy, stored, s->dtype, elements);
-    return copy;
-}
-// Returns borrowed parameters, when they have arrived.
-static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot) {
-    requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
-    return store_lend(s, storage, store_borrowed(s, storage, slot));
-}
-// Returns the parameters of a storage in compute precision, valid until store_release. version: the
-// number of updates that they must include.
-static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p || (version == s->updates[storage] &&
-                             (!store_gathers_for_use(s, storage) || s->arriving[storage])));
-    comm_wait(s->comm, &s->gathering[storage]);
-    if (store_param_far(s, storage)) { ops_follow(s->stream, store_param_link(s, storage)); }
-    if (s->policy.p2p) { store_await_version(s, storage, version); }
-    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
-    s->arriving[storage] = GATHER_NONE;
-    return store_lend(s, storage,
-                      s->policy.p2p ? store_parameters(s, storage, version)
-                                    : buffer_full(&s->params, storage));
-}
-// Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
-static inline void store_release(Store *s, int storage) {
-    if (--s->held == 0) { s->unpacked_used = 0; }
-    if (s->unpacked_at[storage] +
-            (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(),
-                             64) ==
-        s->unpacked_used) {
-        s->unpacked_used = s->unpacked_at[storage];
-    }
-}
-
-// Waits until all states are complete, before they are read other than by store_acquire. All
-// members call it.
-static inline void store_wait_all(Store *s) {
-    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->gathering[i]); }
-    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
-        ops_wait(&s->offload_buffer[i].link);
-    }
-    for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
-    if (s->disk) { disk_wait_all(s->disk); }
-    ops_wait(s->stream);
-}
-// Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
-// secondary copy, and quantizes again.
-static inline void store_slice_changed(Store *s, int storage) {
-    s->near_valid[storage] = false;
-    if (s->policy.quantized_weights) {
-        ops_quantize(s->stream, buffer_slice(&s->codes, storage), buffer_slice(&s->params, storage),
-                     s->dtype, store_own_elements(s, storage), s->policy.weights);
-    }
-}
-// Must be called after masters were written from outside (initial values, a loaded file): updates
-// the working parameters. All members call it.
-static inline void store_masters_changed(Store *s) {
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t begin, n = store_own(s, i, &begin);
-        if (!store_holds(s, i)) { continue; }
-        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
-            if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
-                store_round_far(s, i);
-            } else {
-                ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i),
-                                  s->dtype, n, store_rounding(s, i, begin));
-            }
-        }
-        store_slice_changed(s, i);
-        if (!s->policy.p2p && !store_gathers_for_use(s, i)) {
-            store_prefetch(s, i, s->updates[i], false, s->comm->step);
-        }
-    }
-    if (s->policy.p2p) { store_send_all(s); }
-}
-static inline void store_initialise(Store *s, uint64_t seed) {
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t begin, n = store_own(s, i, &begin);
-        for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
-            count = min_i64(STATE_PIECE_FLOATS, n - at);
-            gpt_initialise(s->model, i, seed, begin + at, begin + at + count, state_piece.floats);
-            store_write_state(s, STATE_MASTER, i, at, count, state_piece.floats);
-        }
-    }
-    store_masters_changed(s);
-}
-
-// -------------------------------------------------------------------------------------------------
-// Gradients
-
-// Waits for the reduction of a storage's gradient. Its slot is free afterwards.
-static inline void store_finish_reduce(Store *s, int storage) {
-    comm_wait(s->comm, &s->reducing[storage]);
-    if (!s->adds_to_shard[storage]) { return; }
-    int64_t begin, n = store_own(s, storage, &begin);
-    ops_accumulate(s->stream, (float *)(void *)buffer_slice(&s->grads, storage),
-                   (const float *)(void *)buffer_full(&s->grads, storage) + begin, n);
-    s->adds_to_shard[storage] = false;
-}
-// Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
-// it holds contributions already, and more must be added.
-static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
-    int before = slot < 0 ? storage : s->occupant[slot];
-    if (s->first_write[storage] && before >= 0 && store_sum_place(s, before)) {
-        store_free_slot(s);
-    }
-    if (s->first_write[storage] && before >= 0) { store_finish_reduce(s, before); }
-    if (slot >= 0) { s->occupant[slot] = storage; }
-    *accumulate = !s->first_write[storage];
-    s->first_write[storage] = false;
-    return (float *)(void *)buffer_full(&s->grads, storage);
-}
-
-// Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
-// owners on the other nodes.
-static inline void exchange_send_on(Store *s, BucketExchange *p) {
-    const Bucket *b = p->bucket;
-    if (p->hop != 1 || b->process_group->across.n == 1) { return; }
-    const Group *all = &b->process_group->all;
-    const int local = group_local(all, all->me);
-    const char *in = p->received;
-    comm_wait(s->comm, &p->request);
-    for (int storage = b->first; storage >= b->last; storage--) {
-        for (int n = 0; n < all->nodes; n++) {
-            int64_t before = 0,
-                    elements = slice_length(store_slices(s, storage), group_at(all, n, local));
-            for (int q = b->first; q > storage; q--) { before += store_record(s, q, n, local); }
-            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1],
-                               all->locals, elements, s->policy.gradients);
-            in += store_record(s, storage, n, local);
-        }
-    }
-    const CommLabel label = {"gradient", b->last, p->step};
-    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->across, p->onward,
-                                       b->to_nodes, p->arrived, b->from_nodes, 1);
-    p->hop = 2;
-}
-// Ends a bucket's exchanges: adds what arrived last to this rank's slices.
-static inline void exchange_finish(Store *s, BucketExchange *p) {
-    if (!p->hop) { return; }
-    const Group *all = &p->bucket->process_group->all,
-                *senders = p->hop == 2 ? &p->bucket->process_group->across
-                                       : &p->bucket->process_group->node;
-    const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
-    const char *in = p->hop == 2 ? p->arrived : p->received;
-    comm_wait(s->comm, &p->request);
-    for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
-        float *slice = (float *)(void *)buffer_slice(&s->grads, storage);
-        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
-                           store_own_elements(s, storage), s->policy.gradients);
-        in += store_record(s, storage, group_node(all, all->me), group_local(all, all->me));
-    }
-    p->hop = 0;
-}
-// Returns the exchange that was opened last.
-static inline BucketExchange *exchange_newest(Store *s) {
-    return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES];
-}
-// Begins the exchange of a bucket. Older exchanges advance by one message, so all members must
-// begin exchanges in the same order.
-static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
-    const Group *all = &b->process_group->all;
-    int index = (int)(s->exchanges++ % EXCHANGES);
-    BucketExchange *p = &s->exchange[index];
-    exchange_finish(s, p);
-    exchange_send_on(s, &s->exchange[1 - index]);
-    p->bucket = b;
-    p->add = add;
-    p->step = step;
-    p->sent = s->exchange_base + (size_t)index * s->exchange_bytes;
-    p->received = p->sent + round_up(b->to_node[all->locals], 64);
-    p->onward = p->received + round_up(b->from_node[all->locals], 64);
-    p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
-    return p;
-}
-// Quantizes some elements of this rank's contribution to a gradient.
-static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
-                                  int64_t elements) {
-    const float *grad = (const float *)(void *)buffer_full(&s->grads, storage) + begin;
-    if (!s->errors.base) {
-        ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
-        return;
-    }
-    uint16_t *error = (uint16_t *)(void *)buffer_full(&s->errors, storage) + begin;
-    ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
-}
-// Writes this rank's contribution into the message of its bucket, and sends the message when it is
-// full.
-static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->buckets[s->bucket_of[storage]];
-    const Group *all = &b->process_group->all;
-    BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
-    for (int l = 0; l < all->locals; l++) {
-        char *out = p->sent + b->to_node[l];
-        for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
-        for (int n = 0; n < all->nodes; n++) {
-            int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
-            store_quantize(s, out, storage, begin,
-                           slice_length(store_slices(s, storage), group_at(all, n, l)));
-            out += store_record(s, storage, n, l);
-        }
-    }
-    if (storage > b->last) { return; }
-    const CommLabel label = {"gradient", storage, step};
-    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->node, p->sent, b->to_node,
-                                       p->received, b->from_node, 1);
-    p->hop = 1;
-}
-
-// Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
-// contribution. All of them must call it, with storages in the same order.
-static inline void store_reduce(Store *s, int storage, int64_t step) {
-    bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
-    if (s->first_write[storage]) {
-        ops_zero(s->stream, store_gradient(s, storage, &accumulate),
-                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
-    }
-    s->first_write[storage] = true;
-    s->summed[storage] |= !store_sum_place(s, storage);
-    if (s->bucket_of[storage] >= 0) {
-        store_reduce_coded(s, storage, add, step);
-        return;
-    }
-    int64_t begin;
-    store_own(s, storage, &begin);
-    float *grad = (float *)(void *)buffer_full(&s->grads, storage),
-          *slice = (float *)(void *)buffer_slice(&s->grads, storage);
-    // true: the slice of the sum stays in the slot
-    const bool there = add || store_sum_place(s, storage);
-    s->adds_to_shard[storage] = add;
-    const CommLabel label = {"gradient", storage, step};
-    s->reducing[storage] =
-        comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
-                                  there ? grad + begin : slice, store_slices(s, storage), s->wire);
-}
-
-// Adds the noise of a step to this rank's slice of a gradient whose reduction has ended. Noise is a
-// function of key, step and element alone. The padding of the vocabulary is no parameter: it has
-// neither gradient nor noise.
-static inline void store_add_noise(Store *s, int storage, int64_t step) {
-    int64_t begin, n = store_own(s, storage, &begin);
-    const int64_t real = gpt_storage_real_elements(s->model, storage);
-    NoiseStream noise;
-    memcpy(noise.key, s->noise.key, sizeof noise.key);
-    noise.domain = NOISE_GRADIENT;
-    noise.part = (uint32_t)storage;
-    noise.step = (uint64_t)step;
-    assert(!s->noised[storage]);
-    s->noised[storage] = true;
-    n = max_i64(0, min_i64(n, real - begin));
-    ops_add_noise(s->stream, store_sum(s, storage, step), begin, n, noise, s->noise.deviation,
-                  s->noise.scale);
-    noise_wipe(&noise, sizeof noise);
-}
-static inline void store_add_all_noise(Store *s, int64_t step) {
-    for (int i = 0; s->noise.on && i < s->model->storages; i++) {
-        if (store_holds(s, i)) { store_add_noise(s, i, step); }
-    }
-}
-// After store_norm: this step makes no update.
-static inline void store_skip_updates(Store *s) {
-    memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised);
-}
-
-// Returns the factor that turns a storage's gradient, the sum over the layers that share it, into
-// their mean.
-static inline double store_mean(const Store *s, int storage) {
-    return 1 / (double)gpt_storage_shared_by(s->model, storage);
-}
-// Adds the squares of the elements of this rank's slices, for the storages [first, end) and a
-// step's gradient, to *sum.
-static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
-    ops_zero(s->stream, s->squares, sizeof *s->squares);
-    for (int i = first; i < end; i++) {
-        const int64_t n = store_own_elements(s, i);
-        const double mean = store_mean(s, i);
-        if (!n) { continue; }
-        if (store_sum_place(s, i)) {
-            ops_square_sum_host(s->stream, sum, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
-        } else {
-            ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK,
-                           mean * mean);
-        }
-    }
-    ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
-    ops_wait(s->stream);
-    exact_join(sum, s->squares_read);
-}
-// Waits for all reductions, adds noise if the run is private, and returns the norm of the whole
-// gradient; each storage counts once. All ranks must call it, whatever they hold.
-static inline double store_norm(Store *s, int64_t step) {
-    BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
-    ExactSum sum;
-    memset(&sum, 0, sizeof sum);
-    exchange_send_on(s, newest);
-    exchange_finish(s, older);
-    exchange_finish(s, newest);
-    for (int i = s->model->storages - 1; i >= 0; i--) {
-        store_finish_reduce(s, i);
-        s->summed[i] = false;
-    }
-    store_finish_sums(s);
-    store_add_all_noise(s, step);
-    store_measure(s, 0, s->model->storages, step, &sum);
-    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
-    for (int r = 0; r < s->comm->ranks; r++) {
-        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
-    }
-    return sqrt(exact_value(sum));
-}
-// Resets the fed back errors of a storage: after each ERROR_STEPS updates, and with each
-// checkpoint, since checkpoints do not hold them.
-static inline void store_forget_errors(Store *s, int storage) {
-    if (s->errors.base && store_holds(s, storage)) {
-        ops_zero(s->stream, buffer_full(&s->errors, storage),
-                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
-    }
-}
-
-// Begins the update of a storage, before its first piece: counts it.
-static inline void store_begin_update(Store *s, int storage, int64_t step) {
-    // a gradient is clipped, reduced, given its noise and then used, in this order
-    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on);
-    if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
-    s->noised[storage] = false;
-    if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
-}
-// Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
-// to 2-D tensors only.
-static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
-                                      OptimizerStep o) {
-    TensorPart parts[MOST_TENSORS];
-    const float decay = o.weight_decay;
-    o.step = version - s->restarted[storage];
-    o.grad_scale *= (float)store_mean(s, storage);
-    for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
-        const int64_t begin = max_i64(p->first, parts[i].offset),
-                      count =
-                          min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
-        if (count <= 0) { continue; }
-        o.weight_decay = parts[i].decays ? decay : 0.0f;
-        o.rounding = store_rounding(s, storage, begin);
-        store_update_elements(s, p, begin - p->first, count, o);
-    }
-}
-// Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
-// (state/host.h), with the gradient of a step. All members call it.
-static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
-    if (piece == 0) { store_begin_update(s, storage, step); }
-    const UpdatePlaces p = store_update_places(s, storage, step, piece);
-    store_update_parts(s, storage, &p, s->updates[storage], o);
-    if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
-}
-// Updates masters and moments on the host with the pending gradient, while the device computes with
-// the version before. The new version is used from the moment when it is fetched.
-static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
-    if (!s->pending) { return; }
-    // copies of fp32 masters that the previous step began may still read them
-    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); }
-    const UpdatePlaces p = store_delayed_places(s, storage, step);
-    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
-}
-// Moves a piece of offloaded states: FETCH to the device, EVICT to the host. If the device updates,
-// the piece is fetched before its update and evicted after it. If the CPU updates, the gradient is
-// evicted before the update, and the new parameters are fetched after it.
-static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
-    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
-    store_move_piece(s, storage, piece, step, true);
-    if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) {
-        store_slice_changed(s, storage);
-    }
-}
-static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
-    store_move_piece(s, storage, piece, step, false);
-}
+#include "engine/schedule.h" // actions
+#include "state/update.h"    // what they do
 
 // -------------------------------------------------------------------------------------------------
 // Lowering: adds the store's actions to a schedule
@@ -537,7 +43,6 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
     map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
@@ -561,9 +66,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     }
     Owners owners = owners_make(m, placement);
     // the head's part of the gradient of wte
-    map.made[m->units - 1][1] = !clips           ? MADE_BY_INPUT_PART
-                                : owners.tied[0] ? MADE_BY_TIED
-                                                 : MADE_ELSEWHERE;
+    map.head_maker = !clips ? ACT_BACKWARD_INPUT : owners.tied[0] ? ACT_TIED : ACTION_KINDS;
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->p2p != NULL;
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
@@ -631,8 +134,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
             schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1));
         }
     }
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds PREFETCHes, in the order of the uses: each as early as its storage, and the others in its
@@ -669,8 +171,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     }
     free(busy);
     free(seen);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds REDUCE right after a storage's last contribution, of the step or of each micro-batch. The
@@ -713,8 +214,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         }
     }
     free(last);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Returns the storage to whose gradient an action contributes, if it is this one or another in its
@@ -770,8 +270,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
         }
     }
     free(left);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 
 // Adds the action that brings the next piece, in the order of updates, to where it is updated:
@@ -847,8 +346,7 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
         }
     }
     free(left);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 // Adds READs of the first pieces on disk at the beginning, so that they run during the step.
 static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in,
@@ -856,8 +354,7 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < DISK_PIECES; i++) { lower_next_read(map, used, &out, read); }
     for (int i = 0; i < in->count; i++) { schedule_add(&out, in->actions[i]); }
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 // Adds NORM, then UPDATEs in the order in which the next forward pass needs the parameters;
 // parameters that stay whole are gathered at once. States that the device updates are fetched

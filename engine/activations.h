@@ -33,9 +33,10 @@
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H
 
-#include "dataloader.h" // samples
-#include "dp.h"         // clipping
-#include "zero.h"       // states
+#include "dataloader.h"      // samples
+#include "dp.h"              // clipping
+#include "engine/deferred.h" // store operations that wait for messages
+#include "zero.h"            // states
 
 typedef struct {
     void **boundary;           // [units]
@@ -55,13 +56,7 @@ typedef struct {
     CommRequest *open; // [ranks]
     int messages;
 } P2pBuffer;
-enum {
-    SEND_BUFFERS = 2,    // buffers of sent data: one is sent while the other is written
-    DEFERRED_OPS = 4096, // most deferred operations of a rank at a time: those of two steps
-    // A message is complete before its rank is this many steps further: by then the rank has used
-    // versions of parameters that depend on the message.
-    OPEN_STEPS = 8
-};
+enum { SEND_BUFFERS = 2 }; // buffers of sent data: one is sent while the other is written
 
 // The dimensions and options that an executor is made for.
 typedef struct {
@@ -133,27 +128,14 @@ typedef struct {
     // where steps overlap: number of the step's first micro-batch, and micro-batches of a step;
     // else 0
     int64_t first_micro, step_micros;
-    int64_t first_step, last_step; // where steps overlap, only actions of these steps run
-    // statistics received from the previous rank (rank 0: those of a whole step), and those sent on
-    StepStats stats_in, stats_out;
-    CommRequest stats_in_request, stats_out_request;
-    ExactSum squares;        // of the gradients that this rank owns, in the current step
-    OptimizerStep update[2]; // of even and odd steps, where they overlap
-    // largest norm of the whole gradient, of a storage's; 0: no limit
-    double whole_clip, storage_clip;
-    double norm;            // of the whole gradient, as far as it is known
-    int64_t stop_after;     // the last step, if a rank was asked to stop
-    bool asked;             // this rank was asked to stop
-    float *host_logits;     // (Vp)
-    float *host_weights;    // (rows) of clipped samples
-    double *losses, *right; // [samples of a pass] for Pass
-    double *message;        // [samples of a pass + ranks] for executor_share()
-    int64_t *part;          // [ranks + 1] where each rank's part of message begins
-    const Real **held;      // [storages] acquired parameters
-    // [DEFERRED_OPS] store operations that wait for messages (p2p.h), in order; NULL: none is
-    // deferred
-    DeferredOp *deferred;
-    int deferred_count;
+    float *host_logits;            // (Vp)
+    float *host_weights;           // (rows) of clipped samples
+    double *losses, *right;        // [samples of a pass] for Pass
+    double *message;               // [samples of a pass + ranks] for executor_share()
+    int64_t *part;                 // [ranks + 1] where each rank's part of message begins
+    const Real **held;             // [storages] acquired parameters
+    DeferredQueue queue;           // store operations that wait for messages
+    struct Overlap *overlap;       // steps that overlap (engine/overlap.h); NULL: they do not
     const Action *volatile action; // the running action, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
@@ -426,8 +408,8 @@ static inline P2pBuffer *executor_transit(const Executor *e, int64_t i) {
     return NULL;
 }
 static inline void executor_free(Executor *e) {
-    if (e->deferred) { e->comm->idle_callback = NULL; }
-    free(e->deferred);
+    deferred_close(&e->queue);
+    free(e->overlap);
     ops_free(e->activations);
     ops_free(e->buffers);
     ops_free_far(e->stash, e->stash_pinned);
@@ -548,24 +530,6 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
             (CommRequest *)checked_malloc((size_t)comm->ranks * sizeof(CommRequest), "executor");
     }
 }
-// Lets store operations be deferred (p2p.h: deferred), if messages have channels and another
-// message can always be posted, so that posting never waits. `window` is the longest schedule of
-// this rank.
-static inline void executor_run_deferred(void *executor);
-static inline void executor_put_aside(Executor *e, const Schedule *window) {
-    int64_t messages = 0;
-    for (int i = 0; i < window->count; i++) {
-        messages += action_is_message(window->actions[i].kind);
-    }
-    if (!e->store->policy.p2p || !e->store->policy.p2p->deferred || !comm_has_channels(e->comm) ||
-        OPEN_STEPS * messages > COMM_MESSAGES) {
-        return;
-    }
-    e->deferred = (DeferredOp *)checked_malloc(DEFERRED_OPS * sizeof(DeferredOp), "executor");
-    e->comm->idle_callback = executor_run_deferred;
-    e->comm->idle_context = e;
-}
-
 // -------------------------------------------------------------------------------------------------
 // Which buffers a micro-batch uses
 // Where steps overlap, micro-batches are numbered through all steps.

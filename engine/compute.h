@@ -221,7 +221,7 @@ static inline void run_forward(Executor *e, const Work *w) {
     c.recompute = w->kind == ACT_RECOMPUTE;
     const bool makes_output = w->y && !c.recompute;
     if (makes_output) { c.buffers.value[VALUE_Y] = boundary_write_begin(e, w->y); }
-    unit_run(&c, PART_FORWARD);
+    unit_pass(&c, PART_FORWARD);
     if (makes_output) { boundary_write_end(e, w->y, w->elements); }
 }
 
@@ -240,7 +240,7 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.each = w->N;
         c->classifier.scale = pass->scale;
     }
-    unit_run(c, PART_BACKWARD_INPUT);
+    unit_pass(c, PART_BACKWARD_INPUT);
 }
 
 // Returns the buffers of the head of the same micro-batch.
@@ -255,7 +255,7 @@ static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip
     }
     call_read_input(e, w, c);
     UnitCall of = clip_call(c, clip, w->unit);
-    unit_run(&of, PART_SAMPLE_NORMS);
+    unit_pass(&of, PART_SAMPLE_NORMS);
 }
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
 static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
@@ -264,7 +264,7 @@ static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *
         return;
     }
     UnitCall of = clip_call(c, clip, w->unit);
-    unit_run(&of, PART_SAMPLE_SUM);
+    unit_pass(&of, PART_SAMPLE_SUM);
 }
 // Runs the weight part of a unit that is a clipping group of its own.
 static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
@@ -332,7 +332,7 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
         run_backward_input(e, w, &c, pass);
     } else {
         call_read_input(e, w, &c);
-        unit_run(&c, PART_BACKWARD_WEIGHT);
+        unit_pass(&c, PART_BACKWARD_WEIGHT);
     }
 }
 
@@ -355,13 +355,12 @@ static inline void executor_await(Executor *e, const Action *a) {
     transit_wait(e, &e->tied[place]);
     transit_wait(e, &e->factors[place]);
 }
-static inline void executor_free_sum(Executor *e, int storage);
 // Returns the buffer that an action adds its gradient to. *accumulate: false if the buffer must be
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
     if (e->store->policy.p2p) {
-        executor_free_sum(e, storage);
+        deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
     return store_gradient(e->store, storage, accumulate);

@@ -241,6 +241,14 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
     float *state = (float *)(void *)there;
     OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
+    const UpdateSlice u = {
+        .master = state,
+        .moment = {state + n, state + 2 * n},
+        .grad = state + 3 * n,
+        .param = state,
+        .dtype = DTYPE_FP32,
+        .n = n,
+    };
     if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     rates->link_bytes_per_s = rates->host_bytes_per_s = 0;
     for (int i = 0; i < 4; i++) {
@@ -248,7 +256,7 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
         ops_from_host(s, here, there, bytes);
         ops_wait(s);
         const double moved = seconds_now();
-        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o);
+        ops_adamw_host(s, u, o);
         rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
         rates->host_bytes_per_s =
             fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
@@ -309,14 +317,16 @@ static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, 
 // Returns whether the host updates its states faster than they move to the device and back, by the
 // rates of this rank. Both directions of the link work at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
-    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4),
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + 4 * s->optimizer->moments,
                  parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s,
                  gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
     const double link =
         (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
     // with one memory the arithmetic is the same in both cases
-    return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device;
+    return r->apart
+               ? fmax(link, optimizer_update_bytes(s->optimizer) / r->host_bytes_per_s) < device
+               : link < device;
 }
 // Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
 // stays. All ranks call it.
@@ -455,16 +465,16 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
     Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
     executor_free(&counted);
 }
-// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. adam: two
-// moments, else one.
-static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, bool adam,
-                                          const UnitTimes *times) {
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. states count as those of the
+// optimizer.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
+                                          const Optimizer *optimizer, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     // the gradient of a unit's output
     const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
-    model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
+    model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
     // the mean of what crosses forward (activations) and backward (gradients)
     const double cut = (double)(shape->T * gpt_width(m)) *
                        (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
@@ -564,7 +574,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
             "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
             "by it");
     }
-    PlanModel model = plan_model_of_run(m, &shape, o->optimizer == OPTIMIZER_ADAMW, &rates->units);
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &rates->units);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
     Plan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
@@ -653,10 +663,9 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     const double elements = (double)gpt_storage_elements(c->model, storage) /
                             store_process_group(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    // bytes per element: master and moments are read and written, the gradient is read
-    const double bytes = store->adam ? 28 : 20;
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
-           bytes / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+           optimizer_update_bytes(store->optimizer) /
+           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {

@@ -1,338 +1,158 @@
-// deferred.h: replays the schedules of a program as ranks run them that defer store operations
-// (p2p.h: deferred), in a random order, and checks that nothing goes wrong. It is a check before a
-// run, and part of the tests.
+// deferred.h: a queue of store operations that wait for messages, while the rank computes on.
 //
-// Rule       A rank runs its list in order. A deferrable action is only noted then. It is done
-//            later: when the earlier operations in its storage's lane are done, and the messages
-//            that deferred_requests() names are complete. The list waits, while deferred operations
-//            continue,
-//                - before a gradient is made or completed (REDUCE): for the operations of
-//                  deferred_before_gradient() of its storage, and until the last sum has left its
-//                  buffer
-//                - before ACQUIRE: for those of deferred_before_use(), until the version is posted,
-//                  and until it has arrived
-//                - before STATS: for those of deferred_before_stats() of its step, and for the two
-//                  messages of statistics posted before
-//                - before a step that follows a pause: for all deferred operations
-//                - if the list of deferred operations is full: for the first of them
-//            A message is complete some time after both ends are posted, as if every send waited
-//            for its receiver (rendezvous).
-// Argument   No order of messages and deferred operations makes all ranks wait for ever. Each wait
-//            above is for something of this rank that stands EARLIER in its list: a deferred
-//            operation, or a message whose end on this rank is one. Consider the order in which the
-//            walk (schedule.h) plays the same lists, with both ends of a message played as one
-//            event. In that order everything that an event waits for precedes it, at both ends. So
-//            the waits form no cycle: if ranks wait, the first event in that order that has not
-//            happened can happen.
-//            This supposes that ranks wait for nothing else: a deferred operation, once begun,
-//            waits for nothing (store.in_deferred, an assertion in requests_wait()), a message can
-//            always be posted (executor_put_aside), and both ends of a channel are posted in the
-//            same order, because a channel belongs to one storage's lane.
-//            What an event waits for is the same in every order. So one order that ends shows that
-//            all orders end. It does not show that no operation writes what a message still reads
-//            or writes. Therefore that, and the rules of proof.h, are checked in many orders, in
-//            some of which messages take as long as they can.
+// Rules      An operation is ready when the messages that it would wait for (deferred_requests) are
+//            complete, and no earlier operation in the queue is on the same parameters, or the same
+//            sums, of its storage. An operation that is ready waits for nothing. The rank runs what
+//            is ready between actions and whenever it waits; where an action needs the result of an
+//            operation it waits until that has run. engine/deferred_proof.h proves that no rank
+//            waits for ever.
+// Interface  deferred_open lets operations wait; before it, and after deferred_close, each operation
+//            runs at once. deferred_push adds one, deferred_run_ready runs what is ready,
+//            deferred_finish waits until certain operations have run, or all of them.
 #ifndef DEFERRED_H
 #define DEFERRED_H
 
-#include "engine/validator.h" // the walk's visits
-#include "state/p2p.h"        // which actions can be deferred, and what they wait for
+#include "state/p2p.h" // messages of states
 
+#ifndef DEFERRED_HOOK // tests delay operations here: true if this one may run now
+#define DEFERRED_HOOK(op) true
+#endif
+
+// most deferred operations of a rank at a time: those of two steps
+enum { DEFERRED_OPS = 4096 };
 typedef struct {
-    int rank, at; // index in the rank's list
-} End;
+    Action action; // with absolute step and version
+    int64_t micro; // counts through all steps
+} DeferredOp;
 typedef struct {
-    End *end; // [capacity] posted ends whose other end is not posted yet
-    int count, capacity;
-} Posted;
-typedef struct {
-    Validator *v; // records the first error
-    const Program *program;
-    const P2p *p2p; // [ranks]
-    // called for an action when the list reaches it; for a deferred operation when it is done; for
-    // a message when it is complete
-    ScheduleVisit at_once, later;
+    DeferredOp *ops; // [DEFERRED_OPS] in order; NULL: nothing is deferred
+    int count;
+    Store *store;
+    void (*run)(void *context, const DeferredOp *op);
     void *context;
-    int pause; // steps between two pauses
-    uint64_t seed, draws;
-    int share[2]; // of 256 moves: < [0] advance a list, < [1] do an operation, else end a message
-    // true: the newest message completes first, so that others take as long as they can; false: a
-    // random one
-    bool newest;
-    int *at, *group; // [ranks] index in the list; number of the pause interval that the list is in
-    int **noted, *count;       // [ranks][count] deferred operations that are not done, in order
-    Posted *sends, *recvs;     // [channels]
-    End (*met)[2];             // [meetings] sender and receiver of messages that can complete
-    int meetings, capacity;    // messages that can complete
-    int *open;                 // [rank][storage][REQUEST_KINDS] messages that are not complete
-    int *stats_out, *stats_in; // [rank] messages of statistics that are not complete
-    int64_t *posted_version;   // [rank][storage] newest version, stored or posted
-} DeferredWalk;
+} DeferredQueue;
 
-static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) {
-    return &w->program->rank[e.rank].actions[e.at];
+// Returns whether the second of two operations must wait for the first one.
+static inline bool deferred_conflict(const Action *a, const Action *b) {
+    const unsigned on = ON_PARAMETERS | ON_SUM;
+    return a->storage == b->storage &&
+           (action_table[a->kind].is & action_table[b->kind].is & on) != 0;
 }
-static inline int *deferred_walk_open(const DeferredWalk *w, int rank, int storage, int requests) {
-    return &w->open[(rank * w->program->map.storages + storage) * REQUEST_KINDS + requests];
+// Returns what must not be deferred (BEFORE_ bits) when a step's statistics are added.
+static inline unsigned deferred_before_stats(const P2p *r) {
+    return r->waits ? BEFORE_NORM : BEFORE_STATISTICS;
 }
-static inline int64_t *deferred_walk_version(const DeferredWalk *w, int rank, int storage) {
-    return &w->posted_version[rank * w->program->map.storages + storage];
+// Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
+// Returns how many there are.
+static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
+    const Pieces *pieces = &r->pieces;
+    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
+    const int place =
+        action_is(a->kind, ON_PARAMETERS) ? (int)(version % r->places[a->storage]) : 0;
+    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
+    // as in store_add_sum
+    const bool joins = r->way[a->storage] == SUM_CHAIN
+                           ? micro > 0
+                           : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
+    kinds[0] = action_is(a->kind, ON_PARAMETERS) ? REQUEST_RECV + place : REQUEST_RECV_SUM;
+    kinds[1] = REQUEST_SEND + place;
+    switch (a->kind) {
+    case ACT_SEND_PARAMETERS:
+    case ACT_ADD: return 1;
+    // a version may have arrived that was never used
+    case ACT_RECV_PARAMETERS:
+    case ACT_UPDATE: return 2;
+    case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro);
+    default: return 0;
+    }
 }
-// Returns the count of open messages that a message's end belongs to.
-static inline int *deferred_walk_requests(const DeferredWalk *w, End e) {
-    const Action *a = deferred_walk_action(w, e);
-    const bool sends = action_sends(a->kind);
-    if (a->storage < 0) { return sends ? &w->stats_out[e.rank] : &w->stats_in[e.rank]; }
-    const bool sum = deferred_lanes(a->kind) == LANE_SUM;
-    const int place = sum ? 0 : (int)(a->version % w->p2p[e.rank].places[a->storage]);
-    return deferred_walk_open(w, e.rank, a->storage,
-                              sum ? (sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM)
-                                  : (sends ? REQUEST_SEND : REQUEST_RECV) + place);
-}
-static inline void deferred_walk_fail(DeferredWalk *w, End e, const char *what) {
-    const Action *a = deferred_walk_action(w, e);
-    validator_fail(w->v, e.rank, a, "%s", what);
+// Returns the first message that an operation would have to wait for now; all zeros: none.
+static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
+    int kinds[2];
+    const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
+    CommRequest open = {.number = 0};
+    for (int i = 0; i < n && !open.number; i++) {
+        open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
+    }
+    return open;
 }
 
-// Posts one end of a message. If its other end is posted, the message can complete from now on.
-static inline void deferred_walk_post(DeferredWalk *w, End e) {
-    const Action *a = deferred_walk_action(w, e);
-    const bool sends = action_sends(a->kind);
-    const int ranks = w->program->ranks, tags = 2 * w->program->map.storages + 3,
-              from = sends ? e.rank : a->peer, to = sends ? a->peer : e.rank;
-    const int tag = a->storage < 0                        ? 0
-                    : deferred_lanes(a->kind) == LANE_SUM ? sum_channel(a->storage)
-                                                          : parameters_channel(a->storage);
-    const int channel = (from * ranks + to) * tags + tag;
-    Posted *mine = &(sends ? w->sends : w->recvs)[channel],
-           *others = &(sends ? w->recvs : w->sends)[channel];
-    ++*deferred_walk_requests(w, e);
-    if (!others->count) {
-        if (mine->count == mine->capacity) {
-            mine->capacity = mine->capacity ? 2 * mine->capacity : 4;
-            mine->end = (End *)realloc(mine->end, (size_t)mine->capacity * sizeof(End));
+// Runs each operation that is ready. Also called while this rank waits (records.h: idle_callback).
+static inline void deferred_run_ready(void *queue) {
+    DeferredQueue *q = (DeferredQueue *)queue;
+    int left = 0;
+    if (!q->count || q->store->in_deferred) { return; }
+    q->store->in_deferred = true;
+    comm_note_messages(q->store->comm);
+    for (int i = 0; i < q->count; i++) {
+        const DeferredOp op = q->ops[i];
+        bool can = DEFERRED_HOOK(&op);
+        for (int k = 0; k < left && can; k++) {
+            can = !deferred_conflict(&q->ops[k].action, &op.action);
         }
-        mine->end[mine->count++] = e;
+        if (can && !deferred_awaits(q->store, &op).number) {
+            q->run(q->context, &op);
+        } else {
+            q->ops[left++] = op;
+        }
+    }
+    q->count = left;
+    q->store->in_deferred = false;
+}
+// Advances an operation that is needed now: waits for the first message that blocks it, or that
+// blocks an earlier operation in its way.
+static inline void deferred_await(DeferredQueue *q, int at) {
+    for (int i = at - 1; i >= 0; i--) {
+        at = deferred_conflict(&q->ops[i].action, &q->ops[at].action) ? i : at;
+    }
+    CommRequest request = deferred_awaits(q->store, &q->ops[at]);
+    comm_wait(q->store->comm, &request);
+    deferred_run_ready(q);
+}
+// Returns the index of the first operation that is any of these (bits), of a storage (-1: any) and
+// of a step (-1: any); -1 if none exists.
+static inline int deferred_find(const DeferredQueue *q, unsigned any, int storage, int64_t step) {
+    for (int i = 0; i < q->count; i++) {
+        const Action *a = &q->ops[i].action;
+        if (action_is(a->kind, any) && (storage < 0 || a->storage == storage) &&
+            (step < 0 || a->step == step)) {
+            return i;
+        }
+    }
+    return -1;
+}
+// Waits until all such operations have run.
+static inline void deferred_finish(DeferredQueue *q, unsigned any, int storage, int64_t step) {
+    for (int at = 0; (at = deferred_find(q, any, storage, step)) >= 0;) { deferred_await(q, at); }
+}
+// Waits, before a version of the parameters is read, until it is stored here or its message is
+// posted.
+static inline void deferred_expect_version(DeferredQueue *q, int storage, int64_t version) {
+    for (int at = 0; (at = deferred_find(q, BEFORE_USE, storage, -1)) >= 0 &&
+                     store_now(q->store, storage) < version;) {
+        deferred_await(q, at);
+    }
+}
+// Adds an operation. Runs it at once if nothing is deferred; waits for another one if the queue is
+// full.
+static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
+    if (!q->ops) {
+        q->run(q->context, op);
         return;
     }
-    const End other = others->end[0], sender = sends ? e : other, receiver = sends ? other : e;
-    memmove(others->end, others->end + 1, (size_t)--others->count * sizeof(End));
-    if (!actions_match(deferred_walk_action(w, sender), from, deferred_walk_action(w, receiver),
-                       to)) {
-        deferred_walk_fail(w, sender, "meets another message");
-    }
-    if (w->meetings == w->capacity) {
-        w->capacity = w->capacity ? 2 * w->capacity : 64;
-        w->met = (End(*)[2])realloc(w->met, (size_t)w->capacity * sizeof *w->met);
-    }
-    w->met[w->meetings][0] = sender;
-    w->met[w->meetings++][1] = receiver;
+    if (q->count == DEFERRED_OPS) { deferred_await(q, 0); }
+    q->ops[q->count++] = *op;
 }
-// Completes a message: its data have arrived, and its buffers are free. Parameters were reported to
-// `later` when they were posted.
-static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
-    const End sender = w->met[meeting][0], receiver = w->met[meeting][1];
-    const Action *a = deferred_walk_action(w, sender);
-    w->met[meeting][0] = w->met[w->meetings - 1][0];
-    w->met[meeting][1] = w->met[w->meetings - 1][1];
-    w->meetings--;
-    --*deferred_walk_requests(w, sender);
-    --*deferred_walk_requests(w, receiver);
-    if (a->kind == ACT_SEND_PARAMETERS) { return; }
-    w->later(w->context, sender.rank, a, receiver.rank);
-    w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);
+// Lets operations be deferred from now on, which are then also run while this rank waits.
+static inline void deferred_open(DeferredQueue *q) {
+    q->ops = (DeferredOp *)checked_malloc(DEFERRED_OPS * sizeof(DeferredOp), "deferred operations");
+    q->store->comm->idle_callback = deferred_run_ready;
+    q->store->comm->idle_context = q;
 }
-// Checks, independently of deferred_requests(), that what an operation reads has arrived, and that
-// what it writes is in no message.
-static inline void deferred_walk_check(DeferredWalk *w, End e) {
-    const Action *a = deferred_walk_action(w, e);
-    const bool makes = deferred_before_use() & deferred_bit(a->kind), sum = a->kind == ACT_RECV_SUM;
-    if (!(deferred_lanes(a->kind) & LANE_PARAMETERS) && !sum) { return; }
-    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place = sum ? 0 : (int)(version % w->p2p[e.rank].places[a->storage]);
-    const int coming =
-        *deferred_walk_open(w, e.rank, a->storage, sum ? REQUEST_RECV_SUM : REQUEST_RECV + place);
-    if (coming || (makes && *deferred_walk_open(w, e.rank, a->storage, REQUEST_SEND + place))) {
-        deferred_walk_fail(w, e, "a message of its place is under way");
-    }
-    if (makes) { *deferred_walk_version(w, e.rank, a->storage) = version; }
-}
-// Does the i-th deferred operation of a rank, if it can be done now. Returns whether it was.
-static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
-    const End e = {rank, w->noted[rank][i]};
-    const Action *a = deferred_walk_action(w, e);
-    Action of = *a;
-    int kinds[2];
-    of.micro %= pieces_of_step(&w->p2p[rank].pieces); // micro counts through the steps here
-    const int n = deferred_requests(&w->p2p[rank], &of, kinds);
-    for (int k = 0; k < i; k++) {
-        if (deferred_conflict(&w->program->rank[rank].actions[w->noted[rank][k]], a)) {
-            return false;
-        }
-    }
-    for (int k = 0; k < n; k++) {
-        if (*deferred_walk_open(w, rank, a->storage, kinds[k])) { return false; }
-    }
-    memmove(&w->noted[rank][i], &w->noted[rank][i + 1],
-            (size_t)(--w->count[rank] - i) * sizeof(int));
-    deferred_walk_check(w, e);
-    // sums are reported when they are complete
-    const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM;
-    if (!sum) { w->later(w->context, rank, a, a->peer); }
-    if (action_is_message(a->kind)) { deferred_walk_post(w, e); }
-    return true;
-}
-
-// Is an operation of these kinds (bits) deferred, of a storage (-1: any) and of a step (-1: any)?
-static inline bool deferred_walk_noted(const DeferredWalk *w, int rank, unsigned kinds, int storage,
-                                       int64_t step) {
-    for (int i = 0; i < w->count[rank]; i++) {
-        const Action *a = &w->program->rank[rank].actions[w->noted[rank][i]];
-        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) &&
-            (step < 0 || a->step == step)) {
-            return true;
-        }
-    }
-    return false;
-}
-static inline bool deferred_walk_place_is_free(const DeferredWalk *w, int rank, int storage) {
-    return !deferred_walk_noted(w, rank, deferred_before_gradient(), storage, -1) &&
-           !*deferred_walk_open(w, rank, storage, REQUEST_SEND_SUM);
-}
-// Must a rank's list wait at this action?
-static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Action *a) {
-    const UnitMap *map = &w->program->map;
-    const P2p *r = &w->p2p[rank];
-    if (a->step / w->pause > w->group[rank] && w->count[rank]) { return true; }
-    switch (a->kind) {
-    case ACT_REDUCE: return !deferred_walk_place_is_free(w, rank, a->storage);
-    case ACT_ACQUIRE:
-        if (*deferred_walk_version(w, rank, a->storage) < a->version &&
-            deferred_walk_noted(w, rank, deferred_before_use(), a->storage, -1)) {
-            return true;
-        }
-        return *deferred_walk_open(w, rank, a->storage,
-                                   REQUEST_RECV + (int)(a->version % r->places[a->storage]));
-    case ACT_STATS:
-        return w->stats_out[rank] || w->stats_in[rank] ||
-               (a->version == 0 &&
-                deferred_walk_noted(w, rank, deferred_before_stats(r), -1, a->step));
-    case ACT_SEND_STATS: return w->stats_out[rank];
-    default: break;
-    }
-    for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
-        const int storage = map->of_unit[a->unit][k];
-        if (action_contributes(map, a, storage) && !deferred_walk_place_is_free(w, rank, storage)) {
-            return true;
-        }
-    }
-    return false;
-}
-static inline bool deferred_walk_list(DeferredWalk *w, int rank) {
-    const Schedule *s = &w->program->rank[rank];
-    const End e = {rank, w->at[rank]};
-    if (e.at == s->count) { return false; }
-    const Action *a = &s->actions[e.at];
-    if (deferred_walk_waits(w, rank, a)) { return false; }
-    w->group[rank] = (int)max_i64(w->group[rank], a->step / w->pause);
-    w->at[rank]++;
-    if (deferred_lanes(a->kind)) { w->noted[rank][w->count[rank]++] = e.at; }
-    if (a->kind == ACT_SEND_STATS || a->kind == ACT_RECV_STATS) {
-        deferred_walk_post(w, e);
-    } else {
-        w->at_once(w->context, rank, a, -1);
-    }
-    return true;
-}
-
-static inline int deferred_walk_draw(DeferredWalk *w, int n) {
-    return (int)(random_u64(w->seed, 0, w->draws++) % (uint64_t)n);
-}
-static inline bool deferred_walk_message(DeferredWalk *w) {
-    if (!w->meetings) { return false; }
-    deferred_walk_complete(w, w->newest ? w->meetings - 1 : deferred_walk_draw(w, w->meetings));
-    return true;
-}
-// Makes a random move. Returns false if that move is not possible now.
-static inline bool deferred_walk_move(DeferredWalk *w) {
-    const int rank = deferred_walk_draw(w, w->program->ranks), kind = deferred_walk_draw(w, 256);
-    if (kind < w->share[0]) { return deferred_walk_list(w, rank); }
-    if (kind < w->share[1]) {
-        return w->count[rank] && deferred_walk_do(w, rank, deferred_walk_draw(w, w->count[rank]));
-    }
-    return deferred_walk_message(w);
-}
-// Makes every possible move, messages last. Returns false if none was possible.
-static inline bool deferred_walk_any(DeferredWalk *w) {
-    bool moved = false;
-    for (int r = 0; r < w->program->ranks; r++) {
-        moved = deferred_walk_list(w, r) || moved;
-        for (int i = 0; i < w->count[r]; i++) { moved = deferred_walk_do(w, r, i) || moved; }
-    }
-    return moved || deferred_walk_message(w);
-}
-static inline void deferred_walk_start(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks, storages = (size_t)w->program->map.storages,
-                 channels = ranks * ranks * (2 * storages + 3);
-    w->at = (int *)checked_calloc(5 * ranks, sizeof(int), "deferred operations");
-    w->group = w->at + ranks;
-    w->count = w->group + ranks;
-    w->stats_out = w->count + ranks;
-    w->stats_in = w->stats_out + ranks;
-    w->noted = (int **)checked_calloc(ranks, sizeof(int *), "deferred operations");
-    for (size_t r = 0; r < ranks; r++) {
-        w->noted[r] = (int *)checked_malloc((size_t)w->program->rank[r].count * sizeof(int),
-                                            "deferred operations");
-    }
-    w->sends = (Posted *)checked_calloc(2 * channels, sizeof(Posted), "deferred operations");
-    w->recvs = w->sends + channels;
-    w->open =
-        (int *)checked_calloc(ranks * storages * REQUEST_KINDS, sizeof(int), "deferred operations");
-    w->posted_version =
-        (int64_t *)checked_calloc(ranks * storages, sizeof(int64_t), "deferred operations");
-    w->share[0] = 1 + deferred_walk_draw(w, 250);
-    w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
-    w->newest = deferred_walk_draw(w, 2);
-}
-static inline void deferred_walk_stop(DeferredWalk *w) {
-    const size_t ranks = (size_t)w->program->ranks,
-                 channels = ranks * ranks * (2 * (size_t)w->program->map.storages + 3);
-    for (size_t i = 0; i < 2 * channels; i++) { free(w->sends[i].end); }
-    for (size_t r = 0; r < ranks; r++) { free(w->noted[r]); }
-    free(w->at);
-    free(w->noted);
-    free(w->sends);
-    free(w->met);
-    free(w->open);
-    free(w->posted_version);
-}
-// Replays the lists of cyclic mode `data` in an order drawn from `seed`; every pause-th step
-// drains. A rank that waits for ever, and an operation that touches a buffer of an open message,
-// are violations.
-static inline void deferred_walk(Validator *v, const P2p *p2p, int pause, uint64_t seed,
-                                 ScheduleVisit at_once, ScheduleVisit later, void *context) {
-    DeferredWalk w;
-    memset(&w, 0, sizeof w);
-    w.v = v;
-    w.program = v->program;
-    w.p2p = p2p;
-    w.at_once = at_once;
-    w.later = later;
-    w.context = context;
-    w.pause = pause;
-    w.seed = seed;
-    deferred_walk_start(&w);
-    for (int failed = 0; !*v->error; failed++) {
-        if (deferred_walk_move(&w)) { failed = 0; }
-        if (failed > 64 && !deferred_walk_any(&w)) { break; }
-    }
-    for (int r = 0; r < w.program->ranks; r++) {
-        const End e = {r, w.count[r] ? w.noted[r][0] : w.at[r]};
-        if (e.at < w.program->rank[r].count) {
-            deferred_walk_fail(&w, e, "deadlock: waits for ever, some work being put aside");
-        }
-    }
-    deferred_walk_stop(&w);
+static inline void deferred_close(DeferredQueue *q) {
+    if (q->ops) { q->store->comm->idle_callback = NULL; }
+    free(q->ops);
+    memset(q, 0, sizeof *q);
 }
 
 #endif

@@ -8,7 +8,7 @@
 #ifndef EXECUTOR_H
 #define EXECUTOR_H
 
-#include "engine/compute.h" // compute actions
+#include "engine/overlap.h" // actions of steps that overlap
 
 // -------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
@@ -16,17 +16,13 @@
 #ifndef EXECUTOR_HOOK // tests inject faults here, before an action
 #define EXECUTOR_HOOK(action, step)
 #endif
-#ifndef DEFERRED_HOOK // and here: true if the operation may run now
-#define DEFERRED_HOOK(op) true
-#endif
-
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
     e->action = a;
     e->step = step;
     e->comm->step = step;
     bool of_unit = a->unit >= 0;
-    ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage",
+    ops_range_begin(action_name(a->kind), of_unit ? "unit" : "storage",
                     of_unit ? a->unit : a->storage);
     e->running = index;
     if (e->marks) {
@@ -41,7 +37,7 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
         signal_text_add(t, "between steps");
         return;
     }
-    signal_text_add(t, action_names[a->kind]);
+    signal_text_add(t, action_name(a->kind));
     if (a->unit >= 0) {
         signal_text_add(t, " of unit ");
         signal_text_add_int(t, a->unit);
@@ -96,175 +92,6 @@ static inline void executor_wait_messages(Executor *e) {
     for (int64_t i = 0; executor_transit(e, i); i++) { transit_wait(e, executor_transit(e, i)); }
 }
 
-// Updates a storage in point-to-point mode (p2p.h). If updates do not wait for the norm of the
-// whole gradient, the storage is clipped by its own norm. A norm that is not finite makes no
-// update.
-static inline void executor_update(Executor *e, int storage, int64_t step) {
-    OptimizerStep update = e->update[step & 1];
-    double norm = e->norm, most = e->whole_clip;
-    if (!e->store->policy.p2p->waits) {
-        ExactSum squares;
-        if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
-        memset(&squares, 0, sizeof squares);
-        store_measure(e->store, storage, storage + 1, step, &squares);
-        norm = sqrt(exact_value(squares));
-        most = e->storage_clip;
-        exact_join(&e->squares, &squares);
-    }
-    if (most > 0 && norm > most) { update.grad_scale = (float)(most / norm); }
-    if (isfinite(norm)) {
-        store_update(e->store, storage, step, update, 0);
-    } else {
-        store_skip_version(e->store, storage, step + 1);
-    }
-}
-// Runs a deferrable operation: additions to sums, updates, messages of sums and parameters.
-static inline void run_parameters(Executor *e, const Action *a) {
-    const P2p *p2p = e->store->policy.p2p;
-    if (p2p->borrows) {
-        store_pass_borrowed(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version),
-                            p2p_slot(p2p, a->use, a->step), a->peer, a->step);
-    } else {
-        store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer,
-                              a->step);
-    }
-}
-static inline void run_deferred(Executor *e, const DeferredOp *op) {
-    const Action *a = &op->action;
-    switch (a->kind) {
-    case ACT_REDUCE: store_add_sum(e->store, a->storage, op->micro, a->micro, a->step); break;
-    case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
-    case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
-    case ACT_SEND_SUM:
-    case ACT_RECV_SUM:
-        store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step);
-        break;
-    default: run_parameters(e, a);
-    }
-}
-// Runs each deferred operation that waits neither for a message nor for an earlier operation. Also
-// called while this rank waits (records.h: idle_callback).
-static inline void executor_run_deferred(void *executor) {
-    Executor *e = (Executor *)executor;
-    int left = 0;
-    if (e->store->in_deferred || !e->deferred_count) { return; }
-    e->store->in_deferred = true;
-    comm_note_messages(e->comm);
-    for (int i = 0; i < e->deferred_count; i++) {
-        const DeferredOp op = e->deferred[i];
-        bool can = DEFERRED_HOOK(&op);
-        for (int k = 0; k < left && can; k++) {
-            can = !deferred_conflict(&e->deferred[k].action, &op.action);
-        }
-        if (can && !deferred_awaits(e->store, &op).number) {
-            run_deferred(e, &op);
-        } else {
-            e->deferred[left++] = op;
-        }
-    }
-    e->deferred_count = left;
-    e->store->in_deferred = false;
-}
-// Returns the index of the first deferred operation of these kinds (bits), of a storage (-1: any)
-// and of a step (-1: any); -1 if none exists.
-static inline int executor_find_deferred(const Executor *e, unsigned kinds, int storage,
-                                         int64_t step) {
-    for (int i = 0; i < e->deferred_count; i++) {
-        const Action *a = &e->deferred[i].action;
-        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) &&
-            (step < 0 || a->step == step)) {
-            return i;
-        }
-    }
-    return -1;
-}
-// Advances a deferred operation that is needed now: waits for the first message that blocks it, or
-// that blocks an earlier operation in its way.
-static inline void executor_await_deferred(Executor *e, int at) {
-    for (int i = at - 1; i >= 0; i--) {
-        at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at;
-    }
-    CommRequest request = deferred_awaits(e->store, &e->deferred[at]);
-    comm_wait(e->comm, &request);
-    executor_run_deferred(e);
-}
-static inline void executor_finish_deferred(Executor *e, unsigned kinds, int storage,
-                                            int64_t step) {
-    for (int at = 0; (at = executor_find_deferred(e, kinds, storage, step)) >= 0;) {
-        executor_await_deferred(e, at);
-    }
-}
-// Waits, before a gradient of the storage is made, until the one before it has been passed on.
-static inline void executor_free_sum(Executor *e, int storage) {
-    executor_finish_deferred(e, deferred_before_gradient(), storage, -1);
-}
-// Waits, before a version of the parameters is read, until it is stored here or its message is
-// posted.
-static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
-    for (int at = 0; store_now(e->store, storage) < version &&
-                     (at = executor_find_deferred(e, deferred_before_use(), storage, -1)) >= 0;) {
-        executor_await_deferred(e, at);
-    }
-}
-static inline void executor_defer(Executor *e, const Action *a, int64_t of) {
-    DeferredOp op = {*a, executor_micro(e, a)};
-    op.action.step = of;
-    op.action.version += e->version;
-    if (a->kind == ACT_REDUCE) {
-        executor_free_sum(e, a->storage);
-        store_end_piece(e->store, a->storage, op.micro, a->micro);
-    }
-    if (!e->deferred) {
-        run_deferred(e, &op);
-        return;
-    }
-    if (e->deferred_count == DEFERRED_OPS) { executor_await_deferred(e, 0); }
-    e->deferred[e->deferred_count++] = op;
-}
-// Adds what this rank knows to the step statistics: the losses of its samples, in their order,
-// after those of earlier ranks, and the squares of the gradients that it owns.
-static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *pass,
-                             int64_t step) {
-    executor_finish_deferred(e, deferred_before_stats(e->store->policy.p2p), -1, step);
-    ops_wait(e->stream);
-    executor_take_losses(e, schedule, pass);
-    int64_t first, rows = executor_own_rows(e, pass, &first);
-    // a private sample counts with the mean over its targets
-    for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) {
-        const int64_t targets =
-            pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
-        e->stats_out.loss += pass->sample_losses[r] / (double)targets;
-    }
-    if (e->store->policy.p2p->waits) {
-        store_add_all_noise(e->store, step);
-        store_measure(e->store, 0, e->model->storages, step, &e->squares);
-    }
-    exact_join(&e->stats_out.squares, &e->squares);
-    e->stats_out.stop |= e->asked;
-    memset(&e->squares, 0, sizeof e->squares);
-}
-// Runs STATS in point-to-point mode: adds to the statistics of a step, or reads the complete ones.
-// Rank 0 decides which step is the last: `notice` steps after it has learnt of a request to stop,
-// since other ranks may have begun later steps.
-static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule,
-                             const Pass *pass, int64_t step) {
-    const bool first = e->comm->rank == 0;
-    comm_wait(e->comm, &e->stats_out_request);
-    comm_wait(e->comm, &e->stats_in_request);
-    e->stats_out = e->stats_in;
-    memset(&e->stats_in, 0, sizeof e->stats_in);
-    if (a->version == 0) { stats_add(e, schedule, pass, step); }
-    if (first && e->stats_out.stop) {
-        e->stop_after = min_i64(e->stop_after, step + e->store->policy.p2p->notice);
-    }
-    if (first) { e->stats_out.last = e->stop_after; }
-    if (e->stats_out.last) {
-        e->stop_after = e->stats_out.last;
-        e->last_step = min_i64(e->last_step, e->stop_after);
-    }
-    e->norm = sqrt(exact_value(e->stats_out.squares));
-}
-
 // Runs an action that releases, reduces, updates or moves a storage's states. Returns false if the
 // action is of another kind.
 static inline bool executor_run_states(Executor *e, const Action *a, const OptimizerStep *optimizer,
@@ -289,15 +116,6 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
     }
     return true;
 }
-// Posts the message of an action that sends or receives step statistics.
-static inline void executor_post_stats(Executor *e, const Action *a) {
-    const CommLabel label = {"statistics", -1, e->step};
-    const bool send = a->kind == ACT_SEND_STATS;
-    CommRequest *request = send ? &e->stats_out_request : &e->stats_in_request;
-    comm_wait(e->comm, request);
-    *request = comm_host_message_begin(e->comm, label, send, a->peer,
-                                       send ? &e->stats_out : &e->stats_in, sizeof e->stats_in);
-}
 // Runs one action of step `of`, which is not deferred.
 static inline void executor_run_action(Executor *e, const Schedule *schedule, const Action *a,
                                        const Pass *pass, const OptimizerStep *optimizer, int64_t of,
@@ -308,7 +126,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
         break;
     case ACT_ACQUIRE:
-        executor_expect_version(e, a->storage, e->version + a->version);
+        deferred_expect_version(&e->queue, a->storage, e->version + a->version);
         e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
                                                executor_slot_of(e, a, pass, of));
         break;
@@ -319,14 +137,14 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         *norm = store_norm(e->store, of);
         executor_take_losses(e, schedule, pass);
         break;
-    case ACT_STATS: run_stats(e, a, schedule, pass, of); break;
+    case ACT_STATS: overlap_run_stats(e, a, schedule, pass, of); break;
     case ACT_SEND_PART:
     case ACT_RECV_PART:
         store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
                         of);
         break;
     case ACT_SEND_STATS:
-    case ACT_RECV_STATS: executor_post_stats(e, a); break;
+    case ACT_RECV_STATS: overlap_post_stats(e, a); break;
     default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
     }
 }
@@ -338,25 +156,22 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
 // require it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass,
                                 const OptimizerStep *optimizer, int64_t step, double *norm) {
-    const bool p2p = e->store->policy.p2p;
     if (*at == 0) {
-        e->version = p2p ? step : store_version(e->store);
+        e->version = e->overlap ? step : store_version(e->store);
         executor_look_ahead(e, schedule);
         e->first_micro = step * e->step_micros;
     }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         const int64_t of = step + a->step; // the step that the action belongs to
-        if (p2p && pass->training && (of < e->first_step || of > e->last_step)) {
+        if (overlap_skips(e, pass, of)) {
             (*at)++;
             continue;
         }
         executor_begin(e, a, (*at)++, step);
-        if (p2p && deferred_lanes(a->kind)) { executor_defer(e, a, of); }
-        executor_run_deferred(e);
-        if (!p2p || !deferred_lanes(a->kind)) {
-            executor_run_action(e, schedule, a, pass, optimizer, of, norm);
-        }
+        const bool deferred = overlap_defers(e, a, of);
+        deferred_run_ready(&e->queue);
+        if (!deferred) { executor_run_action(e, schedule, a, pass, optimizer, of, norm); }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }
@@ -369,25 +184,43 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap, a window also has actions of other steps. executor_lead runs what precedes a
-// step's window, if the step before has drained (first_step). executor_drain runs what a later
-// window holds of this step, if this step must drain (last_step). pass: of the previous step, this
-// one and the next one; schedule: of the previous step, or of the later one.
-enum { DRAINS = 3 }; // windows after its own in which a step has actions
-static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass,
-                                 int64_t step) {
+// Where steps overlap (overlap.h): overlap_lead runs what precedes a step's window, if the step
+// before has drained. overlap_drain runs what a later window holds of this step.
+static inline void overlap_lead(Executor *e, const Schedule *window, const Pass *pass,
+                                int64_t step) {
     int at = 0;
-    const int64_t last = e->last_step;
-    e->last_step = step;
-    executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
-    e->last_step = last;
+    const int64_t last = e->overlap->last_step;
+    e->overlap->last_step = step;
+    executor_run(e, window, &at, pass, NULL, step - 1, NULL);
+    e->overlap->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass,
-                                  int64_t step, int64_t later) {
+static inline void overlap_drain(Executor *e, const Schedule *window, const Pass *pass,
+                                 int64_t step, int64_t later) {
     int at = 0;
-    executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    executor_finish_deferred(e, ~0u, -1, -1);
-    e->first_step = step + 1;
+    executor_run(e, window, &at, pass, NULL, later, NULL);
+    deferred_finish(&e->queue, ~0u, -1, -1);
+    e->overlap->first_step = step + 1;
+}
+// Runs the window of a step, with the rest of the step if it drains, and returns its statistics,
+// which only rank 0 has. window_of returns this rank's window of a step. passes: of the previous
+// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last step.
+static inline StepStats overlap_run_window(Executor *e,
+                                           const Schedule *(*window_of)(void *, int64_t),
+                                           void *context, const Pass passes[3], int64_t step,
+                                           bool drains, bool asked, OptimizerStep update,
+                                           bool *stops) {
+    Overlap *o = e->overlap;
+    int at = 0;
+    o->asked = asked;
+    o->update[step & 1] = update;
+    o->last_step = min_i64(o->stop_after, step + !drains);
+    if (o->first_step == step) { overlap_lead(e, window_of(context, step - 1), passes, step); }
+    executor_run(e, window_of(context, step), &at, passes + 1, NULL, step, NULL);
+    for (int64_t later = step + 1; o->last_step <= step && later <= step + DRAINS; later++) {
+        overlap_drain(e, window_of(context, later), passes + 1, step, later);
+    }
+    *stops = o->stop_after <= step;
+    return o->stats_out;
 }
 // Gives every rank values[] of all samples of a pass, which only ranks with the head know. *flag,
 // on return true if it was true on any rank, travels with them, since each exchange costs a

@@ -25,7 +25,7 @@ static inline void setup_store(Trainer *t) {
     if (t->cyclic.rule) { policy.p2p = &t->p2p; }
     if (t->offload.host) { policy.offload = &t->offload; }
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+                          (DType)o->reduce_dtype, &optimizers[o->optimizer]);
     t->store.stochastic = o->stochastic_rounding;
     t->store.seed = (uint64_t)o->seed;
     t->store.file = &t->files[t->number];

@@ -650,7 +650,6 @@ static inline UnitMap plan_unit_map(int stages) {
     map.lent = -1;
     map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
     map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
-    map.made = (unsigned char(*)[2])checked_calloc(n, 2, "map");
     for (int s = 0; s < stages; s++) {
         map.of_unit[s + 1][0] = s;
         map.of_unit_count[s + 1] = 1;

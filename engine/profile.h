@@ -93,10 +93,10 @@ static inline void profile_print(const Profile *p, Log *log) {
         int64_t count = ceil_div(p->count[kind][place], p->steps);
         if (!count) { continue; }
         waited -= seconds;
-        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_names[kind],
+        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_name((ActionKind)kind),
                profile_place_names[place], count, seconds * ms, 100 * seconds / p->total_s);
         text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator,
-                 action_names[kind], profile_place_names[place], count);
+                 action_name((ActionKind)kind), profile_place_names[place], count);
         json_add_field(&line, "ms", seconds * ms);
         text_add(&line, "}");
         separator = ",";

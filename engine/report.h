@@ -8,11 +8,11 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "state/checkpoint.h" // TextBuffer
-#include "engine/costs.h"     // costs of actions
-#include "engine/timeline.h"  // schedules with their times
-#include "cyclic.h"           // schedules that differ between steps
-#include "options.h"          // the flags in the log header
+#include "state/checkpoint.h"      // TextBuffer
+#include "engine/costs.h"          // costs of actions
+#include "engine/timeline.h"       // schedules with their times
+#include "engine/cyclic_windows.h" // schedules that differ between steps
+#include "options.h"               // the flags in the log header
 
 #include <malloc.h> // malloc_trim
 
@@ -378,7 +378,7 @@ static inline StageStores stage_stores_make(const RunFacts *run) {
         if (my_own) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
         s.stores[i] = store_plan(run->model, &s.seen[i], placement, mine->policy, mine->dtype,
-                                 mine->wire, mine->adam);
+                                 mine->wire, mine->optimizer);
         for (int k = 0; k < stage->replicas; k++) {
             if (stage->ranks[k] < run->program->ranks) {
                 s.of_rank[stage->ranks[k]] = &s.stores[i];
@@ -480,7 +480,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
                              ceil_div(run->most_samples, run->ranks->n) > rows;
     }
     Store planned =
-        store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
+        store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->optimizer);
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);

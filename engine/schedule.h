@@ -7,145 +7,10 @@
 // in a step. So ONE validator proves a program before it runs (engine/validator.h), ONE executor
 // runs it (engine/executor.h), ONE simulator times it (engine/simulator.h), ONE printer prints it,
 // and predicted traffic is a sum over actions.
-//
-// Fields of an action:
-//   micro            micro-batch of this step, from 0
-//   first_row, rows  its samples: a range of the step's S samples. Ranks and actions may have
-//                    different ranges. With 0 rows a rank only joins the collectives of the others.
-//   unit, storage    numbers as in gpt.h; this header knows them only through a UnitMap
-//   step, version    relative to the step that runs: version 0 of the parameters is the one before
-//                    this step's update, version 1 the one after it
-//   peer             the other rank of a SEND or RECV
-//   near             PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
-//   use              borrowed parameters (state/layout.h: borrows): which use of the step this is;
-//                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
-#include "base/base.h" // checked_malloc, die
-
-typedef enum {
-    // compute: one unit, one micro-batch
-    ACT_FORWARD,
-    ACT_BACKWARD_INPUT,
-    ACT_BACKWARD_WEIGHT,
-    ACT_RECOMPUTE,
-    ACT_CLIP, // makes each sample's clipping factor; its unit is the first one of the stage
-    ACT_TIED, // adds the head's part of the gradient of wte (see Clips)
-    // messages of a unit and micro-batch; each RECV follows its SEND here
-    ACT_SEND_FORWARD, // output of a unit
-    ACT_RECV_FORWARD,
-    ACT_SEND_BACKWARD, // gradient of a unit's input
-    ACT_RECV_BACKWARD,
-    ACT_SEND_NORM, // each sample's norm in a stage, to the first stage; unit: the stage's last one
-    ACT_RECV_NORM,
-    ACT_SEND_FACTOR, // each sample's clipping factor, from the first stage; unit: as for NORM
-    ACT_RECV_FACTOR,
-    // messages of a storage
-    ACT_SEND_SUM, // gradient, summed over the micro-batches so far
-    ACT_RECV_SUM,
-    ACT_SEND_PARAMETERS, // version after the update of this step
-    ACT_RECV_PARAMETERS,
-    ACT_SEND_PART, // one unit's part of a micro-batch's gradient
-    ACT_RECV_PART,
-    ACT_SEND_STATS, // step statistics (loss, norm); not of a storage
-    ACT_RECV_STATS,
-    // states of a storage
-    ACT_PREFETCH,
-    ACT_ACQUIRE,
-    ACT_RELEASE,
-    ACT_REDUCE,
-    ACT_NORM, // of all storages
-    ACT_UPDATE,
-    ACT_ADD,   // adds a received part to a sum
-    ACT_STATS, // version 0: this rank adds its step statistics; 1: this rank has the complete ones
-    ACT_FETCH, // piece of a storage's states, from the host to the device
-    ACT_EVICT, // the same, from the device to the host (state/host.h)
-    ACT_READ,  // piece of a storage's states, from the disk to the host
-    ACT_WRITE, // the same, from the host to the disk (state/disk.h)
-    ACT_FETCH_STASH, // activations of a unit and micro-batch, from the host to the device
-    ACT_EVICT_STASH, // the same, from the device to the host
-    ACT_FETCH_SUM,   // sum of a storage's gradient, from the host to the device
-    ACT_EVICT_SUM,   // the same, from the device to the host
-    ACTION_KINDS
-} ActionKind;
-static const char *const action_names[ACTION_KINDS] = {
-    "FORWARD",
-    "BACKWARD_INPUT",
-    "BACKWARD_WEIGHT",
-    "RECOMPUTE",
-    "CLIP",
-    "TIED",
-    "SEND_FORWARD",
-    "RECV_FORWARD",
-    "SEND_BACKWARD",
-    "RECV_BACKWARD",
-    "SEND_NORM",
-    "RECV_NORM",
-    "SEND_FACTOR",
-    "RECV_FACTOR",
-    "SEND_SUM",
-    "RECV_SUM",
-    "SEND_PARAMETERS",
-    "RECV_PARAMETERS",
-    "SEND_PART",
-    "RECV_PART",
-    "SEND_STATS",
-    "RECV_STATS",
-    "PREFETCH",
-    "ACQUIRE",
-    "RELEASE",
-    "REDUCE",
-    "NORM",
-    "UPDATE",
-    "ADD",
-    "STATS",
-    "FETCH",
-    "EVICT",
-    "READ",
-    "WRITE",
-    "FETCH_STASH",
-    "EVICT_STASH",
-    "FETCH_SUM",
-    "EVICT_SUM",
-};
-static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
-static inline bool action_reads_parameters(ActionKind kind) {
-    return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE;
-}
-static inline bool action_of_pieces(ActionKind kind) {
-    return kind == ACT_UPDATE || (kind >= ACT_FETCH && kind <= ACT_WRITE);
-}
-static inline bool action_of_stash(ActionKind kind) {
-    return kind == ACT_FETCH_STASH || kind == ACT_EVICT_STASH;
-}
-static inline bool action_moves(ActionKind kind) { // between host and device
-    return kind == ACT_FETCH || kind == ACT_EVICT ||
-           (kind >= ACT_FETCH_STASH && kind <= ACT_EVICT_SUM);
-}
-static inline bool action_is_message(ActionKind kind) {
-    return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_STATS;
-}
-// Each kind of SEND is followed by its RECV.
-static inline bool action_sends(ActionKind kind) {
-    return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0;
-}
-static inline bool action_receives(ActionKind kind) {
-    return action_is_message(kind) && !action_sends(kind);
-}
-// A message with rows of a micro-batch.
-static inline bool action_of_rows(ActionKind kind) {
-    return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_FACTOR;
-}
-
-typedef struct {
-    ActionKind kind;
-    int unit, storage, micro, peer; // -1: does not apply
-    int64_t first_row, rows;
-    int64_t step, version;
-    bool near;
-    int use;
-} Action;
+#include "engine/actions.h" // kinds of actions
 
 // Pieces of states from the host that are on the device at once, at most: one arrives while the
 // other leaves.
@@ -159,16 +24,6 @@ typedef struct {
     Action *actions;
     int count, capacity;
 } Schedule;
-
-// Which action makes a unit's part of a storage's gradient. It is the weight part, except for the
-// head's part of wte: that is made by the head's input part (gpt.h). Where samples are clipped, it
-// is made together with the embedding's part (dp.h); if the embedding is on another stage, by TIED.
-typedef enum {
-    MADE_BY_WEIGHT_PART,
-    MADE_BY_INPUT_PART,
-    MADE_ELSEWHERE,
-    MADE_BY_TIED
-} GradientMaker;
 
 // Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
 // of a pipeline both use wte, so some norm needs parts from several stages. NORM sends the first
@@ -193,9 +48,12 @@ typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
 // where their states are. zero.h makes it (unit_map).
 typedef struct {
     int units, storages;
-    int (*of_unit)[2];        // [units] storages that the unit uses
-    int *of_unit_count;       // [units] how many: 1 or 2
-    unsigned char (*made)[2]; // [units] GradientMaker of the unit's part of each storage's gradient
+    int (*of_unit)[2];  // [units] storages that the unit uses
+    int *of_unit_count; // [units] how many: 1 or 2
+    // which action makes the head's part of the gradient of wte: the head's input part (gpt.h). Where
+    // samples are clipped, it is made together with the embedding's part (dp.h: ACTION_KINDS, no
+    // action of its own); if the embedding is on another stage, by TIED. Weight parts make all others
+    ActionKind head_maker;
     // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
     int *param_slot, *grad_slot;
     bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
@@ -262,12 +120,34 @@ static inline bool program_sends_norms(const Program *p, int unit) {
            (p->clips == CLIPS_ALL && p->map.stage[unit + 1] != p->map.stage[unit]);
 }
 
+static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
+    return (map->of_unit_count[unit] > 0 && map->of_unit[unit][0] == storage) ||
+           (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
+}
+// Returns whether this action adds to the gradient of a storage.
+static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
+    if (!action_computes(a->kind) || !unit_uses(map, a->unit, storage)) { return false; }
+    const bool tied = a->unit == map->units - 1 && map->of_unit[a->unit][0] != storage;
+    return a->kind == (tied ? map->head_maker : ACT_BACKWARD_WEIGHT);
+}
+static inline void schedule_free(Schedule *s) {
+    free(s->actions);
+    memset(s, 0, sizeof *s);
+}
+static inline void schedule_replace(Schedule *s, Schedule by) {
+    schedule_free(s);
+    *s = by;
+}
+// Returns the index of the last action of a kind; if there is none, an index that no rank reaches.
+static inline int schedule_last(const Schedule *s, ActionKind kind) {
+    for (int i = s->count - 1; i >= 0; i--) {
+        if (s->actions[i].kind == kind) { return i; }
+    }
+    return s->count + 1;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Building
-static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
-    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false, 0};
-    return a;
-}
 static inline void schedule_add(Schedule *s, Action a) {
     if (s->count == SCHEDULE_MAX) {
         die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens",
@@ -295,16 +175,11 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
     *first = end ? begin : 0;
     return end - *first;
 }
-static inline void schedule_free(Schedule *s) {
-    free(s->actions);
-    memset(s, 0, sizeof *s);
-}
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank);
     free(p->map.of_unit);
     free(p->map.of_unit_count);
-    free(p->map.made);
     free(p->map.param_slot);
     free(p->map.grad_slot);
     free(p->map.gathers);
@@ -375,8 +250,7 @@ static inline void schedule_lower_recompute(Program *p) {
             }
             schedule_add(&out, a);
         }
-        schedule_free(&p->rank[r]);
-        p->rank[r] = out;
+        schedule_replace(&p->rank[r], out);
     }
 }
 
@@ -410,8 +284,7 @@ static inline void lower_clip(Schedule *in, int micro_batches) {
         }
     }
     free(last);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 static inline void schedule_lower_clip(Program *p) {
     p->clips = CLIPS_STAGES;
@@ -505,220 +378,12 @@ static inline void lower_stash(const UnitMap *map, Schedule *in, int micro_batch
         schedule_add(&out, a);
     }
     free(of.next);
-    schedule_free(in);
-    *in = out;
+    schedule_replace(in, out);
 }
 static inline void schedule_lower_stash(Program *p) {
     for (int r = 0; r < p->ranks && p->map.stash; r++) {
         lower_stash(&p->map, &p->rank[r], p->micro_batches);
     }
-}
-
-// Returns whether this action adds to the gradient of a storage.
-static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
-    if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_TIED) {
-        return false;
-    }
-    const GradientMaker maker = a->kind == ACT_BACKWARD_INPUT ? MADE_BY_INPUT_PART
-                                : a->kind == ACT_TIED         ? MADE_BY_TIED
-                                                              : MADE_BY_WEIGHT_PART;
-    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
-        if (map->of_unit[a->unit][k] == storage) { return map->made[a->unit][k] == maker; }
-    }
-    return false;
-}
-
-// -------------------------------------------------------------------------------------------------
-// Walking: plays the program with rendezvous messages, in an order that a real run could have. A
-// visit has SEND and RECV together: first the sender with peer = the receiver's rank, then the
-// receiver with peer = the sender's rank. For other actions peer is -1.
-typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int peer);
-
-static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
-    const bool kinds = action_sends(send->kind) && (int)recv->kind == (int)send->kind + 1;
-    return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit &&
-           send->storage == recv->storage && send->micro == recv->micro &&
-           send->step == recv->step && send->version == recv->version && send->use == recv->use &&
-           send->first_row == recv->first_row && send->rows == recv->rows;
-}
-
-// Returns the index of a rank's NORM, the last one if there are several. Without a NORM it is one
-// beyond the length of the list, which no rank reaches.
-static inline int schedule_norm_index(const Schedule *s) {
-    for (int i = s->count - 1; i >= 0; i--) {
-        if (s->actions[i].kind == ACT_NORM) { return i; }
-    }
-    return s->count + 1;
-}
-
-// State of a walk. A rank that becomes able to move is woken by the rank that made this possible.
-// So a walk takes time in proportion to the actions, however many ranks wait.
-typedef struct {
-    const Program *program;
-    ScheduleVisit visit;
-    void *context;
-    int *at;            // [ranks] index of the next action
-    int *norm;          // [ranks] schedule_norm_index
-    int *awake, count;  // [count] ranks that may be able to move
-    bool *listed, *met; // in that list; has reached its NORM
-    int meeting;        // ranks that have reached their NORM
-    // If the start of a collective waits for all members (else NULL):
-    int *members;         // [storages] ranks that take part in its collectives
-    int *reached, *first; // [storages] members that have reached the next one; first of them, or -1
-    int *after;           // [ranks] the member that is listed after this one, or -1
-    bool *waits, *begins; // [ranks] waits for other members; all of them have come
-} Walk;
-
-static inline void walk_wake(Walk *w, int r) {
-    if (!w->listed[r]) {
-        w->listed[r] = true;
-        w->awake[w->count++] = r;
-    }
-}
-// Rank r has reached a NORM, where all ranks meet. Returns whether it may continue.
-static inline bool walk_meet(Walk *w, int r) {
-    const int ranks = w->program->ranks;
-    if (w->at[r] != w->norm[r]) { return false; }
-    if (!w->met[r] && ++w->meeting == ranks) {
-        for (int q = 0; q < ranks; q++) { walk_wake(w, q); }
-    }
-    w->met[r] = true;
-    return w->meeting == ranks;
-}
-// Returns whether an action starts a collective of the ranks that have its storage.
-static inline bool walk_is_collective(const Walk *w, const Action *a) {
-    return (a->kind == ACT_PREFETCH || a->kind == ACT_REDUCE) && a->storage >= 0 &&
-           a->storage < w->program->map.storages;
-}
-// Rank r has reached a collective of a storage. Returns whether all its members have.
-static inline bool walk_join(Walk *w, int r, int storage) {
-    const bool begins = w->begins[r];
-    w->begins[r] = false;
-    if (begins || w->waits[r]) { return begins; }
-    if (++w->reached[storage] < w->members[storage]) {
-        w->waits[r] = true;
-        w->after[r] = w->first[storage];
-        w->first[storage] = r;
-        return false;
-    }
-    for (int q = w->first[storage]; q >= 0; q = w->after[q]) {
-        w->waits[q] = false;
-        w->begins[q] = true;
-        walk_wake(w, q);
-    }
-    w->reached[storage] = 0;
-    w->first[storage] = -1;
-    return true;
-}
-// Returns whether the next action of rank r sends what the next action of rank q receives.
-static inline bool walk_matches(const Walk *w, int r, int q) {
-    const Program *p = w->program;
-    if (r < 0 || r >= p->ranks || q < 0 || q >= p->ranks || w->at[r] >= p->rank[r].count ||
-        w->at[q] >= p->rank[q].count) {
-        return false;
-    }
-    return actions_match(&p->rank[r].actions[w->at[r]], r, &p->rank[q].actions[w->at[q]], q);
-}
-// Rank r has reached a SEND. If its peer waits for this message, both continue.
-static inline bool walk_send(Walk *w, int r, const Action *a) {
-    const int q = a->peer;
-    if (!walk_matches(w, r, q)) { return false; }
-    w->visit(w->context, r, a, q);
-    w->visit(w->context, q, &w->program->rank[q].actions[w->at[q]], r);
-    w->at[q]++;
-    walk_wake(w, q);
-    return true;
-}
-// Moves rank r as far as it can.
-static inline void walk_rank(Walk *w, int r) {
-    const Schedule *s = &w->program->rank[r];
-    for (; w->at[r] < s->count; w->at[r]++) {
-        const Action *a = &s->actions[w->at[r]];
-        if (action_receives(a->kind)) { // the sender moves both
-            if (walk_matches(w, a->peer, r)) { walk_wake(w, a->peer); }
-            return;
-        }
-        if (action_sends(a->kind)) {
-            if (!walk_send(w, r, a)) { return; }
-            continue;
-        }
-        if (a->kind == ACT_NORM && !walk_meet(w, r)) { return; }
-        if (w->members && walk_is_collective(w, a) && !walk_join(w, r, a->storage)) { return; }
-        w->visit(w->context, r, a, -1);
-    }
-}
-
-// Makes starts of collectives wait: counts the members of each storage's collectives.
-static inline void walk_count_members(Walk *w) {
-    const Program *p = w->program;
-    const size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    w->members = (int *)checked_calloc(3 * storages + n, sizeof(int), "walk");
-    w->reached = w->members + storages;
-    w->first = w->reached + storages;
-    w->after = w->first + storages;
-    w->waits = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
-    w->begins = w->waits + n;
-    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
-    for (int r = 0; r < p->ranks; r++) {
-        for (int i = 0; i < p->rank[r].count; i++) {
-            const Action *a = &p->rank[r].actions[i];
-            // `first` is the last rank that was counted, until the walk begins
-            if (walk_is_collective(w, a) && w->first[a->storage] != r) {
-                w->first[a->storage] = r;
-                w->members[a->storage]++;
-            }
-        }
-    }
-    for (int s = 0; s < p->map.storages; s++) { w->first[s] = -1; }
-}
-static inline int walk_program(const Program *p, int *at, bool collectives_wait,
-                               ScheduleVisit visit, void *context) {
-    const size_t n = (size_t)p->ranks;
-    Walk w;
-    int stuck = -1;
-    memset(&w, 0, sizeof w);
-    w.program = p;
-    w.visit = visit;
-    w.context = context;
-    w.at = at;
-    if (collectives_wait) { walk_count_members(&w); }
-    w.norm = (int *)checked_malloc(2 * n * sizeof(int), "walk");
-    w.awake = w.norm + n;
-    w.listed = (bool *)checked_calloc(2 * n, sizeof(bool), "walk");
-    w.met = w.listed + n;
-    for (int r = p->ranks - 1; r >= 0; r--) {
-        at[r] = 0;
-        w.norm[r] = schedule_norm_index(&p->rank[r]);
-        walk_wake(&w, r);
-    }
-    while (w.count) {
-        int r = w.awake[--w.count];
-        w.listed[r] = false;
-        walk_rank(&w, r);
-    }
-    for (int r = p->ranks - 1; r >= 0; r--) { stuck = at[r] < p->rank[r].count ? r : stuck; }
-    free(w.norm);
-    free(w.listed);
-    free(w.members);
-    free(w.waits);
-    return stuck;
-}
-// Walks through the program. Returns -1, or the first rank that is stuck for ever. at: [ranks]
-// receives the index of the action that each rank has reached.
-static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
-    return walk_program(p, at, false, visit, context);
-}
-static inline void walk_visit_nothing(void *context, int rank, const Action *action, int peer) {
-    (void)context;
-    (void)rank;
-    (void)action;
-    (void)peer;
-}
-// The same, if a rank that starts a collective (PREFETCH, REDUCE) waits there for all members.
-// Transports may make it wait: they hold a limited number of collectives (staged messages: two),
-// and the next one waits until the oldest is complete.
-static inline int schedule_walk_collectives(const Program *p, int *at) {
-    return walk_program(p, at, true, walk_visit_nothing, NULL);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -728,7 +393,7 @@ static inline void schedule_print(FILE *to, const Program *p) {
         fprintf(to, "rank %d: %d actions\n", r, p->rank[r].count);
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
-            fprintf(to, "  %5d %-16s", i, action_names[a->kind]);
+            fprintf(to, "  %5d %-16s", i, action_name(a->kind));
             if (a->unit >= 0) {
                 fprintf(to, " unit %-3d micro-batch %-3d samples %" PRId64 "..%" PRId64, a->unit,
                         a->micro, a->first_row, a->first_row + a->rows - 1);
@@ -739,7 +404,7 @@ static inline void schedule_print(FILE *to, const Program *p) {
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
             if (a->near) { fprintf(to, " near"); }
             if (a->storage >= 0 && p->map.pieces && p->map.pieces[a->storage] &&
-                action_of_pieces(a->kind)) {
+                action_is(a->kind, OF_PIECES)) {
                 fprintf(to, " piece %d", a->use);
             }
             fprintf(to, "\n");

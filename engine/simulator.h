@@ -1,4 +1,4 @@
-// simulator.h: predicts how long a program takes. It plays the program (schedule.h: walking) with
+// simulator.h: predicts how long a program takes. It plays the program (walk.h) with
 // clocks. The caller gives the cost of each action (engine/costs.h).
 //
 // Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
@@ -15,7 +15,7 @@
 #ifndef SIMULATOR_H
 #define SIMULATOR_H
 
-#include "engine/schedule.h" // programs
+#include "engine/walk.h" // playing programs
 
 enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
 typedef struct {
@@ -78,7 +78,7 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
                                      int peer) {
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    if (action_receives(a->kind)) {
+    if (action_is(a->kind, RECEIVES)) {
         double *arrived = simulator_arrived(s, rank, a);
         *arrived = fmax(*arrived, s->in[rank]);
         simulator_time(s, rank, a, s->clock[rank], s->in[rank]);
@@ -147,10 +147,10 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    const bool stores = a->kind == ACT_READ || a->kind == ACT_WRITE;
-    double *beside = stores                                           ? s->disk
-                     : action_moves(a->kind) || a->kind == ACT_UPDATE ? s->link
-                                                                      : s->comm;
+    const bool stores = action_is(a->kind, ON_DISK);
+    double *beside = stores                                               ? s->disk
+                     : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE ? s->link
+                                                                          : s->comm;
     if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];

@@ -18,18 +18,6 @@ typedef struct {
     double begin_s, end_s;
 } TimelineCell;
 
-static inline char timeline_letter(ActionKind kind) { // 0: the action is not drawn
-    switch (kind) {
-    case ACT_FORWARD: return 'F';
-    case ACT_BACKWARD_INPUT:
-    case ACT_RECOMPUTE:
-    case ACT_CLIP: return 'B';
-    case ACT_TIED:
-    case ACT_BACKWARD_WEIGHT: return 'W';
-    case ACT_UPDATE: return 'U';
-    default: return 0;
-    }
-}
 // Finds the next cell of a rank from action *i on, and moves *i behind it. Returns false if there
 // is none.
 static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int *i,
@@ -37,7 +25,7 @@ static inline bool timeline_cell(const Schedule *s, const ActionTime *times, int
     memset(cell, 0, sizeof *cell);
     for (; *i < s->count; ++*i) {
         const Action *a = &s->actions[*i];
-        char letter = timeline_letter(a->kind);
+        char letter = action_table[a->kind].letter;
         if (!letter || times[*i].end_s <= times[*i].begin_s) { continue; }
         bool joins = cell->micro == a->micro &&
                      (letter == cell->letter || (cell->letter == 'B' && letter == 'W'));
@@ -72,9 +60,7 @@ static inline void timeline_draw(char *row, int columns, const TimelineCell *cel
     char label[16];
     int length = snprintf(label, sizeof label, "%c%d", cell->letter, cell->micro);
     // part of a number would be another number
-    if (cell->micro < 0 || length > to - from) {
-        length = 1;
-    } // part of a number would be another number
+    if (cell->micro < 0 || length > to - from) { length = 1; }
     for (int c = from; c < to; c++) { row[c] = c - from < length ? label[c - from] : '-'; }
 }
 // Prints one row for each rank, `columns` wide, with the share of time in which the rank is busy.
@@ -104,7 +90,7 @@ static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *con
 
 static inline void trace_action(FILE *to, int rank, const Action *a, ActionTime time) {
     bool computes = action_computes(a->kind) || a->kind == ACT_UPDATE || a->kind == ACT_NORM;
-    fprintf(to, ",\n{\"name\":\"%s", action_names[a->kind]);
+    fprintf(to, ",\n{\"name\":\"%s", action_name(a->kind));
     if (a->unit >= 0) { fprintf(to, " %d.%d", a->unit, a->micro); }
     fprintf(
         to,

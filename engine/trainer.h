@@ -168,6 +168,9 @@ static inline const Program *step_program(Trainer *t, int64_t step) {
 static inline const Schedule *step_schedule(Trainer *t, int64_t step) {
     return &step_program(t, step)->rank[t->comm.rank];
 }
+static inline const Schedule *step_schedule_of(void *trainer, int64_t step) {
+    return step_schedule((Trainer *)trainer, step);
+}
 
 // -------------------------------------------------------------------------------------------------
 // One step
@@ -321,25 +324,17 @@ static inline bool pauses_after(const Trainer *t, int64_t step) {
 // Runs the window of a cyclic step, in which the next step begins. Only rank 0 gets the loss and
 // norm of the step.
 static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
-    Executor *e = &t->executor;
     Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
     if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
     const int64_t step = t->progress.step;
-    int at = 0;
-    e->asked = asked_to_stop(t);
-    e->update[step & 1] = make_update(&t->options, lr, 0);
-    e->last_step = min_i64(e->stop_after, step + !pauses_after(t, step + 1));
-    if (e->first_step == step) { executor_lead(e, step_schedule(t, step - 1), passes, step); }
-    executor_run(e, step_schedule(t, step), &at, passes + 1, NULL, step, NULL);
-    for (int64_t later = step + 1; e->last_step <= step && later <= step + DRAINS; later++) {
-        executor_drain(e, step_schedule(t, later), passes + 1, step, later);
-    }
+    const StepStats stats = overlap_run_window(&t->executor, step_schedule_of, t, passes, step,
+                                               pauses_after(t, step + 1), asked_to_stop(t),
+                                               make_update(&t->options, lr, 0), &t->stopping);
     const int64_t counted =
         t->privacy.on ? pass->samples
                       : dataset_count_targets(&t->train, t->progress.position, t->samples);
-    *loss = e->stats_out.loss / (double)max_i64(counted, 1);
-    *norm = sqrt(exact_value(e->stats_out.squares));
-    t->stopping = e->stop_after <= step;
+    *loss = stats.loss / (double)max_i64(counted, 1);
+    *norm = sqrt(exact_value(stats.squares));
     t->progress.updates += isfinite(*norm);
     if (t->comm.rank == 0 && !isfinite(*norm)) {
         fprintf(stderr,

@@ -183,7 +183,10 @@ static inline void model_file_write_storage(FileWriter *w, Store *s, int storage
         Group pair = group_make(ends, ends[1] ? 2 : 1, s->comm->rank, s->comm->node_of);
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(most, bounds[i + 1] - at);
-            if (owner) { store_read_parameters(s, storage, at - bounds[i], n, state_piece.bytes); }
+            if (owner) {
+                store_read_state(s, STATE_PARAMETERS, storage, at - bounds[i], n,
+                                 state_piece.bytes);
+            }
             comm_broadcast_in(s->comm, &pair, state_piece.bytes, (size_t)(n * size), pair.n - 1);
             if (w) { model_file_write_piece(w, s, storage, at, n); }
         }

@@ -393,7 +393,7 @@ static const OpKind op_kinds[OP_KINDS] = {
 
 // Runs one part of all operations: the forward part from the first to the last, the others from the
 // last to the first. Recomputation leaves out operations that only make the unit's output.
-static inline void unit_run(UnitCall *c, OpPart part) {
+static inline void unit_pass(UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
     c->written = 1u << VALUE_Y;
     for (int i = 0; i < count; i++) {

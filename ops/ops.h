@@ -284,9 +284,19 @@ static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real
                            bool accumulate);
 
 // --- optimizers and norms ------------------------------------------------------------------------
-// Each makes one pass over memory. master is the fp32 parameter. param is its copy in storage
-// precision, rounded by o.rounding, with the same bits on the CPU and on the GPU. With DTYPE_FP32,
-// param == master. In the formulas, g = grad * grad_scale.
+// One pair of kernels for each row of state/optimizer.h: for the device, and for states in host
+// memory. Each makes one pass over memory. In the formulas, g = grad * grad_scale.
+
+// n elements to be updated. master is the fp32 parameter. param is its copy in storage precision,
+// rounded by o.rounding, with the same bits on the CPU and on the GPU. With DTYPE_FP32,
+// param == master.
+typedef struct {
+    float *master, *moment[2];
+    const float *grad;
+    void *param;
+    DType dtype; // of param
+    int64_t n;
+} UpdateSlice;
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
     int64_t step;      // counted from 1, for the bias correction
@@ -294,17 +304,13 @@ typedef struct {
 } OptimizerStep;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
 // p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
-static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
-                      const float *grad, int64_t n, OptimizerStep o);
+static void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
-static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad,
-                    int64_t n, OptimizerStep o);
+static void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o);
 // The same for states in host memory. The host's threads compute, and the call returns when it is
 // done.
-static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
-                           const float *grad, int64_t n, OptimizerStep o);
-static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
-                         const float *grad, int64_t n, OptimizerStep o);
+static void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o);
+static void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o);
 // For each chunk of `chunk` elements of x[n], adds scale * (fp64 sum of x[e]^2 in a fixed order) to
 // *sum, exactly. The result has the same bits in both builds, for any thread count, and for any cut
 // of x at multiples of the chunk. *sum is in the same memory as x, allocated with ops_alloc().

@@ -39,24 +39,20 @@ typedef struct {
 // it. The store has them in working precision, files have fp32.
 static uint16_t state_halves[STATE_PIECE_FLOATS];
 static inline void previous_to_host(const Store *s, int storage, int64_t at, int64_t n) {
-    const char *previous = store_parameters(s, storage, store_now(s, storage) + 1) +
-                           at * (int64_t)dtype_size(s->dtype);
     const bool half = s->dtype == DTYPE_BF16;
-    ops_to_host(s->stream, half ? (char *)state_halves : state_piece.bytes, previous,
-                (size_t)n * dtype_size(s->dtype));
+    store_read_state(s, STATE_PREVIOUS, storage, at, n,
+                     half ? (void *)state_halves : (void *)state_piece.floats);
     for (int64_t i = 0; half && i < n; i++) {
         state_piece.floats[i] = bf16_to_float(state_halves[i]);
     }
 }
 static inline void previous_from_host(const Store *s, int storage, int64_t at, int64_t n) {
-    char *previous = store_parameters(s, storage, store_now(s, storage) + 1) +
-                     at * (int64_t)dtype_size(s->dtype);
     const bool half = s->dtype == DTYPE_BF16;
     for (int64_t i = 0; half && i < n; i++) {
         state_halves[i] = float_to_bf16(state_piece.floats[i]);
     }
-    ops_from_host(s->stream, previous, half ? (char *)state_halves : state_piece.bytes,
-                  (size_t)n * dtype_size(s->dtype));
+    store_write_state(s, STATE_PREVIOUS, storage, at, n,
+                      half ? (void *)state_halves : (void *)state_piece.floats);
     ops_wait(s->stream);
 }
 static inline void writer_add_previous(FileWriter *w, const Store *s, int storage) {
@@ -91,7 +87,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
-        for (int kind = 0; kind < STATE_KINDS; kind++) {
+        for (int kind = 0; kind < FILE_KINDS; kind++) {
             for (int storage = 0;
                  storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
@@ -120,7 +116,7 @@ static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
     return true;
 }
 static inline bool state_piece_fits(const Store *s, const GptModel *from, const StatePiece *p) {
-    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) {
+    if (p->state < 0 || p->state >= FILE_KINDS || p->storage < 0 || p->storage >= from->storages) {
         return false;
     }
     int64_t elements = gpt_storage_elements(from, (int)p->storage);
@@ -195,7 +191,7 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
     Checksum checked = checksum_begin(), *sum = verify ? &checked : NULL;
     StateHeader header;
     struct stat info;
-    uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)from->storages;
+    uint64_t most = (uint64_t)FILE_KINDS * (uint64_t)from->storages;
     bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes &&
                 read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
                 header.version == STATE_VERSION && header.pieces <= most;
@@ -341,14 +337,15 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     return true;
 }
 
-static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool adam) {
+static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
+                                      const Optimizer *optimizer) {
     const GptConfig *c = &m->config;
     const GptShare *share = &m->share;
     text_add(t,
              "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
              c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len,
-             adam ? "adamw" : "sgd");
+             optimizer->name);
     if (share_is(*share)) {
         text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run),
                  share->cycle ? "x" : "");
@@ -716,7 +713,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
                                  const char *flags, const StateReport *reports) {
     TextBuffer t = {NULL, 0, 0};
     text_add(&t, "train_gpt checkpoint 1\n");
-    manifest_add_model(&t, s->model, s->adam);
+    manifest_add_model(&t, s->model, s->optimizer);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
              p->position, p->updates);
     if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
@@ -845,7 +842,7 @@ static inline bool manifest_progress(const char *text, Progress *p, int64_t *fil
 static inline bool states_are_whole(const char *folder, const Store *s, const GptModel *from,
                                     const int64_t *filled, char *why, size_t why_bytes) {
     bool good = true;
-    for (int i = 0; good && i < STATE_KINDS * from->storages; i++) {
+    for (int i = 0; good && i < FILE_KINDS * from->storages; i++) {
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
@@ -855,7 +852,7 @@ static inline bool states_are_whole(const char *folder, const Store *s, const Gp
                                                       : 0;
         good = filled[i] == expected;
         if (!good) {
-            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind],
+            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_name(kind),
                      storage, filled[i] ? "whole" : "there");
         }
     }
@@ -874,9 +871,9 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
     TextBuffer model = {NULL, 0, 0};
-    manifest_add_model(&model, from, s->adam);
+    manifest_add_model(&model, from, s->optimizer);
     const char *line = manifest_line(text, "model");
-    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages),
+    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(FILE_KINDS * from->storages),
                                                            sizeof(int64_t), "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
     if (!same) {
@@ -1029,8 +1026,7 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
         if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) {
             continue;
         }
-        store_clear_state(s, STATE_M, i);
-        if (s->adam) { store_clear_state(s, STATE_V, i); }
+        store_clear_moments(s, i);
     }
     store_count_updates(s, p);
     store_masters_changed(s);

@@ -38,20 +38,24 @@ static inline int64_t store_piece(const Store *s, int storage, int piece, int64_
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
-// Returns where the host has a state of a piece: in the states on the host, or in the buffer that
-// it was read into from the disk.
 static inline DiskBuffer *store_disk_buffer(Store *s, int storage, int piece) {
     return &s->disk->buffer[(s->first_stored[storage] + piece) % DISK_PIECES];
 }
-static inline float *store_piece_state(Store *s, StateKind kind, int storage, int piece) {
+// Returns where a state of a piece is, apart from its OffloadBuffer: on the device, on the host, or
+// in the buffer that it was read into from the disk; NULL: nowhere. step: of a gradient.
+static inline char *store_piece_at(Store *s, StateKind kind, int storage, int piece, int64_t step) {
+    const State *x = store_record(s, kind, storage);
     int64_t begin, n = store_piece(s, storage, piece, &begin);
-    if (!store_on_disk(s, kind, storage)) {
-        float *state = store_has_state(s, kind) ? store_state(s, kind, storage) : NULL;
-        return state ? state + begin : NULL;
+    if (x->place == PLACE_DISK) {
+        const int64_t first = store_place_on_disk(s, STATE_MASTER, storage, piece, n),
+                      place = store_place_on_disk(s, kind, storage, piece, n);
+        return store_disk_buffer(s, storage, piece)->at + (place - first);
     }
-    const int64_t first = store_place_on_disk(s, STATE_MASTER, storage, piece, n),
-                  place = store_place_on_disk(s, kind, storage, piece, n);
-    return (float *)(void *)(store_disk_buffer(s, storage, piece)->at + (place - first));
+    char *state =
+        x->place == PLACE_NONE
+            ? NULL
+            : store_at(s, kind, storage, kind == STATE_GRADIENT ? step : store_now(s, storage));
+    return state ? state + begin * (int64_t)s->device[x->copy_of].size : NULL;
 }
 // Starts to read what is on disk of a piece into its buffer, or to write it. The transfer is
 // complete after store_await_stored.
@@ -78,177 +82,48 @@ static inline void store_await_stored(Store *s, int storage, int piece) {
 }
 
 // Starts a copy between host and device memory. in: to the device.
-static inline void store_move(Store *s, OffloadBuffer *buffer, void *host, void *device,
-                              int64_t bytes, bool in) {
+static inline void store_move(Store *s, Stream *link, void *host, void *device, int64_t bytes,
+                              bool in) {
     if (in) {
-        ops_from_host(&buffer->link, device, host, (size_t)bytes);
+        ops_from_host(link, device, host, (size_t)bytes);
     } else {
-        ops_to_host_later(&buffer->link, host, device, (size_t)bytes);
+        ops_to_host_later(link, host, device, (size_t)bytes);
     }
     s->moved[!in] += bytes;
 }
-// Copies a piece that the device updates. Its buffer holds the states, kind after kind; the
-// gradient, which does not return; then parameters that belong on the host. These are copied to the
-// device only if they are their own masters.
-static inline void store_move_states(Store *s, int storage, int piece, OffloadBuffer *buffer,
-                                     int64_t step, bool in) {
-    int64_t begin, n = store_piece(s, storage, piece, &begin);
-    float *place = (float *)(void *)buffer->at;
-    if (in) { store_await_stored(s, storage, piece); }
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
-        store_move(s, buffer, store_piece_state(s, (StateKind)kind, storage, piece), place,
-                   n * (int64_t)sizeof(float), in);
-        place += n;
-    }
-    if (store_sum_place(s, storage)) {
-        if (in) {
-            store_move(s, buffer, store_sum(s, storage, step) + begin, place,
-                       n * (int64_t)sizeof(float), true);
-        }
-        place += n;
-    }
-    if (!store_param_far(s, storage) || (in && s->dtype != DTYPE_FP32)) { return; }
-    const int64_t size = (int64_t)dtype_size(s->dtype);
-    store_move(s, buffer, store_newest(s, storage) + begin * size, place, n * size, in);
+// Delayed updates: returns the parameters of a piece as the masters are now. They are rounded into
+// the buffer unless they are masters themselves.
+static inline char *store_round_delayed(Store *s, int storage, int piece, OffloadBuffer *buffer) {
+    char *master = store_piece_at(s, STATE_MASTER, storage, piece, 0);
+    int64_t first, begin, n = store_piece(s, storage, piece, &begin);
+    if (s->dtype == DTYPE_FP32) { return master; }
+    store_own(s, storage, &first);
+    ops_wait(&buffer->link);
+    ops_round_host(s->stream, (uint16_t *)(void *)buffer->at, (const float *)(void *)master, n,
+                   store_rounding(s, storage, first + begin));
+    return buffer->at;
 }
-// Copies a piece that the CPU updates. out: its gradient, then fp32 parameters, to the buffer; in:
-// the new parameters from there. Neither is copied if it is on the host anyway.
-static inline void store_move_update(Store *s, int storage, OffloadBuffer *buffer, int64_t begin,
-                                     int64_t n, int64_t step, bool in) {
-    const int64_t size = (int64_t)dtype_size(s->dtype),
-                  gradient = store_sum_place(s, storage) ? 0 : n * (int64_t)sizeof(float);
-    if (!in && gradient) {
-        store_move(s, buffer, buffer->at, store_sum(s, storage, step) + begin, gradient, false);
-    }
-    if (store_param_far(s, storage)) { return; }
-    if (in || s->dtype == DTYPE_FP32) {
-        store_move(s, buffer, buffer->at + gradient, store_newest(s, storage) + begin * size,
-                   n * size, in);
-    }
-}
-// Copies to the device parameters that were updated on the host alone, made from their masters.
-static inline void store_move_masters(Store *s, int storage, OffloadBuffer *buffer, int64_t begin,
-                                      int64_t n) {
-    const int64_t size = (int64_t)dtype_size(s->dtype);
-    float *master = store_state(s, STATE_MASTER, storage) + begin;
-    ops_follow(&buffer->link, s->stream);
-    if (s->dtype != DTYPE_FP32) {
-        int64_t first;
-        store_own(s, storage, &first);
-        ops_wait(&buffer->link);
-        ops_round_host(s->stream, (uint16_t *)(void *)buffer->at, master, n,
-                       store_rounding(s, storage, first + begin));
-    }
-    store_move(s, buffer, s->dtype == DTYPE_FP32 ? (void *)master : (void *)buffer->at,
-               store_newest(s, storage) + begin * size, n * size, true);
-}
-// Moves a piece to the device (in) or to the host. Copies out follow the device's work so far;
-// later device work sees what the CPU has made.
+// Moves a piece to the device (in) or to the host: what PiecePart says. Copies out follow the
+// device's work so far; later device work sees what the CPU has made.
 static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
     OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
+    const bool cpu = s->policy.offload->cpu_update, delays = store_delays(s);
+    PiecePart parts[PIECE_PARTS];
+    const int count = store_piece_parts(s, s->policy.offload, storage, parts);
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!n) { return; }
-    if (!in) { ops_follow(&buffer->link, s->stream); }
-    if (s->policy.offload->cpu_update) {
-        if (store_delays(s)) {
-            store_move_masters(s, storage, buffer, begin, n);
-        } else {
-            store_move_update(s, storage, buffer, begin, n, step, in);
+    if (!in || delays) { ops_follow(&buffer->link, s->stream); }
+    if (in && !cpu) { store_await_stored(s, storage, piece); }
+    char *at = delays ? store_round_delayed(s, storage, piece, buffer) : buffer->at;
+    for (int k = 0; k < count; k++) {
+        const int64_t bytes = n * parts[k].size;
+        if (in ? parts[k].in : parts[k].out) {
+            char *there = store_piece_at(s, parts[k].kind, storage, piece, step);
+            store_move(s, &buffer->link, cpu ? at : there, cpu ? there : at, bytes, in);
         }
-        if (in) { ops_follow(s->stream, &buffer->link); }
-    } else {
-        store_move_states(s, storage, piece, buffer, step, in);
+        at += bytes;
     }
-}
-
-// The memory that an update works on: `count` elements of a storage from `first` on, on the device
-// or on the host.
-typedef struct {
-    float *state[STATE_V + 1]; // [kinds]
-    const float *gradient;
-    char *parameters;
-    int64_t first, count;
-    bool cpu_update;
-} UpdatePlaces;
-// Points into the buffer of a piece that has arrived.
-static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
-    OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
-    float *place = (float *)(void *)buffer->at;
-    p->cpu_update = s->policy.offload->cpu_update;
-    const bool far = store_sum_place(s, storage);
-    if (p->cpu_update) {
-        ops_wait(&buffer->link);
-        store_await_stored(s, storage, piece);
-        if (!far) {
-            p->gradient = place;
-            place += p->count;
-        }
-        if (!store_param_far(s, storage)) { p->parameters = (char *)place; }
-        return;
-    }
-    ops_follow(s->stream, &buffer->link);
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (offload_has(s->policy.offload, storage, (StateKind)kind)) {
-            p->state[kind] = place;
-            place += p->count;
-        }
-    }
-    if (far) {
-        p->gradient = place;
-        place += p->count;
-    }
-    if (store_param_far(s, storage)) { p->parameters = (char *)place; }
-}
-// Returns the memory of a delayed update: this rank's whole slice, all of it on the host, because
-// the device's parameters are of another version.
-static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
-    UpdatePlaces p;
-    memset(&p, 0, sizeof p);
-    p.count = store_own(s, storage, &p.first);
-    p.gradient = store_sum(s, storage, step);
-    p.cpu_update = true;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        p.state[kind] =
-            store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
-    }
-    return p;
-}
-static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
-    UpdatePlaces p;
-    int64_t begin, first;
-    memset(&p, 0, sizeof p);
-    p.count = store_piece(s, storage, piece, &begin);
-    store_own(s, storage, &first);
-    p.first = first + begin;
-    p.gradient = store_sum(s, storage, step) + begin;
-    p.parameters = store_newest(s, storage) + begin * (int64_t)dtype_size(s->dtype);
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        p.state[kind] = store_piece_state(s, (StateKind)kind, storage, piece);
-    }
-    if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
-    // parameters are their own masters
-    if (s->dtype == DTYPE_FP32) { p.state[STATE_MASTER] = (float *)(void *)p.parameters; }
-    return p;
-}
-// Updates n elements, from element `at` of the piece on.
-static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
-                                         OptimizerStep o) {
-    float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
-    void *parameters =
-        p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
-    if (s->adam && p->cpu_update) {
-        ops_adamw_host(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at,
-                       p->gradient + at, n, o);
-    } else if (s->adam) {
-        ops_adamw(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at,
-                  n, o);
-    } else if (p->cpu_update) {
-        ops_sgd_host(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
-    } else {
-        ops_sgd(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
-    }
+    if (in && cpu) { ops_follow(s->stream, &buffer->link); }
 }
 
 // Returns the link of the slot that a storage's gradient uses. Its copies run in order.
@@ -263,7 +138,7 @@ static inline void store_finish_adding(Store *s, int slot) {
     ops_accumulate_host(s->stream, r->sum, r->at, r->count);
     r->count = 0;
 }
-static inline void store_add_on_host(Store *s, float *sum, const float *slice, int64_t n) {
+static inline void store_add_on_host(Store *s, float *sum, float *slice, int64_t n) {
     const int64_t most = (int64_t)(s->sum_bytes / sizeof(float));
     for (int64_t at = 0, count; at < n; at += count) {
         const int slot = s->pieces_added++ % MOVING_PIECES;
@@ -271,8 +146,8 @@ static inline void store_add_on_host(Store *s, float *sum, const float *slice, i
         store_finish_adding(s, slot);
         count = min_i64(most, n - at);
         ops_follow(&s->offload_buffer[slot].link, s->stream);
-        ops_to_host_later(&s->offload_buffer[slot].link, r->at, slice + at,
-                          (size_t)count * sizeof(float));
+        store_move(s, &s->offload_buffer[slot].link, r->at, slice + at,
+                   count * (int64_t)sizeof(float), false);
         r->sum = sum + at;
         r->count = count;
     }
@@ -282,8 +157,8 @@ static inline void store_add_on_host(Store *s, float *sum, const float *slice, i
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
     int64_t begin, n = store_own(s, storage, &begin);
-    float *sum = store_sum(s, storage, step);
-    const float *slice = (const float *)(const void *)buffer_full(&s->grads, storage) + begin;
+    float *sum = store_floats(s, STATE_GRADIENT, storage, step);
+    float *slice = (float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin;
     comm_wait(s->comm, &s->reducing[storage]);
     s->summed[storage] = true;
     if (!n) { return; }
@@ -292,22 +167,20 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
         store_add_on_host(s, sum, slice, n);
     } else {
         ops_follow(store_sum_link(s, storage), s->stream);
-        ops_to_host_later(store_sum_link(s, storage), sum, slice, (size_t)n * sizeof(float));
+        store_move(s, store_sum_link(s, storage), sum, slice, n * (int64_t)sizeof(float), false);
     }
-    s->moved[1] += n * (int64_t)sizeof(float);
 }
 // Copies the sum back into its slot, to be added to.
 static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     const int64_t n = store_own_elements(s, storage);
     Stream *link = store_sum_link(s, storage);
     ops_follow(link, s->stream);
-    ops_from_host(link, buffer_full(&s->grads, storage), store_sum(s, storage, step),
-                  (size_t)n * sizeof(float));
+    store_move(s, link, store_at(s, STATE_GRADIENT, storage, step),
+               store_full(s, STATE_GRADIENT, storage), n * (int64_t)sizeof(float), true);
     ops_follow(s->stream, link);
     const int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
     if (slot >= 0) { s->occupant[slot] = storage; }
     s->first_write[storage] = false;
-    s->moved[0] += n * (int64_t)sizeof(float);
 }
 // Makes the device wait until the old content of gradient slots has been copied out.
 static inline void store_free_slot(Store *s) {
@@ -324,15 +197,14 @@ static inline void store_finish_sums(Store *s) {
 }
 
 // Updates the working parameters after masters were written from outside, if either is on the host.
-// Uses state_piece for what is not on the host.
-static inline void store_round_far(Store *s, int storage) {
-    const bool masters = store_on_host(s, STATE_MASTER, storage) &&
-                         !store_on_disk(s, STATE_MASTER, storage),
-               parameters = store_param_far(s, storage);
+// Uses state_piece for what is not in host memory.
+static inline void store_round_on_host(Store *s, int storage) {
+    const bool masters = store_place(s, STATE_MASTER, storage) == PLACE_HOST,
+               parameters = store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST;
     const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
     if (s->dtype == DTYPE_FP32) { // delayed updates: both exist
-        ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage),
+        ops_from_host(s->stream, store_newest(s, storage), store_at(s, STATE_MASTER, storage, 0),
                       (size_t)own * sizeof(float));
         ops_wait(s->stream); // the next operation may update these masters
         return;
@@ -343,8 +215,8 @@ static inline void store_round_far(Store *s, int storage) {
                  *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);
         if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
         round_part(halves,
-                   masters ? store_state(s, STATE_MASTER, storage) + at : state_piece.floats, 0, n,
-                   store_rounding(s, storage, begin + at));
+                   masters ? store_floats(s, STATE_MASTER, storage, 0) + at : state_piece.floats, 0,
+                   n, store_rounding(s, storage, begin + at));
         if (!parameters) { ops_from_host(s->stream, out, halves, (size_t)n * sizeof(uint16_t)); }
     }
 }
@@ -355,12 +227,11 @@ static inline Stream *store_param_link(Store *s, int storage) {
     return &s->param_link[zero_param_slot(s->model, &s->policy, &s->layout.owners, storage)];
 }
 static inline void store_bring_parameters(Store *s, int storage, char *place) {
-    const size_t bytes = (size_t)store_own_elements(s, storage) * dtype_size(s->dtype);
+    const int64_t bytes = store_own_elements(s, storage) * (int64_t)dtype_size(s->dtype);
     Stream *link = store_param_link(s, storage);
     ops_follow(link, s->stream);
     for (int i = 0; i < MOVING_PIECES; i++) { ops_follow(link, &s->offload_buffer[i].link); }
-    ops_from_host(link, place, store_newest(s, storage), bytes);
-    s->moved[0] += (int64_t)bytes;
+    store_move(s, link, store_newest(s, storage), place, bytes, true);
 }
 
 #endif

@@ -11,13 +11,9 @@
 //           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
-// Deferred  Store operations that would wait for a message are deferred (DeferredOp), and the rank
-//           continues to compute. Deferred operations on one storage's parameters run in order, and
-//           so do those on its sums; other operations do not wait for them. The executor runs one
-//           when its requests are complete, and waits where something needs it (executor.h;
-//           engine/deferred.h proves that no rank waits for ever). Each storage has channels of its
-//           own, so that both ends may post messages in different orders. A transport with a single
-//           channel has no deferred operations.
+// Deferred  Store operations that would wait for a message can be deferred (engine/deferred.h). Each
+//           storage has channels of its own, so that both ends may post messages in different
+//           orders. A transport with a single channel has no deferred operations.
 #ifndef P2P_H
 #define P2P_H
 
@@ -77,7 +73,7 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     const CommLabel label = {"parameters", storage, step};
     requests_post(
         s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), label,
-        send, peer, parameters_channel(storage), store_parameters(s, storage, version),
+        send, peer, parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version),
         (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
@@ -91,7 +87,7 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
     if (!send) { requests_wait(s, requests); }
     const CommLabel label = {"parameters", storage, step};
     requests_post(s, requests, label, send, peer, 0,
-                  send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
+                  store_at(s, STATE_PARAMETERS, storage, send ? version : slot),
                   (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
@@ -145,7 +141,7 @@ static inline void store_send_all(Store *s) {
             comm_wait(s->comm, &request);
         }
         if (!r->places[i]) { continue; }
-        char *other = store_parameters(s, i, s->version[i] + 1);
+        char *other = store_at(s, STATE_PREVIOUS, i, s->version[i] + 1);
         if (other != store_newest(s, i) && !s->knows_previous) {
             ops_copy(s->stream, other, store_newest(s, i), bytes);
         }
@@ -156,21 +152,18 @@ static inline void store_send_all(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads];
 }
+// Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    if (!r->stays) {
-        return (float *)(void *)buffer_slice(r->joins_pieces ? &s->piece_sums : &s->grads, storage);
-    }
-    const int64_t place = storage ? 0 : micro % r->heads;
-    return (float *)(void *)buffer_slice(&s->making, storage) +
-           place * gpt_storage_elements(s->model, storage);
+    return r->stays ? store_floats(s, STATE_MADE, storage, micro)
+                    : store_floats(s, r->joins_pieces ? STATE_PIECES : STATE_GRADIENT, storage, 0);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    if (!r->stays) { return (float *)(void *)buffer_slice(&s->grads, storage); }
-    return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage)
-                           : store_making(s, storage, micro);
+    return !r->stays         ? store_floats(s, STATE_GRADIENT, storage, 0)
+           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
+                             : store_making(s, storage, micro);
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
@@ -232,12 +225,12 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     // another rank's: sent to its owner as it is
     if (r->stays && !store_holds(s, storage)) { return; }
     if (r->stays) {
-        store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
+        store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
+                             in_step == 0);
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
         if (way != SUM_OWNER) { requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM)); }
-        const StateBuffer *before = way == SUM_OWNER ? &s->making : &s->coming;
-        ops_accumulate(s->stream, made, (const float *)(const void *)buffer_slice(before, storage),
-                       elements);
+        const StateKind before = way == SUM_OWNER ? STATE_MADE : STATE_RECEIVED;
+        ops_accumulate(s->stream, made, store_floats(s, before, storage, 0), elements);
     }
 }
 // Adds a part of a sum that was received: the next micro-batch's gradient, on the first rank; those
@@ -245,7 +238,7 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
-    float *part = (float *)(void *)buffer_slice(&s->coming, storage);
+    float *part = store_floats(s, STATE_RECEIVED, storage, 0);
     requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
     if (r->stays && r->joins_pieces) {
         float *whole = store_whole(s, storage, 0);
@@ -253,8 +246,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
     }
-    float *sum =
-        apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
+    float *sum = store_floats(s, apart ? STATE_MADE : STATE_GRADIENT, storage, apart ? 0 : step);
     store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
 // Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
@@ -284,79 +276,8 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
         store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
     const CommLabel label = {"gradient", storage, step};
     requests_post(s, requests, label, send, peer, sum_channel(storage),
-                  send ? (void *)store_whole(s, storage, 0)
-                       : (void *)buffer_slice(&s->coming, storage),
+                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0),
                   (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
-}
-
-// -------------------------------------------------------------------------------------------------
-// Deferred operations
-
-typedef struct {
-    Action action; // with absolute step and version
-    int64_t micro; // counts through all steps
-} DeferredOp;
-enum { LANE_PARAMETERS = 1, LANE_SUM = 2 };
-// Returns the lanes of its storage that a deferrable action belongs to; 0: the action cannot be
-// deferred.
-static inline int deferred_lanes(ActionKind kind) {
-    switch (kind) {
-    case ACT_SEND_PARAMETERS:
-    case ACT_RECV_PARAMETERS: return LANE_PARAMETERS;
-    case ACT_SEND_SUM:
-    case ACT_RECV_SUM:
-    case ACT_REDUCE:
-    case ACT_ADD: return LANE_SUM;
-    case ACT_UPDATE: return LANE_PARAMETERS | LANE_SUM;
-    default: return 0;
-    }
-}
-static inline unsigned deferred_bit(ActionKind kind) { return 1u << kind; }
-static inline bool deferred_conflict(const Action *a, const Action *b) {
-    return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind));
-}
-// The kinds of operations (bits) that must not be deferred any longer: when a storage's next
-// gradient is made, when a version is used, when a step's statistics are added.
-static inline unsigned deferred_before_gradient(void) {
-    return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE);
-}
-static inline unsigned deferred_before_use(void) {
-    return deferred_bit(ACT_RECV_PARAMETERS) | deferred_bit(ACT_UPDATE);
-}
-static inline unsigned deferred_before_stats(const P2p *r) {
-    return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE);
-}
-// Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
-// Returns how many there are.
-static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
-    const Pieces *pieces = &r->pieces;
-    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place =
-        deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
-    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    // as in store_add_sum
-    const bool joins = r->way[a->storage] == SUM_CHAIN
-                           ? micro > 0
-                           : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
-    switch (a->kind) {
-    case ACT_SEND_PARAMETERS: kinds[0] = REQUEST_RECV + place; return 1;
-    case ACT_RECV_PARAMETERS:
-    // REQUEST_RECV: a version may have arrived that was never used
-    case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2;
-    case ACT_REDUCE: kinds[0] = REQUEST_RECV_SUM; return joins && piece_is_last(pieces, a->micro);
-    case ACT_ADD: kinds[0] = REQUEST_RECV_SUM; return 1;
-    default: return 0;
-    }
-}
-// Returns the first message that an operation would have to wait for now; all zeros: none.
-static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
-    int kinds[2];
-    const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
-    CommRequest open = {.number = 0};
-    for (int i = 0; i < n && !open.number; i++) {
-        open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
-    }
-    return open;
 }
 
 #endif

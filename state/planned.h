@@ -1,25 +1,14 @@
 // planned.h: the plan of the store: which states of a storage a rank has, where they will be
-// stored, and how many bytes that takes. It allocates nothing. Predictions and offload.h use it;
-// store.h allocates the memory and finds states in it.
-//
-// Buffers    One StateBuffer for each kind of state (owners and slices: layout.h):
-//              params             working parameters; with --dtype fp32 also the masters
-//              master, m, v       fp32 states
-//              grads              fp32 sums
-//              secondary          slices of hpZ's secondary copies
-//              codes              records of qwZ
-//              errors             errors of qgZ, fed back
-//            and with p2p parameters (p2p.h):
-//              making             gradients of micro-batches
-//              coming             sums from other ranks
-//              piece_sums         gradients of micro-batches that are computed in pieces
+// stored, and how many bytes that takes. The policies (policy.h) fill the table of states (table.h)
+// here. It allocates nothing but tables. Predictions and offload.h use it; store.h allocates the
+// memory and finds states in it.
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
 #include "comm/comm.h"       // groups, messages
 #include "engine/schedule.h" // how many pieces move
 #include "state/disk.h"      // states on a disk
-#include "state/layout.h"    // owners, slices, buffers
+#include "state/table.h"     // records, buffers
 
 enum { EXCHANGES = 2 }; // quantized reductions in flight: one in each of the two exchanges
 #ifndef BUCKET_ELEMENTS // tests make it small
@@ -88,7 +77,7 @@ typedef struct {
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
-    bool adam;                  // there are two moments; otherwise one
+    const Optimizer *optimizer;
     // layout
     Layout layout;
     ProcessGroup world; // all ranks
@@ -96,8 +85,10 @@ typedef struct {
     int *bucket_of; // [storages] -1: this rank does not exchange quantized gradients of it
     int bucket_count;
     size_t exchange_bytes, unpacked_bytes;
-    StateBuffer params, master, m, v, grads, secondary, codes, errors;
-    StateBuffer host[HOST_KINDS]; // [kinds] states on the host
+    // the table: records [STATE_KINDS][storages], and buffers of each kind on the device and on the
+    // host
+    State *states;
+    StateBuffer device[STATE_KINDS], host[STATE_KINDS];
     // [storages] pieces in which offloaded states move for their update; 0: nothing is offloaded
     int *pieces;
     int *first_piece;            // [storages] pieces of all earlier storages
@@ -107,12 +98,6 @@ typedef struct {
     int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
-    // p2p: gradients of micro-batches, if sums stay; received sums
-    StateBuffer making, coming;
-    // p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients of
-    // pieces, in slots that blocks share unless their storages alternate (--share AxB)
-    StateBuffer piece_sums;
-    int64_t slot_elements; // p2p: elements of a slot for borrowed parameters
     // memory
     // parameters in compute precision, if it differs from storage precision; bucket exchanges
     char *unpacked, *exchange_base;
@@ -134,8 +119,8 @@ typedef struct {
     bool *summed;      // the slice holds sums of earlier micro-steps
     // the reduction in flight leaves its sum in the slot; it must be added to the slice
     bool *adds_to_shard;
-    bool *near_valid; // the secondary slice has the newest version
-    int *arriving;    // GatherKind of the gather in flight or arrived; ACQUIRE reads it
+    bool *secondary_valid; // the secondary slice has the newest version
+    int *arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
     CommRequest *reducing, *gathering;
     int64_t moved[2];   // bytes copied from the host; to the host
     int64_t stored[2];  // bytes that steps read from the disk; wrote to it
@@ -161,8 +146,13 @@ typedef struct {
     uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
 } Store;
 
-static inline bool store_param_far(const Store *s, int storage) {
-    return zero_param_far(&s->policy, storage);
+// Returns the record of a state: of the kind whose memory it is.
+static inline State *store_record(const Store *s, StateKind kind, int storage) {
+    State *x = &s->states[(int)kind * s->model->storages + storage];
+    return x->copy_of == kind ? x : &s->states[(int)x->copy_of * s->model->storages + storage];
+}
+static inline Place store_place(const Store *s, StateKind kind, int storage) {
+    return store_record(s, kind, storage)->place;
 }
 static inline SumPlace store_sum_place(const Store *s, int storage) {
     return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
@@ -179,9 +169,6 @@ static inline const ProcessGroup *store_process_group(const Store *s, int storag
 }
 static inline bool store_gathers_for_use(const Store *s, int storage) {
     return zero_gathers(&s->policy, &s->layout.owners, storage);
-}
-static inline bool store_has_secondary(const Store *s, int storage) {
-    return s->policy.partition > 1 && store_gathers_for_use(s, storage);
 }
 // Returns the bounds of a storage's slices among its owners.
 static inline const int64_t *store_slices(const Store *s, int storage) {
@@ -210,7 +197,7 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
 }
 
 // Returns the bytes for compute-precision copies: of the largest unit that this rank computes, or
-// of the head and a block, since wte may stay acquired (UnitMap: lent). In evaluations the
+// of the head and a block, since wte may stay acquired (UnitMap: kept_gathered). In evaluations the
 // embedding may follow the head while wte stays. The copies form a stack, so the space of lnf below
 // wte is then unused.
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
@@ -241,14 +228,14 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
 
 // Return the bytes of the records of one member's slice, and of the slices of the members with one
 // local index on all nodes.
-static inline int64_t store_record(const Store *s, int storage, int node, int local) {
+static inline int64_t store_records(const Store *s, int storage, int node, int local) {
     return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
                         group_at(&store_process_group(s, storage)->all, node, local));
 }
 static inline int64_t store_column(const Store *s, int storage, int local) {
     int64_t bytes = 0;
     for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) {
-        bytes += store_record(s, storage, n, local);
+        bytes += store_records(s, storage, n, local);
     }
     return bytes;
 }
@@ -271,8 +258,8 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
             b.from_node[l + 1] += store_column(s, storage, local);
         }
         for (int n = 0; n < all->nodes; n++) {
-            b.to_nodes[n + 1] += store_record(s, storage, n, local);
-            b.from_nodes[n + 1] += store_record(s, storage, node, local);
+            b.to_nodes[n + 1] += store_records(s, storage, n, local);
+            b.from_nodes[n + 1] += store_records(s, storage, node, local);
         }
     }
     for (int k = 0; k < 4; k++) {
@@ -313,98 +300,209 @@ static inline void store_plan_buckets(Store *s) {
     }
 }
 
-// Plans the slots of borrowed parameters, and of gradients that are sent to their owners. The
-// gradient of wte has a buffer of its own, because it exists from the head's part to the
-// embedding's. Each owned storage has a buffer for received parts of its sum.
-static inline void store_plan_borrowed(Store *s) {
-    const P2p *r = s->policy.p2p;
-    const GptModel *m = s->model;
-    const size_t n = (size_t)m->storages;
-    bool *here = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
-    int *copies = (int *)checked_calloc(n, sizeof(int), "p2p states");
-    for (int i = 0; i < m->storages; i++) {
-        here[i] = !layout_holds(&s->layout, i);
-        copies[i] = !here[i];
-    }
-    s->slot_elements =
-        buffer_add_stages(&s->params, m, r, here, BORROWED_SLOTS, dtype_size(s->dtype));
-    s->coming = buffer_plan_copies(m, copies, sizeof(float));
-    for (int i = 0; i < m->storages; i++) {
-        here[i] = i > 0;
-        copies[i] = !i;
-    }
-    s->making = buffer_plan_copies(m, copies, sizeof(float));
-    const int64_t slot = buffer_add_stages(&s->making, m, r, here, r->grad_slots, sizeof(float));
-    for (int i = 1; i < m->storages; i++) {
-        s->making.slice[i] += r->grad_slot[i] * slot * (int64_t)sizeof(float);
-    }
-    s->making.slot_bytes += s->making.held;
-    s->making.held = 0;
-    s->coming.slot_bytes += s->coming.held;
-    s->coming.held = 0;
-    free(here);
-    free(copies);
-}
-// Plans the p2p buffers: versions of parameters, gradients, and received sums, of the storages that
-// this rank owns or computes with.
-static inline void store_plan_p2p(Store *s) {
-    const P2p *r = s->policy.p2p;
-    const GptModel *m = s->model;
-    int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "p2p states");
-    unsigned char *slot = (unsigned char *)checked_calloc((size_t)m->storages, 1, "p2p states");
-    buffer_free(&s->params);
-    buffer_free(&s->grads);
-    for (int i = 0; i < m->storages; i++) {
-        copies[i] = r->places[i];
-        slot[i] = (unsigned char)gpt_storage_class(m, i);
-    }
-    s->params = buffer_plan_copies(m, copies, dtype_size(s->dtype));
-    for (int i = 0; i < m->storages; i++) {
-        copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0;
-    }
-    s->grads = buffer_plan_copies(m, copies, sizeof(float));
-    if (r->borrows) {
-        store_plan_borrowed(s);
-        free(copies);
-        free(slot);
-        return;
-    }
-    // `making` has gradients of micro-batches, if sums stay; with SUM_OWNER, the owner's sum of the
-    // other ranks' gradients, to which its own is added last
-    for (int i = 0; i < m->storages; i++) {
-        const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
-        copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
-    }
-    s->making = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), r->stays);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
-    s->coming = buffer_plan_shared(m, copies, r->grad_slot, r->grad_slots, sizeof(float), false);
-    for (int i = 0; i < m->storages; i++) {
-        copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i));
-    }
-    // a piece's gradient of one storage is added up before that of the next storage begins
-    const bool in_turns = !r->stays && !share_alternates(m->share);
-    s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), in_turns);
-    free(copies);
-    free(slot);
-}
-
 // Returns whether updates are delayed: the device computes with parameters that are one update
 // older than the masters, so fp32 masters are stored apart from the parameters, too.
 static inline bool store_delays(const Store *s) {
     return s->policy.offload && s->policy.offload->delays;
 }
+
+// -------------------------------------------------------------------------------------------------
+// The table, filled from the policies
+
+// Returns where a kind of state of a storage is.
+static inline Place store_choose_place(const Store *s, const Offload *o, StateKind kind,
+                                       int storage) {
+    const ZeroPolicy *z = &s->policy;
+    bool here = true;
+    switch (kind) {
+    case STATE_MASTER: here = s->dtype != DTYPE_FP32 || store_delays(s); break;
+    case STATE_PARAMETERS:
+    case STATE_GRADIENT: break;
+    // storages that several stages use are not gathered for each use
+    case STATE_SECONDARY: here = z->partition > 1 && !s->layout.owners.tied[storage]; break;
+    case STATE_RECORDS: here = z->quantized_weights; break;
+    case STATE_ERRORS: here = z->feedback && s->bucket_count > 0; break;
+    case STATE_MADE:
+    case STATE_RECEIVED:
+    case STATE_PIECES: here = z->p2p != NULL; break;
+    default: here = optimizer_keeps(s->optimizer, kind);
+    }
+    return !here                                                         ? PLACE_NONE
+           : kind < OPTIMIZER_KINDS && offload_on_disk(o, storage, kind) ? PLACE_DISK
+           : kind < HOST_KINDS && offload_has(o, storage, kind)          ? PLACE_HOST
+                                                                         : PLACE_DEVICE;
+}
+// Returns the buffer of a kind on the device, with these states on the host; nothing is in it yet.
+static inline StateBuffer store_choose_buffer(const Store *s, const Offload *o, StateKind kind) {
+    ZeroPolicy z = s->policy;
+    z.offload = o;
+    const bool gradient = kind == STATE_GRADIENT;
+    const size_t size = gradient ? sizeof(float) : dtype_size(s->dtype);
+    StateBuffer b;
+    switch (kind) {
+    case STATE_PARAMETERS:
+    case STATE_GRADIENT:
+        b = buffer_of((gradient ? zero_gradient_stage(&z) >= 2 : z.stage >= 3) ? BUFFER_SLOTS
+                                                                               : BUFFER_FULL,
+                      SLICES_WHOLE, size);
+        b.travels = true;
+        return b;
+    case STATE_SECONDARY: return buffer_of(BUFFER_SLICES, SLICES_SECONDARY, size);
+    case STATE_RECORDS:
+        b = buffer_of(BUFFER_SLOTS, SLICES_WEIGHTS, 1);
+        b.travels = s->policy.quantized_weights;
+        return b;
+    case STATE_ERRORS: return buffer_of(BUFFER_FULL, SLICES_WHOLE, sizeof(uint16_t));
+    default:
+        return buffer_of(z.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, SLICES_WHOLE, sizeof(float));
+    }
+}
+// Fills the record of a state. layout: of its buffer on the device.
+static inline void store_fill_record(const Store *s, const Offload *o, StateKind kind,
+                                     BufferLayout layout, int storage, State *x) {
+    const Owners *h = &s->layout.owners;
+    ZeroPolicy z = s->policy;
+    z.offload = o;
+    memset(x, 0, sizeof *x);
+    x->place = store_choose_place(s, o, kind, storage);
+    x->copy_of = kind == STATE_PREVIOUS || (kind == STATE_MASTER && x->place == PLACE_NONE)
+                     ? STATE_PARAMETERS
+                     : kind;
+    if (kind == STATE_PARAMETERS) { x->apart = zero_param_apart(&z); }
+    if (kind == STATE_GRADIENT) {
+        x->apart = z.accumulates && layout == BUFFER_SLOTS && zero_divides(&z, h, storage);
+    }
+    x->versions = 1;
+    x->whole = -1;
+}
+// Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
+// which no record has its position yet. x: [storages]
+static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, StateKind kind,
+                                          State *x) {
+    const StateBuffer b = store_choose_buffer(s, o, kind);
+    for (int i = 0; i < s->model->storages; i++) {
+        store_fill_record(s, o, kind, b.layout, i, &x[i]);
+    }
+    return b;
+}
+
+// Sets how many versions of its p2p states a rank keeps: of the storages that it owns or computes
+// with. x: [STATE_KINDS] the records of each kind.
+static inline void store_fill_versions(const Store *s, State *const x[]) {
+    const P2p *r = s->policy.p2p;
+    for (int i = 0; i < s->model->storages; i++) {
+        const bool owns = layout_holds(&s->layout, i);
+        // made: if sums stay, gradients of micro-batches; with SUM_OWNER, the owner's sum of the
+        // other ranks' gradients, to which its own is added last
+        const bool adds_last = r->way && r->way[i] == SUM_OWNER && owns;
+        const int made = r->stays && r->adds[i] ? (i ? 1 : r->heads) : adds_last;
+        x[STATE_PARAMETERS][i].versions = r->places[i];
+        x[STATE_GRADIENT][i].versions = (r->stays ? owns : r->adds[i]) ? r->sums : 0;
+        // the gradient of a borrowed wte exists from the head's part to the embedding's
+        x[STATE_MADE][i].versions = r->borrows ? !i : made;
+        x[STATE_RECEIVED][i].versions = r->borrows ? owns : r->comes[i];
+        x[STATE_PIECES][i].versions =
+            !r->borrows && r->joins_pieces && r->adds[i] && (!r->stays || owns);
+    }
+}
+// Plans the p2p buffers: versions of parameters, gradients, and received sums.
+static inline void store_plan_p2p(Store *s, State *const x[]) {
+    const P2p *r = s->policy.p2p;
+    const GptModel *m = s->model;
+    StateBuffer *b = s->device;
+    store_fill_versions(s, x);
+    buffer_plan_versions(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m);
+    buffer_plan_versions(&b[STATE_GRADIENT], x[STATE_GRADIENT], m);
+    if (r->borrows) {
+        // slots of borrowed parameters, and of gradients that are sent to their owners
+        buffer_add_stages(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, r, BORROWED_SLOTS);
+        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m);
+        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m);
+        buffer_add_stages(&b[STATE_MADE], x[STATE_MADE], m, r, r->grad_slots);
+        for (int i = 1; i < m->storages; i++) {
+            x[STATE_MADE][i].slice += r->grad_slot[i] * x[STATE_MADE][i].stride;
+            x[STATE_MADE][i].versions = 1;
+        }
+    } else {
+        unsigned char *class_of = (unsigned char *)checked_calloc((size_t)m->storages, 1, "states");
+        for (int i = 0; i < m->storages; i++) {
+            class_of[i] = (unsigned char)gpt_storage_class(m, i);
+        }
+        buffer_plan_shared(&b[STATE_MADE], x[STATE_MADE], m, class_of, STORAGE_CLASSES, r->stays);
+        buffer_plan_shared(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, r->grad_slot, r->grad_slots,
+                           false);
+        // a piece's gradient of one storage is added up before that of the next storage begins
+        buffer_plan_shared(&b[STATE_PIECES], x[STATE_PIECES], m, class_of, STORAGE_CLASSES,
+                           !r->stays && !share_alternates(m->share));
+        free(class_of);
+    }
+    for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
+        b[kind].slot_bytes += b[kind].held;
+        b[kind].held = 0;
+    }
+}
+// Fills the table, and plans its buffers on the device and on the host.
+static inline void store_plan_states(Store *s) {
+    const int storages = s->model->storages;
+    State *x[STATE_KINDS];
+    s->states = (State *)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(State), "states");
+    for (int k = 0; k < STATE_KINDS; k++) {
+        const StateKind kind = (StateKind)k;
+        const bool by_p2p =
+            kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
+        x[k] = s->states + k * storages;
+        s->device[k] = store_fill_kind(s, s->policy.offload, kind, x[k]);
+        s->host[k] = buffer_of(kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE,
+                               s->device[k].size);
+        s->host[k].on_host = true;
+        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], x[k], &s->layout); }
+        buffer_plan(&s->host[k], x[k], &s->layout);
+    }
+    if (s->policy.p2p) { store_plan_p2p(s, x); }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Pieces of offloaded states (host.h)
+
+// What an OffloadBuffer has of each element of a piece, in this order, and whether it is copied to
+// the device (in) and to the host (out). If the device updates, these are the states on the host:
+// the gradient does not return, and parameters in storage precision are written anew. If the CPU
+// updates, these are the gradient and the parameters on the device.
+typedef struct {
+    StateKind kind;
+    int64_t size; // bytes of an element
+    bool in, out;
+} PiecePart;
+enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
+static inline int store_piece_parts(const Store *s, const Offload *o, int storage,
+                                    PiecePart parts[PIECE_PARTS]) {
+    const int64_t word = (int64_t)sizeof(float), size = (int64_t)dtype_size(s->dtype);
+    const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
+    const bool cpu = o && o->cpu_update;
+    int n = 0;
+    if (!offload_has_states(o, storage)) { return 0; }
+    for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !cpu; kind++) {
+        const PiecePart part = {.kind = (StateKind)kind, .size = word, .in = true, .out = true};
+        if (offload_has(o, storage, part.kind)) { parts[n++] = part; }
+    }
+    const PiecePart gradient = {.kind = STATE_GRADIENT, .size = word, .in = !cpu, .out = cpu},
+                    parameters = {.kind = STATE_PARAMETERS,
+                                  .size = size,
+                                  .in = cpu || masters,
+                                  .out = !cpu || (masters && !o->delays)};
+    if (offload_has(o, storage, STATE_GRADIENT) != cpu) { parts[n++] = gradient; }
+    if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
+    return n;
+}
 // Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
-// states on the host. If the device updates, these are the states, gradient and parameters on the
-// host; if the CPU updates, the gradient and parameters that are not on the host.
+// states on the host.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
-    const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)),
-                  size = (int64_t)dtype_size(s->dtype);
-    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->cpu_update,
-               gradient = offload_has(o, storage, STATE_GRADIENT) != o->cpu_update;
-    const int64_t floats = (o->cpu_update ? 0 : offload_states(o, storage)) + gradient;
-    return offload_has_states(o, storage)
-               ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0))
-               : 0;
+    PiecePart parts[PIECE_PARTS];
+    int64_t bytes = 0;
+    for (int k = store_piece_parts(s, o, storage, parts) - 1; k >= 0; k--) {
+        bytes += parts[k].size;
+    }
+    return bytes * min_i64(offload_piece(s->model), store_own_elements(s, storage));
 }
 // Returns the bytes of an OffloadBuffer, with these states on the host.
 static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
@@ -423,45 +521,6 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
         most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
-}
-// Returns whether the slice of a storage is stored outside its slot.
-static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan,
-                                    StateKind kind, int storage) {
-    return kind == STATE_GRADIENT
-               ? z->accumulates && plan->layout == BUFFER_SLOTS && zero_divides(z, h, storage)
-               : zero_param_apart(z);
-}
-// Returns the plan of the buffer of parameters or of gradients, with these states on the host.
-// Fills apart and far ([storages] each), which the plan points to.
-static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind,
-                                         bool *apart, bool *far) {
-    const bool gradients = kind == STATE_GRADIENT;
-    ZeroPolicy policy = s->policy;
-    policy.offload = o;
-    const bool slots = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
-    const size_t size = gradients ? sizeof(float) : dtype_size(s->dtype);
-    const BufferPlan plan = {
-        .layout = slots ? BUFFER_SLOTS : BUFFER_FULL,
-        .slices = SLICES_WHOLE,
-        .size = size,
-        .apart = apart,
-        .there = NULL,
-        .far = far,
-        .travels = true,
-    };
-    for (int i = 0; i < s->model->storages; i++) {
-        apart[i] = store_lent_apart(&policy, &s->layout.owners, &plan, kind, i);
-        far[i] = offload_has(o, i, kind);
-    }
-    return plan;
-}
-static inline StateBuffer store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
-    const size_t storages = (size_t)s->model->storages;
-    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout");
-    const StateBuffer buffer =
-        buffer_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
-    free(apart);
-    return buffer;
 }
 // Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
 // rounded up to DISK_GRAIN.
@@ -500,47 +559,16 @@ static inline void store_plan_disk(Store *s) {
         s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
-    s->disk_buffers.far = true;
+    s->disk_buffers.on_host = true;
     s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
 // Returns the bytes of the file. A step reads and writes as many.
 static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
 
-// Plans the states on the host and on disk, those of the optimizer on the device, and the buffers
-// through which states move.
-static inline void store_plan_offload(Store *s) {
+// Plans the pieces of offloaded states, and the buffers through which they move.
+static inline void store_plan_pieces(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
-    const BufferLayout whole = s->policy.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL;
-    StateBuffer *const device[] = {&s->master, &s->m, &s->v};
-    bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s)
-                                               : kind == STATE_V && !s->adam;
-        BufferPlan plan = {
-            none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL, false};
-        for (size_t i = 0; i < storages; i++) {
-            there[i] = !offload_has(o, (int)i, (StateKind)kind);
-        }
-        *device[kind] = buffer_plan(&s->layout, plan);
-        for (size_t i = 0; i < storages; i++) {
-            there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind);
-        }
-        plan.layout = none || !o ? BUFFER_NONE : BUFFER_SLICES;
-        s->host[kind] = buffer_plan(&s->layout, plan);
-        s->host[kind].far = true;
-    }
-    for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
-        const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
-        const BufferPlan plan = {
-            o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL, false};
-        for (size_t i = 0; i < storages; i++) {
-            there[i] = offload_has(o, (int)i, (StateKind)kind);
-        }
-        s->host[kind] = buffer_plan(&s->layout, plan);
-        s->host[kind].far = true;
-    }
-    free(there);
     s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout");
     s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
@@ -549,11 +577,11 @@ static inline void store_plan_offload(Store *s) {
         s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
     }
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
-    s->offload_buffers.far = o && o->cpu_update;
-    *(s->offload_buffers.far ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) =
+    s->offload_buffers.on_host = o && o->cpu_update;
+    *(s->offload_buffers.on_host ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) =
         MOVING_PIECES * s->offload_buffer_bytes;
     s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
-    s->sum_buffers.far = true;
+    s->sum_buffers.on_host = true;
     s->sum_buffers.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
 }
@@ -561,14 +589,15 @@ static inline void store_plan_offload(Store *s) {
 // Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
 // has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
-                               ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+                               ZeroPolicy policy, DType dtype, DType wire,
+                               const Optimizer *optimizer) {
     Store s;
     memset(&s, 0, sizeof s);
     s.model = m;
     s.policy = policy;
     s.dtype = dtype;
     s.wire = wire;
-    s.adam = adam;
+    s.optimizer = optimizer;
     s.ranks = ranks;
     s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);
@@ -576,47 +605,22 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "buckets");
     s.bucket_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "buckets");
     store_plan_buckets(&s);
-    const bool feedback = policy.feedback && s.bucket_count > 0;
-    store_plan_offload(&s);
-    const BufferPlan secondary = {policy.partition > 1 ? BUFFER_SLICES : BUFFER_NONE,
-                                  SLICES_NEAR,
-                                  dtype_size(dtype),
-                                  NULL,
-                                  NULL,
-                                  NULL,
-                                  false};
-    const BufferPlan codes = {policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE,
-                              SLICES_WEIGHTS,
-                              1,
-                              NULL,
-                              NULL,
-                              NULL,
-                              true};
-    const BufferPlan errors = {feedback ? BUFFER_FULL : BUFFER_NONE,
-                               SLICES_WHOLE,
-                               sizeof(uint16_t),
-                               NULL,
-                               NULL,
-                               NULL,
-                               false};
-    s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS);
-    s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
-    s.secondary = buffer_plan(&s.layout, secondary);
-    s.codes = buffer_plan(&s.layout, codes);
-    s.errors = buffer_plan(&s.layout, errors);
-    if (policy.p2p) { store_plan_p2p(&s); }
+    store_plan_states(&s);
+    store_plan_pieces(&s);
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
+
+// -------------------------------------------------------------------------------------------------
+// Predictions
+
 // Adds the device memory of a planned store to each kind's bytes.
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
-    memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
-    memory[MEMORY_GRADIENTS] += s->grads.held;
-    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.slot_bytes + s->grads.slot_bytes + s->making.slot_bytes +
-                              s->coming.slot_bytes + s->piece_sums.slot_bytes + s->codes.held +
-                              s->codes.slot_bytes + s->errors.held + sizeof(ExactSum) +
-                              EXCHANGES * s->exchange_bytes + s->unpacked_bytes +
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        memory[state_uses[kind].memory] += s->device[kind].held;
+        memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
+    }
+    memory[MEMORY_BUFFERS] += sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->unpacked_bytes +
                               s->offload_buffers.slot_bytes;
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
@@ -630,7 +634,7 @@ static inline size_t store_scratch_bytes(const Store *s) {
 // Returns the bytes of host memory for offloaded states and the buffers through which they move.
 static inline size_t store_host_bytes(const Store *s) {
     size_t bytes = s->offload_buffers.held + s->disk_buffers.held + s->sum_buffers.held;
-    for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
+    for (int kind = 0; kind < STATE_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
 }
 

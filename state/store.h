@@ -1,6 +1,6 @@
-// store.h: the store in memory. It allocates what was planned (planned.h), and finds in it a rank's
-// part of a storage: parameters, gradients, fp32 masters, moments, and buffers of messages. The
-// functions that move states are in zero.h (collectives) and in p2p.h (messages from rank to rank).
+// store.h: the store in memory. It allocates what was planned (planned.h), finds a state in it
+// (store_at), and reads and writes states wherever they are. The functions that move states are in
+// collectives.h, p2p.h (messages from rank to rank) and host.h, those that update them in update.h.
 #ifndef STORE_H
 #define STORE_H
 
@@ -21,7 +21,7 @@ static union {
 // -------------------------------------------------------------------------------------------------
 // Where states are
 
-typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
+typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_SECONDARY } GatherKind;
 typedef enum {
     REQUEST_RECV,
     REQUEST_SEND = BORROWED_SLOTS,
@@ -33,35 +33,30 @@ typedef enum {
 // steps
 enum { REQUEST_USES = 4 };
 
-// Returns a version of the parameters of a storage, on the device or on the host. Without
-// point-to-point mode only one version exists.
-static inline char *store_parameters(const Store *s, int storage, int64_t version) {
-    if (store_param_far(s, storage)) { return buffer_slice(&s->host[STATE_PARAMETERS], storage); }
-    const int64_t places = s->policy.p2p ? s->policy.p2p->places[storage] : 1,
-                  bytes = gpt_storage_elements(s->model, storage) * (int64_t)dtype_size(s->dtype);
-    return buffer_slice(&s->params, storage) + (places > 1 ? version % places * bytes : 0);
+// Returns where this rank has its slice of a version of a state, on the device or on the host; NULL
+// if its buffer is not allocated. A state on disk has no address. Of states that have no versions,
+// any number names the only one; versions of gradients count steps.
+static inline char *store_at(const Store *s, StateKind kind, int storage, int64_t version) {
+    const State *x = store_record(s, kind, storage);
+    assert(x->place != PLACE_DISK);
+    const int own = (int)x->copy_of;
+    const char *base = (x->place == PLACE_HOST ? s->host : s->device)[own].base;
+    const int64_t number = x->versions > 1 ? version % x->versions : 0;
+    return base ? (char *)(uintptr_t)base + x->slice + number * x->stride : NULL;
 }
-// Returns the newest version that is stored here or posted.
+static inline float *store_floats(const Store *s, StateKind kind, int storage, int64_t version) {
+    return (float *)(void *)store_at(s, kind, storage, version);
+}
+// Returns the whole array of a state on the device, or the slot for it.
+static inline char *store_full(const Store *s, StateKind kind, int storage) {
+    return s->device[kind].base + store_record(s, kind, storage)->whole;
+}
+// Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
     return s->version ? s->version[storage] : s->updates[storage];
 }
 static inline char *store_newest(const Store *s, int storage) {
-    return store_parameters(s, storage, store_now(s, storage));
-}
-// Returns the sum of this rank's slice of the gradient of a step.
-static inline float *store_sum(const Store *s, int storage, int64_t step) {
-    if (store_sum_place(s, storage)) {
-        return (float *)(void *)buffer_slice(&s->host[STATE_GRADIENT], storage);
-    }
-    const int64_t places = s->policy.p2p ? s->policy.p2p->sums : 1;
-    return (float *)(void *)buffer_slice(&s->grads, storage) +
-           (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
-}
-
-// Returns the slot of borrowed parameters.
-static inline char *store_borrowed(const Store *s, int storage, int slot) {
-    return buffer_slice(&s->params, storage) +
-           slot * s->slot_elements * (int64_t)dtype_size(s->dtype);
+    return store_at(s, STATE_PARAMETERS, storage, store_now(s, storage));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -90,7 +85,7 @@ static inline void store_join(Store *s, Comm *comm) {
     for (int i = -1; i < s->layout.owners.count; i++) {
         ProcessGroup *p = i < 0 ? &s->world : &s->layout.process_groups[i];
         store_join_group(comm, &p->all, joined, &count);
-        store_join_group(comm, &p->near, joined, &count);
+        store_join_group(comm, &p->partition, joined, &count);
         store_join_group(comm, &p->node, joined, &count);
         store_join_group(comm, &p->across, joined, &count);
     }
@@ -144,20 +139,17 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     size_t n = (size_t)s->model->storages;
     s->comm = comm;
     s->stream = stream;
-    buffer_allocate(&s->params, MEMORY_PARAMETERS, "parameters");
-    buffer_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
-    buffer_allocate(&s->grads, MEMORY_GRADIENTS, "gradients");
-    buffer_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
-    buffer_allocate(&s->m, MEMORY_OPTIMIZER, "moments");
-    buffer_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
-    buffer_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters");
-    buffer_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        buffer_allocate(&s->device[kind], state_uses[kind].memory, state_uses[kind].what);
+    }
     store_allocate_offload(s);
     for (int i = 0; i < s->layout.owners.count; i++) {
         const Group *all = &s->layout.process_groups[i].all;
         if (all->me < 0) { continue; }
-        comm_share(comm, all, s->params.base, s->params.held + s->params.slot_bytes);
-        comm_share(comm, all, s->grads.base, s->grads.held + s->grads.slot_bytes);
+        const StateBuffer *params = &s->device[STATE_PARAMETERS],
+                          *grads = &s->device[STATE_GRADIENT];
+        comm_share(comm, all, params->base, params->held + params->slot_bytes);
+        comm_share(comm, all, grads->base, grads->held + grads->slot_bytes);
     }
     s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes,
                                                           "unpacked parameters")
@@ -169,7 +161,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->first_write = (bool *)checked_calloc(n, sizeof(bool), "store");
     s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
     s->adds_to_shard = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->secondary_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
     s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
     s->reducing = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
     s->gathering = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
@@ -183,9 +175,6 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
     for (int k = 0; k < SHARED_SLOTS; k++) { s->occupant[k] = -1; }
     if (!s->policy.p2p) { return; }
-    buffer_allocate(&s->making, MEMORY_BUFFERS, "gradients");
-    buffer_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
-    buffer_allocate(&s->piece_sums, MEMORY_BUFFERS, "gradients of pieces");
     s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->head_begun = (bool *)checked_calloc((size_t)s->policy.p2p->heads, 1, "store");
     s->head_coming =
@@ -198,17 +187,11 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     }
 }
 
-// Frees what is on the device, or on the host (far); the rest of the store stays.
-static inline void store_free_buffers(Store *s, bool far) {
-    StateBuffer *buffers[] = {&s->params,     &s->master,    &s->m,          &s->v,
-                              &s->grads,      &s->secondary, &s->codes,      &s->errors,
-                              &s->making,     &s->coming,    &s->piece_sums, &s->offload_buffers,
-                              &s->sum_buffers};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
-        if (buffers[i]->far == far) { buffer_free(buffers[i]); }
-    }
-    for (int kind = 0; far && kind < HOST_KINDS; kind++) { buffer_free(&s->host[kind]); }
-    if (far) { return; }
+// Frees what is on the device; the rest of the store stays.
+static inline void store_free_device(Store *s) {
+    for (int kind = 0; kind < STATE_KINDS; kind++) { buffer_free(&s->device[kind]); }
+    buffer_free(&s->offload_buffers);
+    buffer_free(&s->sum_buffers);
     ops_free(s->unpacked);
     ops_free(s->exchange_base);
     ops_free(s->squares);
@@ -218,17 +201,15 @@ static inline void store_free_buffers(Store *s, bool far) {
 // Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the
 // host, which are their own masters.
 static inline void store_leave_states(Store *s) {
-    store_free_buffers(s, false);
-    buffer_free(&s->offload_buffers);
-    buffer_free(&s->sum_buffers);
-    buffer_free(&s->host[STATE_GRADIENT]);
-    for (int kind = STATE_KINDS; kind < HOST_KINDS; kind++) {
+    store_free_device(s);
+    for (int kind = OPTIMIZER_KINDS; kind < HOST_KINDS; kind++) {
         if (kind != STATE_PARAMETERS || s->dtype != DTYPE_FP32) { buffer_free(&s->host[kind]); }
     }
 }
 static inline void store_free(Store *s) {
-    store_free_buffers(s, true);
-    store_free_buffers(s, false);
+    store_free_device(s);
+    for (int kind = 0; kind < HOST_KINDS; kind++) { buffer_free(&s->host[kind]); }
+    free(s->states);
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->offload_buffer[i].link); }
     for (int i = 0; i < SHARED_SLOTS; i++) { ops_link_close(&s->param_link[i]); }
     if (s->disk) { disk_close(s->disk); }
@@ -257,7 +238,7 @@ static inline void store_free(Store *s) {
     free(s->first_write);
     free(s->summed);
     free(s->adds_to_shard);
-    free(s->near_valid);
+    free(s->secondary_valid);
     free(s->arriving);
     free(s->reducing);
     free(s->gathering);
@@ -281,38 +262,20 @@ static inline int64_t store_version(const Store *s) {
 // States by kind: this rank's slice of a storage, in fp32, on the device, on the host or on disk. A
 // slice can be empty, and a kind can be missing from a run. The previous parameters are those of
 // the whole storage, on ranks that keep two versions.
-static const char *const state_names[STATE_KINDS] = {
-    "parameters", "m", "v", "previous parameters", "retired state", "gradient"};
+static inline const char *state_name(StateKind kind) {
+    return kind == STATE_MASTER     ? "parameters"
+           : kind < OPTIMIZER_KINDS ? moment_names[kind - STATE_MOMENT]
+           : kind == STATE_GRADIENT ? "gradient"
+                                    : state_uses[kind].what;
+}
+// Does a run have this kind of state, to be saved and loaded?
 static inline bool store_has_state(const Store *s, StateKind kind) {
-    if (kind == STATE_GRADIENT) { return s->pending; }
-    if (kind == STATE_RETIRED) { return false; }
-    return kind == STATE_PREVIOUS ? s->policy.p2p != NULL : kind != STATE_V || s->adam;
+    return kind == STATE_GRADIENT   ? s->pending
+           : kind == STATE_PREVIOUS ? s->policy.p2p != NULL
+                                    : kind == STATE_MASTER || optimizer_keeps(s->optimizer, kind);
 }
 static inline bool store_keeps_previous(const Store *s, int storage) {
     return s->policy.p2p && s->policy.p2p->places[storage] > 1;
-}
-static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    // fp32 parameters are their own masters
-    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s);
-    return own ? store_param_far(s, storage)
-               : (kind <= STATE_V || kind == STATE_GRADIENT) &&
-                     offload_has(s->policy.offload, storage, kind);
-}
-static inline bool store_on_disk(const Store *s, StateKind kind, int storage) {
-    return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind);
-}
-static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    // a state on disk has no address in memory
-    assert(!store_on_disk(s, kind, storage));
-    // parameters are their own masters
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) {
-        return (float *)(void *)store_newest(s, storage);
-    }
-    if (store_on_host(s, kind, storage)) {
-        return (float *)(void *)buffer_slice(&s->host[kind], storage);
-    }
-    const StateBuffer *buffers[STATE_KINDS] = {&s->master, &s->m, &s->v};
-    return (float *)(void *)buffer_slice(buffers[kind], storage);
 }
 // Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
 // the last piece of a storage is shorter than the others.
@@ -341,60 +304,44 @@ static inline void store_access_disk(const Store *s, StateKind kind, int storage
                     writes);
     }
 }
-// Copies n elements of a state to or from host memory, from element `at` of the slice on. Must
-// follow store_wait_all.
-static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
-                                    int64_t n, float *out) {
-    if (store_on_disk(s, kind, storage)) {
-        store_access_disk(s, kind, storage, at, n, out, false);
+// Reads or writes n elements of a state from element `at` of the slice on, in the precision in which
+// it is stored, wherever it is. memory: on the host. Must follow store_wait_all.
+static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
+                                void *memory, bool writes) {
+    const State *x = store_record(s, kind, storage);
+    const int64_t size = (int64_t)s->device[x->copy_of].size,
+                  version = store_now(s, storage) + (kind == STATE_PREVIOUS);
+    if (x->place == PLACE_DISK) {
+        store_access_disk(s, kind, storage, at, n, (float *)memory, writes);
         return;
     }
-    const float *state = store_state(s, kind, storage) + at;
-    if (store_on_host(s, kind, storage)) {
-        memcpy(out, state, (size_t)n * sizeof(float));
+    char *state = store_at(s, kind, storage, version) + at * size;
+    const size_t bytes = (size_t)(n * size);
+    if (x->place == PLACE_HOST) {
+        memcpy(writes ? state : memory, writes ? memory : state, bytes);
+    } else if (writes) {
+        ops_from_host(s->stream, state, memory, bytes);
     } else {
-        ops_to_host(s->stream, out, state, (size_t)n * sizeof(float));
+        ops_to_host(s->stream, memory, state, bytes);
     }
+}
+static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
+                                    int64_t n, void *out) {
+    store_access(s, kind, storage, at, n, out, false);
 }
 static inline void store_write_state(const Store *s, StateKind kind, int storage, int64_t at,
-                                     int64_t n, const float *in) {
-    if (store_on_disk(s, kind, storage)) {
-        store_access_disk(s, kind, storage, at, n, (float *)(uintptr_t)in, true);
-        return;
-    }
-    float *state = store_state(s, kind, storage) + at;
-    if (store_on_host(s, kind, storage)) {
-        memcpy(state, in, (size_t)n * sizeof(float));
-    } else {
-        ops_from_host(s->stream, state, in, (size_t)n * sizeof(float));
-    }
+                                     int64_t n, const void *in) {
+    store_access(s, kind, storage, at, n, (void *)(uintptr_t)in, true);
 }
-static inline void store_clear_state(const Store *s, StateKind kind, int storage) {
-    const size_t bytes = (size_t)store_own_elements(s, storage) * sizeof(float);
-    if (store_on_disk(s, kind, storage)) {
-        const int64_t own = store_own_elements(s, storage);
-        memset(state_piece.bytes, 0, sizeof state_piece.bytes);
+// Sets the moments of a storage to zero.
+static inline void store_clear_moments(const Store *s, int storage) {
+    const int64_t own = store_own_elements(s, storage);
+    memset(state_piece.bytes, 0, sizeof state_piece.bytes);
+    for (int k = 0; k < s->optimizer->moments; k++) {
         for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
-            store_access_disk(s, kind, storage, at, min_i64(STATE_PIECE_FLOATS, own - at),
-                              state_piece.floats, true);
+            store_write_state(s, (StateKind)(STATE_MOMENT + k), storage, at,
+                              min_i64(STATE_PIECE_FLOATS, own - at), state_piece.floats);
         }
-        return;
-    }
-    if (store_on_host(s, kind, storage)) {
-        memset(store_state(s, kind, storage), 0, bytes);
-    } else {
-        ops_zero(s->stream, store_state(s, kind, storage), bytes);
-    }
-}
-// Reads the working parameters in their precision, likewise.
-static inline void store_read_parameters(const Store *s, int storage, int64_t at, int64_t n,
-                                         void *out) {
-    const size_t size = dtype_size(s->dtype);
-    const char *parameters = store_newest(s, storage) + at * (int64_t)size;
-    if (store_param_far(s, storage)) {
-        memcpy(out, parameters, (size_t)n * size);
-    } else {
-        ops_to_host(s->stream, out, parameters, (size_t)n * size);
     }
 }
 

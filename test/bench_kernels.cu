@@ -120,8 +120,15 @@ static void run_classifier(Bench *b) {
 }
 static void run_adamw(Bench *b) {
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f, 2, round_to_nearest()};
-    ops_adamw(&b->s, b->states[0], b->head, DTYPE_BF16, b->states[1], b->states[2], b->states[3],
-              b->parameters, o);
+    const UpdateSlice u = {
+        .master = b->states[0],
+        .moment = {b->states[1], b->states[2]},
+        .grad = b->states[3],
+        .param = b->head,
+        .dtype = DTYPE_BF16,
+        .n = b->parameters,
+    };
+    ops_adamw(&b->s, u, o);
 }
 static void run_norm(Bench *b) {
     ops_square_sum(&b->s, b->sum, b->states[3], b->parameters, 4096, 1.0);

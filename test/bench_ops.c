@@ -306,12 +306,23 @@ static void bench_optimizers(Stream *s) {
     double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     const NoiseStream noise = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_GRADIENT, 0, 1};
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, round_to_nearest()};
+    UpdateSlice fp32 = {
+        .master = p,
+        .moment = {m, v},
+        .grad = g,
+        .param = p,
+        .dtype = DTYPE_FP32,
+        .n = n,
+    };
+    UpdateSlice bf16 = fp32;
+    bf16.param = stored;
+    bf16.dtype = DTYPE_BF16;
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], plain_pass(s, p, m, v, g, n));
         ops_zero(s, v, (size_t)n * sizeof(float));
-        BEST(best[1], ops_adamw(s, p, p, DTYPE_FP32, m, v, g, n, o));
-        BEST(best[2], ops_adamw(s, p, stored, DTYPE_BF16, m, v, g, n, o));
-        BEST(best[3], ops_sgd(s, p, p, DTYPE_FP32, m, g, n, o));
+        BEST(best[1], ops_adamw(s, fp32, o));
+        BEST(best[2], ops_adamw(s, bf16, o));
+        BEST(best[3], ops_sgd(s, fp32, o));
         BEST(best[4], ops_square_sum(s, squares, g, n, 256, 1));
         BEST(best[5], ops_unpack(s, real(p), stored, DTYPE_BF16, n));
         BEST(best[6], ops_pack(s, stored, real(g), DTYPE_BF16, n));
@@ -322,13 +333,13 @@ static void bench_optimizers(Stream *s) {
     print_head("all parameters / 4");
     row_pass("adamw", ADAM_PART, best[1], 7 * bytes);
     row_pass("norm", ADAM_PART, best[4], bytes);
-    Step fp32 = step; // a step in fp32 has those two
+    Step plain = step; // a step in fp32 has those two
     row_pass("adamw, bf16 storage", 0, best[2], 7.5 * bytes);
     row_pass("sgd", 0, best[3], 5 * bytes);
     row_pass("bf16 to fp32", 0, best[5], 1.5 * bytes);
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
     row_pass("noise", 0, best[7], 2 * bytes);
-    step = fp32;
+    step = plain;
     ops_free(p);
     ops_free(m);
     ops_free(v);

@@ -113,7 +113,8 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
     placement_free(&placement);
     placement = pipeline_placement("1", m->units, 1);
-    Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
+    Store s =
+        store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, &optimizers[adam ? 0 : 1]);
     store_allocate(&s, &comm, &stream);
     return s;
 }
@@ -122,7 +123,7 @@ static Store make_store(DType dtype, bool adam) { return make_store_of(&model, d
 // bits.
 static void fill_store(Store *s, uint64_t number) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
-        float *x = store_state(s, (StateKind)kind, 0);
+        float *x = store_floats(s, (StateKind)kind, 0, 0);
         for (int64_t i = 0; x && i < model.parameters; i++) {
             uint32_t bits = (uint32_t)random_u64(number, (uint64_t)kind, (uint64_t)i);
             memcpy(&x[i], &bits, 4);
@@ -154,8 +155,8 @@ static void test_slices(void **state) {
 static bool same_states(const Store *a, const Store *b) {
     size_t bytes = (size_t)model.parameters * sizeof(float);
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) { // storages lie one after another
-        const float *x = store_state(a, (StateKind)kind, 0),
-                    *y = store_state(b, (StateKind)kind, 0);
+        const float *x = store_floats(a, (StateKind)kind, 0, 0),
+                    *y = store_floats(b, (StateKind)kind, 0, 0);
         if (x && memcmp(x, y, bytes)) { return false; }
     }
     return true;
@@ -257,7 +258,7 @@ static void test_resume(void **state) {
     assert_string_equal(path, path_of("step_00000012"));
     assert_true(same_states(&s, &t));
     assert_memory_equal(&p, &expected, sizeof p);
-    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0),
+    assert_memory_equal(store_full(&s, STATE_PARAMETERS, 0), store_full(&t, STATE_PARAMETERS, 0),
                         (size_t)model.parameters * 2);
     for (int i = 0; i < model.storages; i++) { assert_int_equal(t.updates[i], 11); }
     store_free(&s);
@@ -507,7 +508,7 @@ static void test_shares(void **state) {
         share = gpt_share(of.layers, n, cycles ? n : 0);
         GptModel m = gpt_model_shared(of, share);
         TextBuffer t = {NULL, 0, 0};
-        manifest_add_model(&t, &m, true);
+        manifest_add_model(&t, &m, &optimizers[0]);
         assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers &&
                     share_same(share, back));
         free(t.text);
@@ -958,12 +959,12 @@ static void check_model_round_trip(DType dtype) {
     assert_int_equal(found, dtype);
     model_file_load(path_of("a.bin"), &t, found);
     for (int64_t i = 0; i < model.parameters; i++) { // the masters of a bf16 file are its numbers
-        const void *param = buffer_full(&s.params, 0);
+        const void *param = store_full(&s, STATE_PARAMETERS, 0);
         float value = dtype == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)param)[i])
                                           : ((const float *)param)[i];
-        assert_memory_equal(&store_state(&t, STATE_MASTER, 0)[i], &value, 4);
+        assert_memory_equal(&store_floats(&t, STATE_MASTER, 0, 0)[i], &value, 4);
     }
-    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0),
+    assert_memory_equal(store_full(&s, STATE_PARAMETERS, 0), store_full(&t, STATE_PARAMETERS, 0),
                         (size_t)model.parameters * dtype_size(dtype));
     assert_int_equal(model_file_write(path_of("b.bin"), &t), 0);
     assert_true(same_files(path_of("a.bin"), path_of("b.bin")));
@@ -988,7 +989,7 @@ static void test_golden_model(void **state) {
     assert_true(same_files(golden, path_of("again.bin")));
     Bytes file = read_file(golden);
     const char *fcb_of_layer_1 = (const char *)file.data + 1024 + 4 * (63744 + 192);
-    assert_memory_equal(store_state(&s, STATE_MASTER, 3) + m.tensor_offset[FCB], fcb_of_layer_1,
+    assert_memory_equal(store_floats(&s, STATE_MASTER, 3, 0) + m.tensor_offset[FCB], fcb_of_layer_1,
                         192 * 4);
     free(file.data);
     store_free(&s);

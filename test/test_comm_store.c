@@ -115,8 +115,8 @@ static float contribution(int step, int unit, int64_t sample, int64_t element) {
     return (float)((h >> 16) % 7) - 3.0f;
 }
 typedef struct {
-    float *state[STATE_KINDS][STORAGES]; // after all steps
-    float *master[STEPS + 1][STORAGES];  // after so many
+    float *state[FILE_KINDS][STORAGES]; // after all steps
+    float *master[STEPS + 1][STORAGES]; // after so many
     double norm[STEPS + 1];
 } Reference;
 static Reference expected;
@@ -129,8 +129,16 @@ static void reference_update(int storage, float *grad, int64_t step) {
         o.step = step + 1;
         o.weight_decay = parts[i].decays ? o.weight_decay : 0.0f;
         float *master = expected.state[STATE_MASTER][storage] + at;
-        ops_adamw(&stream, master, master, DTYPE_FP32, expected.state[STATE_M][storage] + at,
-                  expected.state[STATE_V][storage] + at, grad + at, parts[i].elements, o);
+        const UpdateSlice u = {
+            .master = master,
+            .moment = {expected.state[STATE_MOMENT][storage] + at,
+                       expected.state[STATE_MOMENT + 1][storage] + at},
+            .grad = grad + at,
+            .param = master,
+            .dtype = DTYPE_FP32,
+            .n = parts[i].elements,
+        };
+        ops_adamw(&stream, u, o);
     }
 }
 static void make_reference(void) {
@@ -186,7 +194,7 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->version = 0;
     r->program = program_of(&r->placement, setting, true);
     r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
-                          setting->wire, true);
+                          setting->wire, &optimizers[0]);
     store_join(&r->store, &comm);
     store_predict(&r->store, predicted);
     memcpy(before, memory_taken, sizeof before);
@@ -269,7 +277,7 @@ static void check_states(const Rig *r, const char *what, int64_t steps) {
             const float *all =
                 steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
             if (!n || (kind != STATE_MASTER && steps != STEPS)) { continue; }
-            check(!memcmp(store_state(&r->store, (StateKind)kind, storage), all + begin,
+            check(!memcmp(store_floats(&r->store, (StateKind)kind, storage, 0), all + begin,
                           (size_t)n * sizeof(float)),
                   what, r->c, &r->setting, storage);
         }
@@ -380,9 +388,14 @@ static void test_stages(void) {
 // States on the host, drawn storage by storage: the host has all of the optimizer's of one, or
 // none.
 static void test_offload(void) {
-    enum { BOTH = 1 << STATE_M | 1 << STATE_V, SUM = 1 << STATE_GRADIENT };
+    enum {
+        FIRST = 1 << STATE_MOMENT,
+        SECOND = FIRST << 1,
+        BOTH = FIRST | SECOND,
+        SUM = 1 << STATE_GRADIENT
+    };
     static const unsigned char cpu_update[] = {0, BOTH, BOTH | SUM, BOTH | SUM},
-                               by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
+                               by_device[] = {SUM, SECOND, FIRST | SUM, BOTH | SUM};
     for (int i = 0; i < CASES; i++) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
@@ -436,7 +449,7 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             for (int storage = 0; storage < STORAGES; storage++) {
                 int64_t begin, n = store_own(&r.store, storage, &begin);
                 if (!n) { continue; }
-                check(!memcmp(store_state(&r.store, STATE_MASTER, storage),
+                check(!memcmp(store_floats(&r.store, STATE_MASTER, storage, 0),
                               expected.state[STATE_MASTER][storage] + begin,
                               (size_t)n * sizeof(float)),
                       "parameters of a model file", r.c, &s, storage);

@@ -695,7 +695,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     Placement placement = pipeline_placement("1", m->units, plan->N);
     P2p p2p = cyclic_p2p(plan, m, rank);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
+    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -715,12 +715,15 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
             old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage);
         }
     }
-    assert_int_equal(store.params.held, own * 2 * (1 + old));
-    assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
-    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1));
-    assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
-    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making));
-    assert_int_equal(store.coming.slot_bytes, own * 4);
+    assert_int_equal(store.device[STATE_PARAMETERS].held, own * 2 * (1 + old));
+    assert_int_equal(store.device[STATE_PARAMETERS].slot_bytes, 2 * borrowed * 2);
+    assert_int_equal(store.device[STATE_GRADIENT].held, own * 4 * (plan->waits ? 2 : 1));
+    size_t optimizer = 0;
+    for (int kind = 0; kind < OPTIMIZER_KINDS; kind++) { optimizer += store.device[kind].held; }
+    assert_int_equal(optimizer, own * 12);
+    assert_int_equal(store.device[STATE_MADE].slot_bytes,
+                     4 * (gpt_storage_elements(m, 0) + 2 * making));
+    assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
     store_free(&store);
     program_free(&window);
     p2p_free(&p2p, m->storages);
@@ -1301,7 +1304,7 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
     for (int u = 0; u <= head; u++) {
         const UnitStates s = reference_states(r, c, i, u, false);
         UnitCall call = reference_call(r, &s, u, rows);
-        unit_run(&call, PART_FORWARD);
+        unit_pass(&call, PART_FORWARD);
     }
     for (int u = head; u >= 0; u--) {
         const UnitStates s = reference_states(r, c, i, u, u == 0);
@@ -1309,8 +1312,8 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
         call.classifier.dweight = u == head ? r->own[0] : NULL;
         call.classifier.each = rows * REF_T;
         call.classifier.scale = scale;
-        unit_run(&call, PART_BACKWARD_INPUT);
-        unit_run(&call, PART_BACKWARD_WEIGHT);
+        unit_pass(&call, PART_BACKWARD_INPUT);
+        unit_pass(&call, PART_BACKWARD_WEIGHT);
     }
 }
 static double reference_norm(Reference *r) {
@@ -1331,13 +1334,15 @@ static void reference_update(Reference *r, const Case *c, int step, double norm)
                         decay = parts[k].decays ? 0.1f : 0.0f;
             OptimizerStep o = {
                 1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
-            if (c->sgd) {
-                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                        r->sum[s] + at, count, o);
-            } else {
-                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at,
-                          r->second[s] + at, r->sum[s] + at, count, o);
-            }
+            const UpdateSlice u = {
+                .master = r->now[s] + at,
+                .moment = {r->first[s] + at, r->second[s] + at},
+                .grad = r->sum[s] + at,
+                .param = r->now[s] + at,
+                .dtype = DTYPE_FP32,
+                .n = count,
+            };
+            (c->sgd ? ops_sgd : ops_adamw)(&r->stream, u, o);
         }
     }
 }
@@ -1477,7 +1482,15 @@ static double after_steps(const CyclicPlan *p, int stage, double rate) {
         }
         const float mean = (float)(sum / p->N);
         theta[(step + 1) & 1] = theta[step & 1];
-        ops_sgd(&s, &theta[(step + 1) & 1], NULL, DTYPE_FP32, &momentum, &mean, 1, o);
+        const UpdateSlice u = {
+            .master = &theta[(step + 1) & 1],
+            .moment = {&momentum},
+            .grad = &mean,
+            .param = NULL,
+            .dtype = DTYPE_FP32,
+            .n = 1,
+        };
+        ops_sgd(&s, u, o);
         if (!(fabs((double)theta[0]) + fabs((double)theta[1]) < 1e6)) { return INFINITY; }
     }
     return fabs((double)theta[0]) + fabs((double)theta[1]);

@@ -1994,7 +1994,7 @@ class Controls(PrivateCheck):
     FAULTS = [
         (
             "sigma halved",
-            "zero.h",
+            "state/update.h",
             NOISE,
             NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"),
             "noise",
@@ -2002,10 +2002,10 @@ class Controls(PrivateCheck):
         ),
         (
             "noise added twice",
-            "zero.h",
+            "state/update.h",
             NOISE,
             NOISE
-            + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, (float *)(void *)buffer_slice(&s->grads, storage), "
+            + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), "
             + NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace(
                 "s->noise.scale)", "1)"
             ),
@@ -2022,7 +2022,7 @@ class Controls(PrivateCheck):
         ),
         (
             "sigma halved",
-            "zero.h",
+            "state/update.h",
             NOISE,
             NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"),
             "audit",
@@ -2030,7 +2030,7 @@ class Controls(PrivateCheck):
         ),
         (
             "the same noise in each storage",
-            "zero.h",
+            "state/update.h",
             "noise.part = (uint32_t)storage",
             "noise.part = 0",
             "unlike",

@@ -136,7 +136,7 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
     r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32,
-                          !setting.sgd);
+                          &optimizers[setting.sgd]);
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);
@@ -192,7 +192,8 @@ static float *rig_file_gradients(const Rig *r) {
         int n = gpt_storage_parts(&r->model, storage, parts);
         for (int i = 0; i < n; i++) {
             const float *from =
-                (const float *)(void *)buffer_full(&r->store.grads, storage) + parts[i].offset;
+                (const float *)(void *)store_full(&r->store, STATE_GRADIENT, storage) +
+                parts[i].offset;
             memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from,
                    (size_t)parts[i].elements * sizeof(float));
         }
@@ -317,7 +318,8 @@ static void test_evaluation(void **state) {
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss,
                      settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
-        assert_true(largest((const float *)(void *)buffer_full(&r->store.grads, 0), STORED) == 0);
+        assert_true(
+            largest((const float *)(void *)store_full(&r->store, STATE_GRADIENT, 0), STORED) == 0);
         pass.samples = 1; // the last batch of a validation may be short: rows beyond are left out
         r->sample_losses[1] = r->sample_losses[2] = -7;
         at = 0;
@@ -353,7 +355,7 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
     }
     // the padding stays out of it
     for (int64_t i = V * C; i < VP * C; i++) {
-        assert_true(store_state(&r->store, STATE_MASTER, 0)[i] == 0);
+        assert_true(store_floats(&r->store, STATE_MASTER, 0, 0)[i] == 0);
     }
     for (int s = 0; s < r->model.storages; s++) { assert_int_equal(r->store.updates[s], UPDATES); }
     dataset_close(&shard);

@@ -16,12 +16,18 @@ static bool toss(void) { return draw(2); }
 // -------------------------------------------------------------------------------------------------
 // The plain way
 
-static int64_t lent_less(const Store *s, const Offload *o, StateKind kind) {
-    StateBuffer without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
+// Plans a buffer of parameters or gradients from the beginning.
+static StateBuffer plan_gathered(const Store *s, const Offload *o, StateKind kind) {
+    State *x = calloc((size_t)s->model->storages, sizeof(State));
+    StateBuffer b = store_fill_kind(s, o, kind, x);
+    buffer_plan(&b, x, &s->layout);
+    free(x);
+    return b;
+}
+static int64_t gathered_less(const Store *s, const Offload *o, StateKind kind) {
+    StateBuffer without = plan_gathered(s, NULL, kind), with = plan_gathered(s, o, kind);
     const int64_t bytes =
         (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
-    buffer_free(&without);
-    buffer_free(&with);
     return bytes;
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
@@ -29,7 +35,7 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o),
             stashed = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0;
         }
     }
@@ -38,7 +44,7 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
         gpt_unit_storages(s->model, u, used);
         stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
     }
-    bytes += lent_less(s, o, STATE_PARAMETERS) + lent_less(s, o, STATE_GRADIENT);
+    bytes += gathered_less(s, o, STATE_PARAMETERS) + gathered_less(s, o, STATE_GRADIENT);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
@@ -164,7 +170,7 @@ static void test_fill(void **state) {
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
         Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16,
-                                 DTYPE_FP32, toss());
+                                 DTYPE_FP32, &optimizers[toss()]);
         Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
         const OffloadScope f = {&store,

@@ -657,6 +657,18 @@ static void adamw_reference(const Case *c, double **in, double *out) {
         out[2 * c->rows + i] = v;
     }
 }
+static UpdateSlice slice_of(const Case *c, float *out, const float *grad, uint16_t *param) {
+    const int64_t n = c->rows;
+    const UpdateSlice u = {
+        .master = out,
+        .moment = {out + n, out + 2 * n},
+        .grad = grad,
+        .param = c->variant ? (void *)param : out,
+        .dtype = c->variant ? DTYPE_BF16 : DTYPE_FP32,
+        .n = n,
+    };
+    return u;
+}
 static void adamw_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                       float **grad, bool accumulate) {
     (void)dout;
@@ -669,8 +681,7 @@ static void adamw_run(const Case *c, Stream *s, float **in, float *out, const fl
         out[n + i] = in[1][i];
         out[2 * n + i] = fabsf(in[2][i]);
     }
-    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32,
-              out + n, out + 2 * n, in[3], n, step_of(c));
+    ops_adamw(s, slice_of(c, out, in[3], param), step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
@@ -700,8 +711,7 @@ static void sgd_run(const Case *c, Stream *s, float **in, float *out, const floa
         out[i] = in[0][i];
         out[n + i] = in[1][i];
     }
-    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n,
-            in[2], n, step_of(c));
+    ops_sgd(s, slice_of(c, out, in[2], param), step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);

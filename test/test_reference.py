@@ -789,7 +789,7 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "zero.h"
+UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -894,7 +894,7 @@ FAULTS = [
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
     (
         "v2, pieces",
-        "state/layout.h",
+        "state/policy.h",
         "begins ? begins[micro] : "
         "{part_begin(samples, p->micros, micro) "
         "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};",
@@ -909,7 +909,7 @@ FAULTS = [
     (
         "shared, clip",
         ZERO,
-        "ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, "
+        "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
         "{mean * mean ==> mean});",
     ),
     (

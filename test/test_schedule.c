@@ -40,7 +40,7 @@ static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
 static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
 // The same with the parameters and the activations of 4 blocks.
 enum {
-    FAR_STATES = 1 << STATE_M | 1 << STATE_V,
+    FAR_STATES = 1 << STATE_MOMENT | 1 << (STATE_MOMENT + 1),
     STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS
 };
 static unsigned char all_kinds[] = {FAR_STATES,  FAR_STATES,  STASH_BLOCK, STASH_BLOCK,
@@ -1048,7 +1048,7 @@ static ActionCost cost_of(const void *context, int rank, const Action *a) {
     if (action_computes(a->kind)) {
         cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0;
     }
-    if (action_sends(a->kind) || action_receives(a->kind)) { cost.message_s = c->message; }
+    if (action_is_message(a->kind)) { cost.message_s = c->message; }
     if (a->kind == ACT_REDUCE) { cost.message_s = c->reduce; }
     if (a->kind == ACT_NORM) { cost.compute_s = c->norm; }
     if (a->kind == ACT_UPDATE) { cost.compute_s = c->update; }
@@ -1132,7 +1132,7 @@ static void test_simulated_gathers(void **state) {
 // The line must say all that the action says.
 static void check_printed(const char *line, int index, const Action *a) {
     char expected[64];
-    snprintf(expected, sizeof expected, "%d %s ", index, action_names[a->kind]);
+    snprintf(expected, sizeof expected, "%d %s ", index, action_name(a->kind));
     if (!strstr(line, expected) && !(a->kind == ACT_NORM && strstr(line, "NORM"))) {
         fail_msg("no \"%s\" in: %s", expected, line);
     }

@@ -52,7 +52,7 @@ static void fault_here(const Action *a, int64_t step) {
     const char *fault = getenv("FAULT");
     bool read = fault && sscanf(fault, "%15s %d %lld %31s", how, &rank, &at, action) == 4;
     if (!read || done || rank != speaker.rank || at != step + 1 ||
-        strcmp(action, action_names[a->kind])) {
+        strcmp(action, action_name(a->kind))) {
         return;
     }
     done = true;

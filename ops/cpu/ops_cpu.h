@@ -393,14 +393,8 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
 }
 
 // --- optimizers and norms ------------------------------------------------------------------------
-static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
-                             const float *grad, int64_t n, OptimizerStep o) {
-    ops_adamw_host(s, master, param, dtype, m, v, grad, n, o);
-}
-static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b,
-                           const float *grad, int64_t n, OptimizerStep o) {
-    ops_sgd_host(s, master, param, dtype, b, grad, n, o);
-}
+static inline void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o) { ops_adamw_host(s, u, o); }
+static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) { ops_sgd_host(s, u, o); }
 
 static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
                                   int64_t chunk, double scale) {

@@ -33,11 +33,13 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
 }
 
 enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
-static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m,
-                                  float *v, const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o) {
+    float *master = u.master, *m = u.moment[0], *v = u.moment[1];
+    const float *grad = u.grad;
+    const int64_t n = u.n;
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+    uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
         for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
@@ -55,9 +57,11 @@ static inline void ops_adamw_host(Stream *s, float *master, void *param, DType d
         poll_after_block(s, b);
     }
 }
-static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b,
-                                const float *grad, int64_t n, OptimizerStep o) {
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+static inline void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o) {
+    float *master = u.master, *b = u.moment[0];
+    const float *grad = u.grad;
+    const int64_t n = u.n;
+    uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
         for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {

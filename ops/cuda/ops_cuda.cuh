@@ -400,11 +400,11 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
 }
 
 // --- optimizers and norms ------------------------------------------------------------------------
-__global__ void adamw_kernel(float *master, uint16_t *rounded, float *m, float *v,
-                             const float *grad, int64_t n, OptimizerStep o, float unbias_m,
-                             float unbias_v) {
+__global__ void adamw_kernel(UpdateSlice u, OptimizerStep o, float unbias_m, float unbias_v) {
     const int64_t i = thread_index();
-    if (i >= n) { return; }
+    if (i >= u.n) { return; }
+    float *master = u.master, *m = u.moment[0], *v = u.moment[1];
+    const float *grad = u.grad;
     const float g = grad[i] * o.grad_scale, first = o.beta1 * m[i] + (1.0f - o.beta1) * g,
                 second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
     const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) +
@@ -412,37 +412,31 @@ __global__ void adamw_kernel(float *master, uint16_t *rounded, float *m, float *
     m[i] = first;
     v[i] = second;
     master[i] = x;
-    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
+    if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
 }
-static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v,
-                             const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o) {
     cudaStream_t stream = enter(s);
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-    if (n) {
-        LAUNCH(adamw_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, m, v,
-               grad, n, o, unbias_m, unbias_v);
+    if (u.n) {
+        LAUNCH(adamw_kernel, blocks_for(u.n, THREADS), THREADS, 0, stream, u, o, unbias_m,
+               unbias_v);
     }
 }
-__global__ void sgd_kernel(float *master, uint16_t *rounded, float *b, const float *grad, int64_t n,
-                           OptimizerStep o) {
+__global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
-    if (i >= n) { return; }
+    if (i >= u.n) { return; }
+    float *master = u.master, *b = u.moment[0];
+    const float *grad = u.grad;
     const float momentum = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i],
                 x = master[i] - o.lr * momentum;
     b[i] = momentum;
     master[i] = x;
-    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
+    if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
 }
-static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b,
-                           const float *grad, int64_t n, OptimizerStep o) {
+static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) {
     cudaStream_t stream = enter(s);
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-    if (n) {
-        LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n,
-               o);
-    }
+    if (u.n) { LAUNCH(sgd_kernel, blocks_for(u.n, THREADS), THREADS, 0, stream, u, o); }
 }
 
 // The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e

@@ -1,0 +1,322 @@
+// cyclic_routes.h: how sums of gradients and new parameters travel in Cyclic Data Parallelism
+// (cyclic.h): which rank sends what to which other rank in which slot, and what a rank stores
+// (state/layout.h: P2p).
+//
+// Sums       A micro-batch's gradient of a storage is computed in full, then added to the sum of
+//            those before: ((g_1 + g_2) + g_3) + ... This order is part of the definition, so all
+//            modes give the same bits.
+// Modes      single  one rank runs all micro-batches, interleaved
+//            model   rank j runs stage j of all micro-batches: a pipeline without bubbles. With N
+//                    (N + 1) / 2 ranks, stage j has N - j ranks that take turns, and each holds the
+//                    activations of only one micro-batch. One of them is the stage's owner: it sums
+//                    what the others send, updates, and sends each the new version before its first
+//                    use. Which rank runs which micro-batch then depends on the step.
+//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1, and the
+//                    last rank updates. Parameters return from rank to rank so that no rank sends
+//                    more than the others (cyclic_route), two slots before they are needed where
+//                    the rule permits. What a unit completes is sent in the unit's part of the
+//                    slot. The lists are valid if every message is posted and waited for in order.
+//                    Where the transport permits, store operations are deferred instead of waiting
+//                    (state/p2p.h), which only removes constraints.
+//            zero    as data, but the states of a stage have one owner, rank N - 1 - j, the first
+//                    rank that uses what it updates. The owner sends parameters to the next user of
+//                    the stage one slot before the use. Users send their gradients to the owner,
+//                    which adds them. So each rank sends at most one stage's parameters and one
+//                    stage's gradient in a slot, and receives as much.
+#ifndef CYCLIC_ROUTES_H
+#define CYCLIC_ROUTES_H
+
+#include "cyclic.h" // which rank computes what when
+
+// -------------------------------------------------------------------------------------------------
+// The way of new parameters
+
+// A message that carries a version of a stage's parameters from one rank to another at the end of a
+// slot. The slot counts from the beginning of the step that makes the version (then version = 1);
+// in mode zero, from the beginning of the step that uses it (then version = 0 or -1).
+typedef struct {
+    int stage, from, to, slot;
+    bool head;         // only wte, for the head
+    int phase, phases; // only for steps whose number is `phase` modulo `phases`
+    int version, use;  // use: mode zero: which use of the step; else -1
+} HandBack;
+typedef struct {
+    int count;
+    HandBack *message; // [count] sorted by slot
+} HandBacks;
+
+static inline HandBack hand_back(int stage, int from, int to, int slot) {
+    const HandBack message = {.stage = stage,
+                              .from = from,
+                              .to = to,
+                              .slot = slot,
+                              .head = false,
+                              .phase = 0,
+                              .phases = 1,
+                              .version = 1,
+                              .use = -1};
+    return message;
+}
+// A rank sends nothing to itself.
+static inline void hand_back_add(HandBacks *h, HandBack message) {
+    if (message.from != message.to) { h->message[h->count++] = message; }
+}
+static inline bool hand_back_of(const HandBack *h, int64_t step) {
+    return cyclic_turn(step - h->phase, h->phases) == 0;
+}
+static inline int hand_back_compare(const void *a, const void *b) {
+    const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
+    if (x->slot != y->slot) { return x->slot - y->slot; }
+    if (x->stage != y->stage) { return y->stage - x->stage; }
+    return x->to != y->to ? x->to - y->to : x->head - y->head;
+}
+// State of cyclic_route, for mode data. Message k carries stage k / N to rank k % N; the messages
+// to the owner are unused.
+typedef struct {
+    const CyclicPlan *plan;
+    int *from, *slot; // [N * N] sender and slot of each message
+    double *sent;     // [ranks] elements sent, including sums
+} Routing;
+// Returns whether a rank can send a message: it has the version by then, because it made or used
+// it, or received it two slots before.
+static inline bool routing_can(const Routing *r, int rank, int message) {
+    const int N = r->plan->N, stage = message / N, at = r->slot[message];
+    if (rank == cyclic_owner(r->plan, stage)) { return true; }
+    return rank != message % N &&
+           (r->slot[stage * N + rank] + 2 <= at || cyclic_first_use(r->plan, rank, stage) <= at);
+}
+// Moves one message from the rank that sends most to another rank that can send it. If that rank
+// would send too much, one of its messages that is at least as large moves to a third rank, and so
+// on (a breadth-first search). Returns false if no move improves the balance.
+static inline bool routing_relieve(Routing *r) {
+    const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
+    // takes: the message that each rank takes over; -1: none
+    int *queue = (int *)checked_malloc(2 * (size_t)N * sizeof(int), "routes"), *takes = queue + N,
+        count = 1, end = -1;
+    queue[0] = 0;
+    for (int q = 0; q < N; q++) {
+        takes[q] = -1;
+        queue[0] = r->sent[q] > r->sent[queue[0]] ? q : queue[0];
+    }
+    for (int at = 0; at < count && end < 0; at++) {
+        const int from = queue[at];
+        for (int k = 0; k < N * N && end < 0; k++) {
+            const double bytes = r->plan->weight[k / N];
+            if (k % N == owner || r->from[k] != from ||
+                (at && bytes < r->plan->weight[takes[from] / N])) {
+                continue;
+            }
+            for (int q = 0; q < N && end < 0; q++) {
+                if (q == queue[0] || takes[q] >= 0 || !routing_can(r, q, k)) { continue; }
+                takes[q] = k;
+                queue[count++] = q;
+                end = r->sent[q] + bytes < r->sent[queue[0]] ? q : -1;
+            }
+        }
+    }
+    for (int q = end, from; q >= 0 && q != queue[0]; q = from) {
+        from = r->from[takes[q]];
+        r->from[takes[q]] = q;
+        r->sent[q] += r->plan->weight[takes[q] / N];
+        r->sent[from] -= r->plan->weight[takes[q] / N];
+    }
+    free(queue);
+    return end >= 0;
+}
+// Mode zero: the uses of a step are numbered in a rank's order. Each stage forward, then each but
+// the last backward.
+static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) {
+    return backward ? 2 * p->N - 2 - stage : stage;
+}
+static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
+// Mode zero: a message for each use, early enough to have a slot to travel, into a slot of the
+// borrowed parameters that is free by then; and one more with wte for the head.
+static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
+    const int N = p->N;
+    for (int k = 0; k < N * 2 * N; k++) {
+        const int to = k / (2 * N), use = k % (2 * N);
+        // the last use is the head's
+        const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use);
+        const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
+        const int version = -!cyclic_fresh(p, to, stage),
+                  made = cyclic_update_slot(p, stage) + 2 * N * (version - 1),
+                  used = backward ? cyclic_backward_slot(p, 0, to, at)
+                                  : cyclic_forward_slot(p, 0, to, at);
+        HandBack message = hand_back(stage, cyclic_owner(p, stage), to,
+                                     (int)max_i64(max_i64(used - BORROWED_SLOTS, made), -2));
+        message.head = head;
+        message.version = version;
+        message.use = backward ? use : at;
+        hand_back_add(h, message);
+    }
+}
+// Where the ranks of a stage take turns: cyclic_first_turn returns the slot in which a rank first
+// uses the version that a step makes; cyclic_route_turns adds the owner's messages to the others.
+static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank, int stage) {
+    int first = INT_MAX;
+    for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
+        const int later = cyclic_fresh(p, cyclic_micro(p, piece), stage) ? 1 : 2;
+        const bool mine =
+            cyclic_rank(p, (step + later) * cyclic_step_pieces(p) + piece, stage) == rank;
+        if (mine) { first = (int)min_i64(first, cyclic_forward_slot(p, later, piece, stage)); }
+    }
+    return first;
+}
+static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
+    for (int stage = 0; stage < p->N; stage++) {
+        const int width = cyclic_width(p, stage), phases = cyclic_phases(p, stage),
+                  first = cyclic_first_rank(p, stage), owner = cyclic_owner(p, stage);
+        for (int k = 0; k < width * phases; k++) {
+            const int to = first + k % width, phase = k / width;
+            HandBack message = hand_back(stage, owner, to,
+                                         (int)max_i64(cyclic_update_slot(p, stage),
+                                                      cyclic_first_turn(p, phase, to, stage) - 3));
+            message.phase = phase;
+            message.phases = phases;
+            hand_back_add(h, message);
+        }
+    }
+}
+// Mode data: each rank receives each stage's parameters from a rank that has them, chosen so that no
+// rank sends more than the others, sums included. A message has two idle slots to travel where that
+// is possible. The rank that is last to use all stages (in v1: rank N - 2) has no one to send to, so
+// the others send one more stage for it.
+static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
+    const int N = p->N, owner = cyclic_owner(p, 0);
+    int *from = (int *)checked_malloc(2 * (size_t)(N * N) * sizeof(int), "routes");
+    Routing r = {p, from, from + N * N,
+                 (double *)checked_calloc((size_t)p->ranks, sizeof(double), "routes")};
+    for (int k = 0; k < N * N; k++) {
+        const int stage = k / N, to = k % N;
+        r.from[k] = owner;
+        r.slot[k] = (int)max_i64(cyclic_update_slot(p, stage), cyclic_first_use(p, to, stage) - 3);
+        r.sent[to] += to == owner ? (N - 1) * p->weight[stage] : p->weight[stage];
+    }
+    while (routing_relieve(&r)) {}
+    for (int k = 0; k < N * N; k++) {
+        hand_back_add(h, hand_back(k / N, r.from[k], k % N, r.slot[k]));
+    }
+    free(from);
+    free(r.sent);
+}
+// Returns all messages of parameters, sorted by slot; the caller frees .message.
+static inline HandBacks cyclic_route(const CyclicPlan *p) {
+    const int N = p->N;
+    // a stage has at most as many phases as ranks
+    const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3);
+    HandBacks h = {0, (HandBack *)checked_malloc(most * sizeof(HandBack), "routes")};
+    if (p->mode == CYCLIC_MODEL) {
+        HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
+        wte.head = true;
+        hand_back_add(&h, wte);
+    }
+    if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
+    if (cyclic_turns(p)) { cyclic_route_turns(p, &h); }
+    if (p->mode == CYCLIC_DATA) { cyclic_route_data(p, &h); }
+    qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
+    return h;
+}
+// Returns how many versions of a stage's parameters a rank keeps. Two, if a new one arrives before
+// the last use of the previous one, or before the previous one is sent on. head: versions of wte on
+// the rank of the last stage, if that is not the first stage's.
+static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage,
+                                bool head) {
+    const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // the stage that uses it
+    int places = 0;
+    // the other ranks borrow parameters
+    if (p->mode == CYCLIC_ZERO) {
+        return rank == cyclic_owner(p, stage) ? 1 + !cyclic_fresh(p, 0, stage) : 0;
+    }
+    for (int phase = 0; phase < phases; phase++) {
+        int comes = cyclic_update_slot(p, stage), leaves = INT_MIN; // the last one that is sent on
+        for (int k = 0; k < h->count; k++) {
+            const HandBack *m = &h->message[k];
+            if (m->stage != stage || m->head != head) { continue; }
+            if (m->to == rank && hand_back_of(m, phase)) { comes = m->slot; }
+            if (m->from == rank) { leaves = m->slot; }
+        }
+        for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
+            const bool delayed = !cyclic_fresh(p, cyclic_micro(p, piece), stage);
+            const int64_t number = cyclic_step_pieces(p) * (int64_t)(phase + delayed) + piece;
+            if (cyclic_rank(p, number, at) != rank) { continue; }
+            const bool two =
+                (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, piece, at);
+            places = (int)max_i64(places, 1 + two);
+        }
+        // sent on after the next one has arrived
+        if (leaves >= comes + cyclic_period(p)) { places = 2; }
+    }
+    return places;
+}
+
+// -------------------------------------------------------------------------------------------------
+// What a rank stores and exchanges
+
+// Returns which states this rank keeps and exchanges. Pure, apart from memory: p2p_free() frees it.
+static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
+    const size_t n = (size_t)m->storages;
+    HandBacks h = cyclic_route(p);
+    P2p r;
+    memset(&r, 0, sizeof r);
+    r.owner = (int *)checked_calloc(n, sizeof(int), "p2p states");
+    r.keeper = (int *)checked_calloc(n, sizeof(int), "p2p states");
+    r.places = (unsigned char *)checked_calloc(n, 1, "p2p states");
+    r.grad_slot = (unsigned char *)checked_calloc(n, 1, "p2p states");
+    r.adds = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
+    r.comes = (bool *)checked_calloc(n, sizeof(bool), "p2p states");
+    r.taken = (bool **)checked_calloc(n, sizeof(bool *), "p2p states");
+    r.stays = cyclic_stays(p, rank);
+    r.waits = p->waits;
+    r.sums = r.stays && p->waits ? 2 : 1;
+    r.heads = cyclic_wte_gradients(p, rank);
+    r.grad_slots = p->mode == CYCLIC_DATA ? p->N : 2;
+    r.way = p->way;
+    r.pieces = cyclic_pieces(p);
+    r.deferred = p->mode == CYCLIC_DATA;
+    r.borrows = p->mode == CYCLIC_ZERO;
+    r.stages = p->N;
+    r.uses = 2 * p->N - 1;
+    r.notice = r.borrows ? 2 : 1;
+    r.stage = (int *)checked_calloc(n, sizeof(int), "p2p states");
+    r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
+    for (int i = 0; i < m->storages; i++) {
+        r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "p2p states");
+    }
+    // The stage of a storage is that of its first unit, so the loop ends with it.
+    for (int u = m->units - 1, used[2]; u >= 0; u--) {
+        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
+            const bool head =
+                u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
+            const int i = used[k],
+                      stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
+            if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
+            r.stage[i] = stage;
+            for (int q = 0; q < p->ranks && !r.borrows; q++) {
+                r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
+            }
+            r.owner[i] = cyclic_owner(p, stage);
+            r.keeper[i] = r.borrows ? r.owner[i] : cyclic_rank(p, 0, stage);
+            r.grad_slot[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
+            r.places[i] =
+                (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
+            r.adds[i] = r.borrows || r.taken[i][rank];
+            r.comes[i] = r.stays ? (r.borrows || cyclic_width(p, stage) > 1) && r.owner[i] == rank
+                                 : r.adds[i] && !cyclic_turns(p);
+        }
+    }
+    free(h.message);
+    return r;
+}
+static inline void p2p_free(P2p *r, int storages) {
+    for (int i = 0; i < storages; i++) { free(r->taken[i]); }
+    free(r->owner);
+    free(r->taken);
+    free(r->keeper);
+    free(r->places);
+    free(r->adds);
+    free(r->comes);
+    free(r->grad_slot);
+    free(r->stage);
+}
+
+#endif

@@ -1,0 +1,328 @@
+// collectives.h: how the states of a storage travel between the ranks that own it: gathers of
+// parameters before their use, reductions of gradients. p2p.h has the messages between two ranks.
+//
+// Gathers     Each owner sends its slice to all others. With hpZ, the gathers after a step's first
+//             one need only the ranks of a partition. With qwZ, records travel (quantize.h).
+// Reductions  are reduce-scatters, or, with qgZ, two exchanges of records: inside nodes and then
+//             between them. The records of a bucket of storages travel together, in this order:
+//             for each receiver [for each storage of the bucket [for each node [records of its
+//             slice]]].
+// Order       All owners must call each function here, with storages in the same order.
+#ifndef COLLECTIVES_H
+#define COLLECTIVES_H
+
+#include "state/host.h" // parameters on the host
+#include "state/p2p.h"  // parameters that are borrowed
+
+// -------------------------------------------------------------------------------------------------
+// Parameters
+
+// The collective of a gather: PREFETCH starts it, predictions count it.
+typedef struct {
+    CommKind kind;
+    const Group *group;
+    const int64_t *bounds; // of the parts that are sent
+    size_t element_bytes;
+} ZeroMessage;
+static inline bool store_gathers_records(const Store *s, bool secondary) {
+    return s->policy.quantized_weights && !secondary;
+}
+static inline ZeroMessage store_gather_message(const Store *s, int storage, bool secondary) {
+    bool coded = store_gathers_records(s, secondary);
+    const SliceKind slices = secondary ? SLICES_SECONDARY : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
+    const ProcessGroup *process_group = store_process_group(s, storage);
+    ZeroMessage m = {COMM_ALL_GATHER, secondary ? &process_group->partition : &process_group->all,
+                     layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+    return m;
+}
+// Lists the collectives of a reduction and returns how many there are. Those of a bucket are
+// counted with its last storage.
+static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
+    const ProcessGroup *process_group = store_process_group(s, storage);
+    ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
+                         dtype_size(s->wire)};
+    m[0] = plain;
+    if (s->bucket_of[storage] < 0) { return 1; }
+    const Bucket *b = &s->buckets[s->bucket_of[storage]];
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1},
+                between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
+    m[0] = inside;
+    m[1] = between;
+    return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
+}
+
+// Returns the bytes of memory traffic that a gather or reduction causes apart from its messages:
+// records are written by the ranks that quantize, and read by those that add.
+static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool secondary) {
+    double elements = (double)gpt_storage_elements(s->model, storage),
+           size = (double)dtype_size(s->dtype);
+    const int64_t *records =
+        layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
+    double coded = (double)records[store_process_group(s, storage)->all.n];
+    // written, summed inside the node, written again, summed; the second part is small
+    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
+    double kept = (store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE) && !secondary
+                      ? elements * 2 * size / store_process_group(s, storage)->partition.n
+                      : 0;
+    return kept + (store_gathers_records(s, secondary) ? coded + elements * size : 0);
+}
+
+// Copies `slice`, this member's part of the message, to its position in the whole array, and starts
+// the gather. slice NULL: the part is copied from the host.
+static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole,
+                                const char *slice, int64_t step) {
+    char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
+    if (!slice) {
+        store_bring_parameters(s, storage, place);
+        if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
+    } else if (place != slice) {
+        ops_copy(s->stream, place, slice,
+                 (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
+    }
+    const CommLabel label = {"parameters", storage, step};
+    s->gathering[storage] =
+        comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
+}
+// Starts to gather the parameters of a storage at this version. secondary: from the hpZ secondary
+// copies, if they are of this version. All members must call it, in the same order among all
+// collectives. Neither the storage, nor another one in the same slot, may be acquired.
+static inline void store_prefetch(Store *s, int storage, int64_t version, bool secondary,
+                                  int64_t step) {
+    assert(version == s->updates[storage]);
+    (void)version;
+    secondary = secondary && s->secondary_valid[storage];
+    bool coded = store_gathers_records(s, secondary);
+    const StateKind from = secondary ? STATE_SECONDARY : coded ? STATE_RECORDS : STATE_PARAMETERS;
+    const bool on_host = from == STATE_PARAMETERS && store_place(s, from, storage) == PLACE_HOST;
+    store_gather(s, storage, store_gather_message(s, storage, secondary),
+                 store_full(s, coded ? from : STATE_PARAMETERS, storage),
+                 on_host ? NULL : store_at(s, from, storage, 0), step);
+    s->arriving[storage] = secondary ? GATHER_SECONDARY : GATHER_PRIMARY;
+}
+// Makes gathered data ready for use: turns records into parameters, and copies this rank's part of
+// them to the hpZ secondary copy.
+static inline void store_unpack_arrived(Store *s, int storage) {
+    char *whole = store_full(s, STATE_PARAMETERS, storage);
+    if (s->policy.quantized_weights) {
+        ops_dequantize(s->stream, whole, s->dtype, store_full(s, STATE_RECORDS, storage),
+                       gpt_storage_elements(s->model, storage), s->policy.weights);
+    }
+    if (!(store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE)) { return; }
+    const int64_t *bounds = layout_slices(&s->layout, SLICES_SECONDARY, storage),
+                  me = store_process_group(s, storage)->partition.me,
+                  size = (int64_t)dtype_size(s->dtype);
+    ops_copy(s->stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
+             (size_t)(slice_length(bounds, (int)me) * size));
+    s->secondary_valid[storage] = true;
+}
+
+// Returns parameters that are stored here, in compute precision. Unpacked copies are allocated like
+// a stack.
+static inline const Real *store_lend(Store *s, int storage, const void *stored) {
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    s->held++;
+    if (!store_converts(s->dtype)) { return (const Real *)stored; }
+    Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
+    s->unpacked_at[storage] = s->unpacked_used;
+    s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
+    assert(s->unpacked_used <= s->unpacked_bytes);
+    ops_unpack(s->stream, copy, stored, s->dtype, elements);
+    return copy;
+}
+// Returns borrowed parameters, when they have arrived.
+static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot) {
+    requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
+    return store_lend(s, storage, store_at(s, STATE_PARAMETERS, storage, slot));
+}
+// Returns the parameters of a storage in compute precision, valid until store_release. version: the
+// number of updates that they must include.
+static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
+    assert(s->policy.p2p || (version == s->updates[storage] &&
+                             (!store_gathers_for_use(s, storage) || s->arriving[storage])));
+    comm_wait(s->comm, &s->gathering[storage]);
+    if (store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST) {
+        ops_follow(s->stream, store_param_link(s, storage));
+    }
+    if (s->policy.p2p) { store_await_version(s, storage, version); }
+    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
+    s->arriving[storage] = GATHER_NONE;
+    return store_lend(s, storage,
+                      s->policy.p2p ? store_at(s, STATE_PARAMETERS, storage, version)
+                                    : store_full(s, STATE_PARAMETERS, storage));
+}
+// Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
+static inline void store_release(Store *s, int storage) {
+    if (--s->held == 0) { s->unpacked_used = 0; }
+    if (s->unpacked_at[storage] +
+            (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(),
+                             64) ==
+        s->unpacked_used) {
+        s->unpacked_used = s->unpacked_at[storage];
+    }
+}
+
+// Waits until all states are complete, before they are read other than by store_acquire. All
+// members call it.
+static inline void store_wait_all(Store *s) {
+    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->gathering[i]); }
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
+        ops_wait(&s->offload_buffer[i].link);
+    }
+    for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
+    if (s->disk) { disk_wait_all(s->disk); }
+    ops_wait(s->stream);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Gradients
+
+// Waits for the reduction of a storage's gradient. Its slot is free afterwards.
+static inline void store_finish_reduce(Store *s, int storage) {
+    comm_wait(s->comm, &s->reducing[storage]);
+    if (!s->adds_to_shard[storage]) { return; }
+    int64_t begin, n = store_own(s, storage, &begin);
+    ops_accumulate(s->stream, store_floats(s, STATE_GRADIENT, storage, 0),
+                   (const float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin, n);
+    s->adds_to_shard[storage] = false;
+}
+// Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
+// it holds contributions already, and more must be added.
+static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
+    int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
+    int before = slot < 0 ? storage : s->occupant[slot];
+    if (s->first_write[storage] && before >= 0 &&
+        store_place(s, STATE_GRADIENT, before) == PLACE_HOST) {
+        store_free_slot(s);
+    }
+    if (s->first_write[storage] && before >= 0) { store_finish_reduce(s, before); }
+    if (slot >= 0) { s->occupant[slot] = storage; }
+    *accumulate = !s->first_write[storage];
+    s->first_write[storage] = false;
+    return (float *)(void *)store_full(s, STATE_GRADIENT, storage);
+}
+
+// Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
+// owners on the other nodes.
+static inline void exchange_send_on(Store *s, BucketExchange *p) {
+    const Bucket *b = p->bucket;
+    if (p->hop != 1 || b->process_group->across.n == 1) { return; }
+    const Group *all = &b->process_group->all;
+    const int local = group_local(all, all->me);
+    const char *in = p->received;
+    comm_wait(s->comm, &p->request);
+    for (int storage = b->first; storage >= b->last; storage--) {
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t before = 0,
+                    elements = slice_length(store_slices(s, storage), group_at(all, n, local));
+            for (int q = b->first; q > storage; q--) { before += store_records(s, q, n, local); }
+            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1],
+                               all->locals, elements, s->policy.gradients);
+            in += store_records(s, storage, n, local);
+        }
+    }
+    const CommLabel label = {"gradient", b->last, p->step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->across, p->onward,
+                                       b->to_nodes, p->arrived, b->from_nodes, 1);
+    p->hop = 2;
+}
+// Ends a bucket's exchanges: adds what arrived last to this rank's slices.
+static inline void exchange_finish(Store *s, BucketExchange *p) {
+    if (!p->hop) { return; }
+    const Group *all = &p->bucket->process_group->all,
+                *senders = p->hop == 2 ? &p->bucket->process_group->across
+                                       : &p->bucket->process_group->node;
+    const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
+    const char *in = p->hop == 2 ? p->arrived : p->received;
+    comm_wait(s->comm, &p->request);
+    for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
+        float *slice = store_floats(s, STATE_GRADIENT, storage, 0);
+        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
+                           store_own_elements(s, storage), s->policy.gradients);
+        in += store_records(s, storage, group_node(all, all->me), group_local(all, all->me));
+    }
+    p->hop = 0;
+}
+// Returns the exchange that was opened last.
+static inline BucketExchange *exchange_newest(Store *s) {
+    return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES];
+}
+// Begins the exchange of a bucket. Older exchanges advance by one message, so all members must
+// begin exchanges in the same order.
+static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
+    const Group *all = &b->process_group->all;
+    int index = (int)(s->exchanges++ % EXCHANGES);
+    BucketExchange *p = &s->exchange[index];
+    exchange_finish(s, p);
+    exchange_send_on(s, &s->exchange[1 - index]);
+    p->bucket = b;
+    p->add = add;
+    p->step = step;
+    p->sent = s->exchange_base + (size_t)index * s->exchange_bytes;
+    p->received = p->sent + round_up(b->to_node[all->locals], 64);
+    p->onward = p->received + round_up(b->from_node[all->locals], 64);
+    p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
+    return p;
+}
+// Quantizes some elements of this rank's contribution to a gradient.
+static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
+                                  int64_t elements) {
+    const float *grad = (const float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin;
+    if (!s->device[STATE_ERRORS].base) {
+        ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
+        return;
+    }
+    uint16_t *error = (uint16_t *)(void *)store_full(s, STATE_ERRORS, storage) + begin;
+    ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
+}
+// Writes this rank's contribution into the message of its bucket, and sends the message when it is
+// full.
+static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
+    const Bucket *b = &s->buckets[s->bucket_of[storage]];
+    const Group *all = &b->process_group->all;
+    BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
+    for (int l = 0; l < all->locals; l++) {
+        char *out = p->sent + b->to_node[l];
+        for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
+            store_quantize(s, out, storage, begin,
+                           slice_length(store_slices(s, storage), group_at(all, n, l)));
+            out += store_records(s, storage, n, l);
+        }
+    }
+    if (storage > b->last) { return; }
+    const CommLabel label = {"gradient", storage, step};
+    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->node, p->sent, b->to_node,
+                                       p->received, b->from_node, 1);
+    p->hop = 1;
+}
+
+// Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
+// contribution. All of them must call it, with storages in the same order.
+static inline void store_reduce(Store *s, int storage, int64_t step) {
+    bool accumulate,
+        add = s->summed[storage] && !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    if (s->first_write[storage]) {
+        ops_zero(s->stream, store_gradient(s, storage, &accumulate),
+                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+    }
+    s->first_write[storage] = true;
+    s->summed[storage] |= !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    if (s->bucket_of[storage] >= 0) {
+        store_reduce_coded(s, storage, add, step);
+        return;
+    }
+    int64_t begin;
+    store_own(s, storage, &begin);
+    float *grad = (float *)(void *)store_full(s, STATE_GRADIENT, storage),
+          *slice = store_floats(s, STATE_GRADIENT, storage, 0);
+    // true: the slice of the sum stays in the slot
+    const bool there = add || (store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    s->adds_to_shard[storage] = add;
+    const CommLabel label = {"gradient", storage, step};
+    s->reducing[storage] =
+        comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
+                                  there ? grad + begin : slice, store_slices(s, storage), s->wire);
+}
+
+#endif

@@ -1,0 +1,208 @@
+// policy.h: the kinds of states, and what decides where they are: the flags of ZeRO (ZeroPolicy),
+// what is offloaded (Offload), and who passes what to whom in point-to-point mode (P2p). These are
+// plain values: other files fill them from the options, and the table of states (table.h) follows
+// from them.
+#ifndef POLICY_H
+#define POLICY_H
+
+#include "options.h"         // --zero, optimizers
+#include "engine/schedule.h" // where sums are
+
+enum {
+    NORM_CHUNK = 256,
+    SHARED_SLOTS = 2,   // slots of blocks: one is in use while the data of the other travel
+    BORROWED_SLOTS = 2, // slots of stages for borrowed parameters, used in the same way
+};
+
+// -------------------------------------------------------------------------------------------------
+// Kinds of states. The numbers up to STATE_GRADIENT are those of checkpoints (docs/formats.md).
+typedef enum {
+    STATE_MASTER, // parameters in fp32; with --dtype fp32 they are the working parameters
+    STATE_MOMENT, // of the optimizer; as many kinds as its row says
+    STATE_PREVIOUS = STATE_MOMENT + MOMENTS, // p2p: the version before the newest parameters
+    OPTIMIZER_KINDS = STATE_PREVIOUS,        // kinds below are the optimizer's states
+    STATE_RETIRED,                           // in files of older versions; ignored
+    STATE_GRADIENT,                          // fp32 sums
+    FILE_KINDS,                              // kinds below may be in a checkpoint
+    STATE_PARAMETERS = FILE_KINDS,           // working parameters
+    HOST_KINDS,                              // kinds below may be on the host
+    // activations of blocks that use the storage, between forward and backward pass (executor)
+    STATE_ACTIVATIONS = HOST_KINDS,
+    STATE_SECONDARY, // hpZ: slices of secondary copies of the parameters
+    STATE_RECORDS,   // qwZ: quantized parameters
+    STATE_ERRORS,    // qgZ: errors of quantized gradients, which are fed back
+    STATE_MADE,      // p2p: gradients of micro-batches, if sums stay
+    STATE_RECEIVED,  // p2p: sums from other ranks
+    // p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients of
+    // pieces, in slots that blocks share unless their storages alternate (--share AxB)
+    STATE_PIECES,
+    STATE_KINDS
+} StateKind;
+enum { // bits of kinds: states of the optimizer; all states that may be on the host
+    OPTIMIZER_STATES = (1 << OPTIMIZER_KINDS) - 1,
+    OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
+};
+// Is this a moment that the optimizer keeps?
+static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
+    return kind >= STATE_MOMENT && (int)kind < STATE_MOMENT + o->moments;
+}
+
+// -------------------------------------------------------------------------------------------------
+// What decides where states are
+
+// Which states are in host memory (offload.h chooses them). The host holds slices at every ZeRO
+// stage: what the rank updates. States of the optimizer are copied to the device for the update,
+// piece by piece, or the host updates them from gradients that are copied there. Of a gradient on
+// the host, the device has only a slot for the contribution that is being computed. Parameters are
+// gathered for each use, as at stage 3, into slots that blocks share. Parameters in fp32 are their
+// own masters, and one state with them.
+typedef struct {
+    unsigned char *host; // [storages] bits of kinds
+    // the host updates what it holds: of a storage all states of the optimizer, or none
+    bool cpu_update;
+    // [storages] bits of the optimizer's states that are on a disk (state/disk.h) and are read to
+    // the host for their update; NULL: none
+    unsigned char *disk;
+    const char *folder; // of the files on disk
+    bool gradients;     // gradients may be on the host
+    bool delays;        // updates are one step late; then all gradients and masters are there
+    int storages;
+} Offload;
+#ifndef OFFLOAD_PIECE // tests make it small
+#define OFFLOAD_PIECE (1 << 20)
+#endif
+static inline bool offload_has(const Offload *o, int storage, StateKind kind) {
+    return o && (o->host[storage] >> kind & 1);
+}
+static inline bool offload_has_any(const Offload *o, StateKind kind) {
+    bool any = false;
+    for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
+    return any;
+}
+static inline bool offload_has_states(const Offload *o, int storage) {
+    return o && (o->host[storage] & ((1 << HOST_KINDS) - 1));
+}
+static inline int offload_states(const Offload *o, int storage) {
+    return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES);
+}
+
+static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) {
+    return o && o->disk && (o->disk[storage] >> kind & 1);
+}
+// Returns how many kinds of a storage's states are on disk.
+static inline int offload_stored(const Offload *o, int storage) {
+    return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
+}
+
+// How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., reaches its owner, the rank of the
+// last micro-batch. SUM_CHAIN: each rank adds its gradient and sends the sum to the next.
+// SUM_FIRST: all but the last send their gradients to the first rank, which sends the sum to the
+// last. SUM_OWNER: all send their gradients to the last.
+typedef enum { SUM_CHAIN, SUM_FIRST, SUM_OWNER } SumWay;
+// The pieces in which the micro-batches of a step are computed. Pieces are numbered in the order of
+// their computation. in_turns (a rank has one micro-batch): the first piece of each micro-batch,
+// then the second of each, and so on. Otherwise: all pieces of a micro-batch, then of the next.
+typedef struct {
+    int micros, pieces; // micro-batches of a step; pieces of a micro-batch
+    bool in_turns;
+} Pieces;
+static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
+static inline int piece_number(const Pieces *p, int micro, int within) {
+    return p->in_turns ? within * p->micros + micro : micro * p->pieces + within;
+}
+static inline int piece_micro(const Pieces *p, int piece) {
+    return p->in_turns ? piece % p->micros : piece / p->pieces;
+}
+static inline int piece_within(const Pieces *p, int piece) {
+    return p->in_turns ? piece / p->micros : piece % p->pieces;
+}
+// Returns whether a piece is the last one of its micro-batch.
+static inline bool piece_is_last(const Pieces *p, int piece) {
+    return piece_within(p, piece) == p->pieces - 1;
+}
+// Returns how many of the step's samples a piece has, and writes the first to *first.
+// begins: [micros + 1] the first sample of each micro-batch; NULL: micro-batches are nearly equal.
+static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t *begins, int piece,
+                                 int64_t *first) {
+    const int micro = piece_micro(p, piece), within = piece_within(p, piece);
+    const int64_t begin = begins ? begins[micro] : part_begin(samples, p->micros, micro);
+    const int64_t rows =
+        (begins ? begins[micro + 1] : part_begin(samples, p->micros, micro + 1)) - begin;
+    *first = begin + part_begin(rows, p->pieces, within);
+    return begin + part_begin(rows, p->pieces, within + 1) - *first;
+}
+// States that travel by p2p messages instead of collectives of all owners (cyclic.h). A storage has
+// one owner, which updates it. Other ranks compute with copies of its parameters, and pass on the
+// sum of its gradient.
+typedef struct {
+    int *owner;   // [storages] rank that updates it
+    bool **taken; // [storages][ranks] whether the rank computes with its parameters
+    // [storages] rank that saves the version before the newest, if one is kept
+    int *keeper;
+    // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in
+    // buffer v modulo places
+    unsigned char *places;
+    bool *adds;  // [storages] whether this rank contributes to the gradient
+    bool *comes; // [storages] whether this rank receives sums, or parts of sums, of its gradient
+    // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
+    // made in slots; otherwise sums are received and passed on
+    bool stays;
+    bool waits; // updates wait for the norm of the whole gradient
+    // buffers of sums that stay: 2 if the sum of the next step begins before that of this step is
+    // used
+    int sums;
+    // pieces between the head's and the embedding's part of their gradient of wte
+    int heads;
+    const SumWay *way; // [storages] NULL: SUM_CHAIN
+    Pieces pieces;     // of a step
+    // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
+    bool joins_pieces;
+    int grad_slots;           // slots for received sums
+    unsigned char *grad_slot; // [storages] slot that receives the sums of the storage
+    // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
+    // gradients to the owner without adding to them
+    bool borrows;
+    int stages, uses; // with borrows: stages; uses of a stage's parameters in a step
+    // [storages] stage that it belongs to; wte belongs to the first, and the last uses it, too
+    int *stage;
+    // operations that wait for a message are deferred (p2p.h); each gradient that is passed on has
+    // a buffer of its own
+    bool deferred;
+    // most steps that begin after the step in which a stop was requested
+    int notice;
+} P2p;
+// Returns the slot that holds the parameters of a use. Uses are counted through all steps.
+static inline int p2p_slot(const P2p *r, int use, int64_t step) {
+    return (int)((step * r->uses + use) % BORROWED_SLOTS);
+}
+
+// The ZeRO and ZeRO++ flags of a run.
+typedef struct {
+    int stage; // 0 .. 3
+    // hpZ: ranks that together keep a secondary copy of the parameters; 1: off
+    int partition;
+    bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
+    QuantFormat weights, gradients;
+    bool accumulates;       // a step has several micro-steps
+    bool keeps_gathered;    // wte stays acquired from the head to the embedding (dp.h)
+    const P2p *p2p;         // NULL: states travel by collectives
+    const Offload *offload; // NULL: all states are on the device
+} ZeroPolicy;
+
+static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool keeps_gathered) {
+    ZeroPolicy z;
+    memset(&z, 0, sizeof z);
+    z.stage = (int)o->zero;
+    z.partition = (int)o->zero_hpz_partition_size;
+    z.accumulates = accumulates;
+    z.keeps_gathered = keeps_gathered;
+    z.quantized_weights = o->zero_quantized_weights;
+    z.quantized_gradients = o->zero_quantized_gradients;
+    z.feedback = o->zero_error_feedback;
+    z.weights.bits = 8;
+    z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
+    z.weights.block = z.gradients.block = o->zero_quant_block;
+    return z;
+}
+
+#endif

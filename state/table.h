@@ -1,0 +1,270 @@
+// table.h: the table of states. Each state of each storage is one record (State): its kind, its
+// place, its versions, and its position in the buffer of its kind and place. planned.h fills the
+// table from the policies; store.h finds states in it; predictions add up its buffers.
+//
+//   kind               on the device            cut      what it is
+//   master, moments    as long as used          slices   fp32 states; fp32 parameters are their
+//                                                        own masters, and have no others
+//   previous           p2p                      whole    other version of the parameters
+//   gradient           slices, slots or whole   slices   fp32 sums
+//   parameters         slices, slots or whole   slices   in storage precision
+//   secondary          hpZ                      parts    a partition's copy of the parameters
+//   records            qwZ: slices, slots       records  parameters in 8 bits
+//   errors             qgZ with feedback        whole    bf16
+//   made, received,    p2p                      whole    gradients and sums of micro-batches
+//   pieces
+//
+// Buffers    One StateBuffer, one allocation, for each kind and place, with the storages one after
+//            another. A buffer of slices from which whole arrays are needed has slots for them:
+//            blocks share a few slots and use them in turn, every other storage has its own. In a
+//            slot of its own a storage's slice is stored in place, unless what is gathered or
+//            summed there must not overwrite it.
+#ifndef TABLE_H
+#define TABLE_H
+
+#include "state/layout.h" // owners, slices
+
+typedef enum { PLACE_NONE, PLACE_DEVICE, PLACE_HOST, PLACE_DISK } Place;
+// A state of a storage. Offsets and strides are in bytes.
+typedef struct {
+    Place place;       // of this rank's slice
+    StateKind copy_of; // the kind whose memory it is: its own, or the parameters
+    // the slice is stored outside the slot in which whole arrays are gathered or summed
+    bool apart;
+    // version v is stored at `slice` + (v modulo versions) * stride
+    int versions;
+    int64_t stride;
+    int64_t slice; // offset of this rank's slice in the buffer of its place
+    int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
+} State;
+
+// What the device memory of each kind counts as, and what it is called when it is allocated.
+static const struct {
+    MemoryKind memory;
+    const char *what;
+} state_uses[STATE_KINDS] = {
+    {MEMORY_OPTIMIZER, "fp32 parameters"},
+    {MEMORY_OPTIMIZER, "moments"},
+    {MEMORY_OPTIMIZER, "moments"},
+    {MEMORY_BUFFERS, "previous parameters"},
+    {MEMORY_BUFFERS, "retired state"},
+    {MEMORY_GRADIENTS, "gradients"},
+    {MEMORY_PARAMETERS, "parameters"},
+    {MEMORY_BUFFERS, "activations"},
+    {MEMORY_PARAMETERS, "secondary parameters"},
+    {MEMORY_BUFFERS, "quantized parameters"},
+    {MEMORY_BUFFERS, "errors of quantized gradients"},
+    {MEMORY_BUFFERS, "gradients"},
+    {MEMORY_BUFFERS, "sums of gradients"},
+    {MEMORY_BUFFERS, "gradients of pieces"},
+};
+
+// What a buffer holds: whole arrays; slices; slices, and slots for whole arrays.
+typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLayout;
+typedef struct {
+    BufferLayout layout;
+    SliceKind cut;
+    size_t size;  // bytes of an element
+    bool travels; // collectives work on its arrays and slices, which have padding
+    // it is on the host (offload.h); its memory is pinned, so that copies run beside the host's
+    // work
+    bool on_host, pinned;
+    size_t held, slot_bytes; // bytes of the states themselves, and of the slots
+    char *base;
+} StateBuffer;
+static inline StateBuffer buffer_of(BufferLayout layout, SliceKind cut, size_t size) {
+    StateBuffer b;
+    memset(&b, 0, sizeof b);
+    b.layout = layout;
+    b.cut = cut;
+    b.size = size;
+    return b;
+}
+
+// Return the bytes of a storage's whole array, and of this rank's slice of it.
+static inline int64_t buffer_full_bytes(const Layout *l, const StateBuffer *b, int storage) {
+    const int n = layout_process_group(l, storage)->slices[b->cut].n;
+    return layout_slices(l, b->cut, storage)[n] * (int64_t)b->size;
+}
+static inline int64_t buffer_slice_bytes(const Layout *l, const StateBuffer *b, int storage) {
+    const int64_t *bounds = layout_slices(l, b->cut, storage);
+    return slice_length(bounds, layout_me(l, b->cut, storage)) * (int64_t)b->size;
+}
+// The same with the padding.
+static inline int64_t buffer_full_padded(const Layout *l, const StateBuffer *b, int storage) {
+    return b->travels ? layout_padded(l, b->cut, storage) * (int64_t)b->size
+                      : buffer_full_bytes(l, b, storage);
+}
+static inline int64_t buffer_slice_padded(const Layout *l, const StateBuffer *b, int storage) {
+    return b->travels ? layout_slices(l, b->cut, storage)[1] * (int64_t)b->size
+                      : buffer_slice_bytes(l, b, storage);
+}
+static inline int state_slot(const Layout *l, const State *x, int storage) {
+    return shared_slot(&l->owners, storage, x->apart, x->place == PLACE_HOST);
+}
+// Is the whole array always on the device?
+static inline bool state_stays_full(const Layout *l, const StateBuffer *b, const State *x,
+                                    int storage) {
+    return x->place == PLACE_DEVICE &&
+           (b->layout == BUFFER_FULL ||
+            (b->layout == BUFFER_SLOTS && !x->apart && state_slot(l, x, storage) < 0));
+}
+
+// Places the slots behind all slices, those that blocks share first. x: [storages] the records of a
+// kind.
+static inline void buffer_plan_slots(StateBuffer *b, State *x, const Layout *l, int64_t at) {
+    for (int slot = 0; slot <= SHARED_SLOTS; slot++) {
+        int64_t place = -1; // offset of the shared slot
+        for (int i = 0; i < l->model->storages; i++) {
+            if (!layout_holds(l, i) || x[i].whole >= 0) { continue; }
+            const int shared = state_slot(l, &x[i], i);
+            if (slot < SHARED_SLOTS && shared != slot) { continue; }
+            if (slot == SHARED_SLOTS || place < 0) {
+                place = round_up(at, 64);
+                at = place + buffer_full_padded(l, b, i);
+            }
+            x[i].whole = place;
+        }
+    }
+    b->slot_bytes = (size_t)at - b->held;
+}
+// Gives the records of a kind that are in a buffer's place their positions in it. On the device,
+// what travels and is on the host has a slot.
+static inline void buffer_plan(StateBuffer *b, State *x, const Layout *l) {
+    int64_t at = 0;
+    if (b->layout == BUFFER_NONE) { return; }
+    for (int i = 0; i < l->model->storages; i++) {
+        if (!layout_holds(l, i) || x[i].place != (b->on_host ? PLACE_HOST : PLACE_DEVICE)) {
+            continue;
+        }
+        const int64_t begin =
+            layout_slices(l, b->cut, i)[layout_me(l, b->cut, i)] * (int64_t)b->size;
+        const bool full = !b->on_host && state_stays_full(l, b, &x[i], i);
+        x[i].slice = full ? at + begin : at;
+        if (full) { x[i].whole = at; }
+        at += full ? buffer_full_padded(l, b, i) : buffer_slice_padded(l, b, i);
+        b->held += (size_t)(b->layout == BUFFER_FULL ? buffer_full_bytes(l, b, i)
+                                                     : buffer_slice_bytes(l, b, i));
+    }
+    b->slot_bytes = (size_t)at - b->held;
+    if (b->travels) { buffer_plan_slots(b, x, l, at); }
+}
+
+// The bytes of such a buffer, kept up to date while slices leave it and return, one at a time.
+typedef struct {
+    int64_t slices;          // bytes of slices, and of whole arrays that stay
+    int64_t slot_bytes;      // bytes of slots of one storage, each rounded up
+    int users[SHARED_SLOTS]; // storages that use each shared slot
+    int64_t shared;          // bytes of each shared slot
+    Largest last_slot;       // one more than the last storage that has its own slot
+} BufferSum;
+// Adds (times 1) or removes (-1) a storage's part, as its record is now.
+static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const StateBuffer *b,
+                                  const State *x, int storage, int times) {
+    if (!layout_holds(l, storage)) { return; }
+    const int64_t whole = buffer_full_padded(l, b, storage);
+    const int slot = state_slot(l, x, storage);
+    if (state_stays_full(l, b, x, storage)) {
+        sum->slices += times * whole;
+        return;
+    }
+    if (x->place == PLACE_DEVICE) { sum->slices += times * buffer_slice_padded(l, b, storage); }
+    if (slot >= 0) {
+        sum->users[slot] += times;
+        sum->shared = whole;
+    } else {
+        sum->slot_bytes += times * round_up(whole, 64);
+        largest_set(&sum->last_slot, storage, times > 0 ? storage + 1 : 0);
+    }
+}
+static inline BufferSum buffer_sum(const Layout *l, const StateBuffer *b, const State *x) {
+    BufferSum sum = {0, 0, {0}, 0, largest_make(l->model->storages)};
+    for (int i = 0; i < l->model->storages; i++) { buffer_sum_add(&sum, l, b, &x[i], i, 1); }
+    return sum;
+}
+static inline void buffer_sum_free(BufferSum *sum) { free(sum->last_slot.node); }
+// Returns `held` and `slot_bytes` of buffer_plan() together.
+static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
+                                       const StateBuffer *b) {
+    const int last = (int)largest_of(&sum->last_slot) - 1;
+    int64_t at = sum->slices;
+    for (int slot = 0; slot < SHARED_SLOTS; slot++) {
+        if (sum->users[slot]) { at = round_up(at, 64) + sum->shared; }
+    }
+    if (last < 0) { return at; }
+    const int64_t whole = buffer_full_padded(l, b, last);
+    return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Whole arrays in point-to-point mode
+
+// Plans all versions of each storage, one storage after another.
+static inline void buffer_plan_versions(StateBuffer *b, State *x, const GptModel *m) {
+    for (int i = 0; i < m->storages; i++) {
+        x[i].stride = gpt_storage_elements(m, i) * (int64_t)b->size;
+        x[i].slice = x[i].whole = (int64_t)b->held;
+        b->held += (size_t)(x[i].versions * x[i].stride);
+    }
+}
+// Plans slots for storages that are never stored at the same time. slot: [storages] the slot of
+// each; storages with 0 versions have none.
+static inline void buffer_plan_shared(StateBuffer *b, State *x, const GptModel *m,
+                                      const unsigned char *slot, int slots, bool one_at_a_time) {
+    int64_t at = 0;
+    for (int k = 0; k < slots; k++) {
+        int64_t used = 0;
+        for (int i = 0; i < m->storages; i++) {
+            if (!x[i].versions || slot[i] != k) { continue; }
+            x[i].stride = gpt_storage_elements(m, i) * (int64_t)b->size;
+            x[i].slice = x[i].whole = at + (one_at_a_time ? 0 : used);
+            const int64_t bytes = x[i].versions * x[i].stride;
+            used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
+        }
+        at += used;
+    }
+    b->slot_bytes = (size_t)at;
+}
+// Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
+// of a stage that have no version yet are stored one after another, and stages use the same slots.
+// wte has the same offset in the first and in the last stage. The slots are the versions of these
+// storages, as far apart as the longest stage is long.
+static inline void buffer_add_stages(StateBuffer *b, State *x, const GptModel *m, const P2p *r,
+                                     int slots) {
+    int64_t most = 0;
+    for (int stage = 0; stage < r->stages; stage++) {
+        int64_t at = 0;
+        for (int i = 0; i < m->storages; i++) {
+            if (x[i].versions || (r->stage[i] != stage && (i || stage != r->stages - 1))) {
+                continue;
+            }
+            x[i].slice = x[i].whole = (int64_t)b->held + at;
+            at += gpt_storage_elements(m, i) * (int64_t)b->size;
+        }
+        most = max_i64(most, at);
+    }
+    for (int i = 0; i < m->storages; i++) {
+        if (x[i].versions) { continue; }
+        x[i].versions = slots;
+        x[i].stride = most;
+    }
+    b->slot_bytes += (size_t)(slots * most);
+}
+
+static inline void buffer_allocate(StateBuffer *b, MemoryKind kind, const char *what) {
+    if (!(b->held + b->slot_bytes)) { return; }
+    b->base = (char *)(b->on_host ? memory_take_far(b->held, what, &b->pinned)
+                                  : memory_take_with_slots(kind, b->held, b->slot_bytes, what));
+}
+// Frees a buffer's memory. Its description stays.
+static inline void buffer_free(StateBuffer *b) {
+    if (b->on_host) {
+        ops_free_far(b->base, b->pinned);
+    } else {
+        ops_free(b->base);
+    }
+    b->base = NULL;
+    b->held = b->slot_bytes = 0;
+}
+
+#endif

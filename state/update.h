@@ -1,0 +1,285 @@
+// update.h: an update, from the reduced gradient to the new parameters, in the order in which it
+// happens: the gradient gets its noise and is measured (store_norm); its storage begins a version
+// (store_begin_update); the states are found, on the device, on the host, or in the buffer of a
+// piece (store_find_places); the tensors are updated by the optimizer's kernel, with the mean over
+// shared layers, the clipping, and the decay of each (store_update_parts); at last the copies of
+// the parameters are renewed (store_slice_changed). The kernel rounds working parameters itself.
+#ifndef UPDATE_H
+#define UPDATE_H
+
+#include "state/collectives.h" // gathers of new parameters
+
+// -------------------------------------------------------------------------------------------------
+// The gradient
+// Adds the noise of a step to this rank's slice of a gradient whose reduction has ended. Noise is a
+// function of key, step and element alone. The padding of the vocabulary is no parameter: it has
+// neither gradient nor noise.
+static inline void store_add_noise(Store *s, int storage, int64_t step) {
+    int64_t begin, n = store_own(s, storage, &begin);
+    const int64_t real = gpt_storage_real_elements(s->model, storage);
+    NoiseStream noise;
+    memcpy(noise.key, s->noise.key, sizeof noise.key);
+    noise.domain = NOISE_GRADIENT;
+    noise.part = (uint32_t)storage;
+    noise.step = (uint64_t)step;
+    assert(!s->noised[storage]);
+    s->noised[storage] = true;
+    n = max_i64(0, min_i64(n, real - begin));
+    ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), begin, n, noise,
+                  s->noise.deviation, s->noise.scale);
+    noise_wipe(&noise, sizeof noise);
+}
+static inline void store_add_all_noise(Store *s, int64_t step) {
+    for (int i = 0; s->noise.on && i < s->model->storages; i++) {
+        if (store_holds(s, i)) { store_add_noise(s, i, step); }
+    }
+}
+// After store_norm: this step makes no update.
+static inline void store_skip_updates(Store *s) {
+    memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised);
+}
+
+// Returns the factor that turns a storage's gradient, the sum over the layers that share it, into
+// their mean.
+static inline double store_mean(const Store *s, int storage) {
+    return 1 / (double)gpt_storage_shared_by(s->model, storage);
+}
+// Adds the squares of the elements of this rank's slices, for the storages [first, end) and a
+// step's gradient, to *sum.
+static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
+    ops_zero(s->stream, s->squares, sizeof *s->squares);
+    for (int i = first; i < end; i++) {
+        const int64_t n = store_own_elements(s, i);
+        const double mean = store_mean(s, i);
+        if (!n) { continue; }
+        const float *sum_of_slice = store_floats(s, STATE_GRADIENT, i, step);
+        if (store_place(s, STATE_GRADIENT, i) == PLACE_HOST) {
+            ops_square_sum_host(s->stream, sum, sum_of_slice, n, NORM_CHUNK, mean * mean);
+        } else {
+            ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, mean * mean);
+        }
+    }
+    ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
+    ops_wait(s->stream);
+    exact_join(sum, s->squares_read);
+}
+// Waits for all reductions, adds noise if the run is private, and returns the norm of the whole
+// gradient; each storage counts once. All ranks must call it, whatever they hold.
+static inline double store_norm(Store *s, int64_t step) {
+    BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
+    exchange_send_on(s, newest);
+    exchange_finish(s, older);
+    exchange_finish(s, newest);
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        store_finish_reduce(s, i);
+        s->summed[i] = false;
+    }
+    store_finish_sums(s);
+    store_add_all_noise(s, step);
+    store_measure(s, 0, s->model->storages, step, &sum);
+    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
+    for (int r = 0; r < s->comm->ranks; r++) {
+        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
+    }
+    return sqrt(exact_value(sum));
+}
+// Resets the fed back errors of a storage: after each ERROR_STEPS updates, and with each
+// checkpoint, since checkpoints do not hold them.
+static inline void store_forget_errors(Store *s, int storage) {
+    if (s->device[STATE_ERRORS].base && store_holds(s, storage)) {
+        ops_zero(s->stream, store_full(s, STATE_ERRORS, storage),
+                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The update
+
+// Begins the update of a storage, before its first piece: counts it.
+static inline void store_begin_update(Store *s, int storage, int64_t step) {
+    // a gradient is clipped, reduced, given its noise and then used, in this order
+    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on);
+    if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
+    s->noised[storage] = false;
+    if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+}
+// The memory that an update works on: `count` elements of a storage from `first` on, on the device
+// or on the host.
+typedef struct {
+    char *at[HOST_KINDS]; // [kinds] NULL: not there
+    int64_t first, count;
+    bool cpu_update;
+} UpdatePlaces;
+// Points into the buffer of a piece that has arrived (host.h).
+static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
+    const Offload *o = s->policy.offload;
+    OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
+    PiecePart parts[PIECE_PARTS];
+    char *at = buffer->at;
+    p->cpu_update = o->cpu_update;
+    if (p->cpu_update) {
+        ops_wait(&buffer->link);
+        store_await_stored(s, storage, piece);
+    } else {
+        ops_follow(s->stream, &buffer->link);
+    }
+    for (int k = 0, n = store_piece_parts(s, o, storage, parts); k < n; k++) {
+        p->at[parts[k].kind] = at;
+        at += p->count * parts[k].size;
+    }
+}
+// Finds the memory of an update with the gradient of a step: of this rank's slice, or of one of its
+// pieces.
+static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step, int piece) {
+    UpdatePlaces p;
+    int64_t begin, first;
+    memset(&p, 0, sizeof p);
+    p.count = store_piece(s, storage, piece, &begin);
+    store_own(s, storage, &first);
+    p.first = first + begin;
+    for (int kind = 0; kind < HOST_KINDS; kind++) {
+        p.at[kind] = store_piece_at(s, (StateKind)kind, storage, piece, step);
+    }
+    if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
+    // parameters are their own masters
+    if (s->dtype == DTYPE_FP32) { p.at[STATE_MASTER] = p.at[STATE_PARAMETERS]; }
+    return p;
+}
+// The same of a delayed update: this rank's whole slice, all of it on the host. The device's
+// parameters are of another version.
+static inline UpdatePlaces store_find_delayed(const Store *s, int storage, int64_t step) {
+    UpdatePlaces p;
+    memset(&p, 0, sizeof p);
+    p.count = store_own(s, storage, &p.first);
+    p.cpu_update = true;
+    for (int kind = 0; kind <= STATE_GRADIENT; kind++) {
+        const bool here = store_place(s, (StateKind)kind, storage) != PLACE_NONE;
+        p.at[kind] = here ? store_at(s, (StateKind)kind, storage, step) : NULL;
+    }
+    return p;
+}
+
+// The kernels of each optimizer, in the order of their table.
+typedef void OptimizerKernel(Stream *, UpdateSlice, OptimizerStep);
+static OptimizerKernel *const optimizer_kernels[][2] = {
+#define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
+    OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
+// Updates n elements, from element `at` of the places on.
+static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
+                                         OptimizerStep o) {
+    const int64_t word = (int64_t)sizeof(float);
+    char *parameters = p->at[STATE_PARAMETERS], *master = p->at[STATE_MASTER] + at * word;
+    const DType dtype = parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
+    UpdateSlice u = {
+        .master = (float *)(void *)master,
+        .moment = {NULL},
+        .grad = (const float *)(const void *)(p->at[STATE_GRADIENT] + at * word),
+        .param = parameters ? parameters + at * (int64_t)dtype_size(dtype) : master,
+        .dtype = dtype,
+        .n = n,
+    };
+    for (int k = 0; k < s->optimizer->moments; k++) {
+        u.moment[k] = (float *)(void *)(p->at[STATE_MOMENT + k] + at * word);
+    }
+    optimizer_kernels[s->optimizer - optimizers][p->cpu_update](s->stream, u, o);
+}
+// Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
+// to 2-D tensors only.
+static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
+                                      OptimizerStep o) {
+    TensorPart parts[MOST_TENSORS];
+    const float decay = o.weight_decay;
+    o.step = version - s->restarted[storage];
+    o.grad_scale *= (float)store_mean(s, storage);
+    for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
+        const int64_t begin = max_i64(p->first, parts[i].offset),
+                      count =
+                          min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
+        if (count <= 0) { continue; }
+        o.weight_decay = parts[i].decays ? decay : 0.0f;
+        o.rounding = store_rounding(s, storage, begin);
+        store_update_elements(s, p, begin - p->first, count, o);
+    }
+}
+// Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
+// secondary copy, and quantizes again.
+static inline void store_slice_changed(Store *s, int storage) {
+    s->secondary_valid[storage] = false;
+    if (s->policy.quantized_weights) {
+        ops_quantize(s->stream, store_at(s, STATE_RECORDS, storage, 0),
+                     store_at(s, STATE_PARAMETERS, storage, 0), s->dtype,
+                     store_own_elements(s, storage), s->policy.weights);
+    }
+}
+// Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
+// (state/host.h), with the gradient of a step. All members call it.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+    if (piece == 0) { store_begin_update(s, storage, step); }
+    const UpdatePlaces p = store_find_places(s, storage, step, piece);
+    store_update_parts(s, storage, &p, s->updates[storage], o);
+    if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
+}
+// Updates masters and moments on the host with the pending gradient, while the device computes with
+// the version before. The new version is used from the moment when it is fetched.
+static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
+    if (!s->pending) { return; }
+    // copies of fp32 masters that the previous step began may still read them
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); }
+    const UpdatePlaces p = store_find_delayed(s, storage, step);
+    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
+}
+// Moves a piece of offloaded states: FETCH to the device, EVICT to the host. If the device updates,
+// the piece is fetched before its update and evicted after it. If the CPU updates, the gradient is
+// evicted before the update, and the new parameters are fetched after it.
+static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
+    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
+    store_move_piece(s, storage, piece, step, true);
+    if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) {
+        store_slice_changed(s, storage);
+    }
+}
+static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
+    store_move_piece(s, storage, piece, step, false);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Parameters from outside
+
+// Must be called after masters were written from outside (initial values, a loaded file): updates
+// the working parameters. All members call it.
+static inline void store_masters_changed(Store *s) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t begin, n = store_own(s, i, &begin);
+        if (!store_holds(s, i)) { continue; }
+        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
+            if (store_place(s, STATE_MASTER, i) == PLACE_DEVICE &&
+                store_place(s, STATE_PARAMETERS, i) == PLACE_DEVICE) {
+                ops_convert_float(s->stream, store_newest(s, i),
+                                  store_floats(s, STATE_MASTER, i, 0), s->dtype, n,
+                                  store_rounding(s, i, begin));
+            } else {
+                store_round_on_host(s, i);
+            }
+        }
+        store_slice_changed(s, i);
+        if (!s->policy.p2p && !store_gathers_for_use(s, i)) {
+            store_prefetch(s, i, s->updates[i], false, s->comm->step);
+        }
+    }
+    if (s->policy.p2p) { store_send_all(s); }
+}
+static inline void store_initialise(Store *s, uint64_t seed) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t begin, n = store_own(s, i, &begin);
+        for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
+            count = min_i64(STATE_PIECE_FLOATS, n - at);
+            gpt_initialise(s->model, i, seed, begin + at, begin + at + count, state_piece.floats);
+            store_write_state(s, STATE_MASTER, i, at, count, state_piece.floats);
+        }
+    }
+    store_masters_changed(s);
+}
+
+#endif
