@@ -5,15 +5,10 @@
 // do not; that nonsense is refused.
 #include "base/accountant.h"
 
-#include <setjmp.h>       // cmocka needs it
-#include <stddef.h>       // cmocka needs it
 #include <sys/resource.h> // processor time of a child
 
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
-#include "child.h" // tests of die()
-
-static bool all_tests(void) { return getenv("TEST_ALL") && *getenv("TEST_ALL"); }
 static PrivacySetting setting(double q, double sigma, double steps, double delta,
                               bool replace_one) {
     PrivacySetting s = {q, sigma, delta, (int64_t)steps, false, replace_one, 1};
