@@ -1,4 +1,4 @@
-// harness.h: what the unit tests of the C code share. Each is a program of cmocka, test/test_NAME.c,
+// harness.h: what the unit tests of the C code share. Each is a program of cmocka, test/test_*.c,
 // which includes the one header that it tests, then this.
 //
 // How to write one: functions `static void test_WHAT(void **state)` in a table that main gives to

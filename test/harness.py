@@ -1,6 +1,6 @@
 """harness.py: what the Python tests share. The program is run from outside, as a user would.
 
-How to write a test: a file test/test_NAME.py with classes of harness.TestCase, whose end is
+How to write a test: a file test_*.py in test/ with classes of harness.TestCase, whose end is
 `harness.main()`; test/run.py finds it. A run of the program is
 
     job = train(ranks=2, zero=1, steps=4)        flags of TRAIN with changes, `_` for `-`

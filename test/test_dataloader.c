@@ -240,15 +240,14 @@ static void write_sparse(const char *name, int32_t count, uint16_t last) {
 // files over 2 GiB and more than 2^31 tokens; sparse, so they take no room
 static void test_large_files(void **state) {
     (void)state;
-    const int32_t each = 1200000000;
+    const int32_t each = 1100000000; // more than 2^31 bytes in a file, 2^31 tokens in both
     write_sparse("a.bin", each, 11);
     write_sparse("b.bin", each, 12);
-    write_sparse("c.bin", each, 13);
     DatasetOptions o = options_of(4, WINDOWS_CONTINUOUS, false, 0);
     o.vocab = 65536; // every uint16 is a token: nothing to scan
     Dataset ds = dataset_open(path_of("*.bin"), o);
-    assert_true(ds.tokens == INT64_C(3600000000));
-    for (int i = 0; i < 3; i++) {
+    assert_true(ds.tokens == INT64_C(2200000000));
+    for (int i = 0; i < 2; i++) {
         int32_t inputs[4], targets[4];
         dataset_fill(&ds, (i + 1) * (int64_t)each / 4 - 1, 1, inputs, targets);
         assert_int_equal(inputs[2], 0);
