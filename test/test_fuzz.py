@@ -47,7 +47,7 @@ from harness import (
 )
 
 PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
-COUNT = int(os.environ.get("TEST_FUZZ", 10000 if ALL else 200))
+COUNT = int(os.environ.get("TEST_FUZZ", 10000 if ALL else 100))
 # in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
 MOST_MB = 2048
 HEADS = 3  # of the golden model
