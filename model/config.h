@@ -7,7 +7,7 @@
 enum { GPT_LAYERS = 10000 }; // at most
 typedef struct {
     int64_t layers, heads, channels, vocab, padded_vocab, max_seq_len;
-    int arch; // row of architectures
+    int64_t arch; // row of architectures
 } GptConfig;
 
 typedef struct {
@@ -107,7 +107,7 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
         *slots[i] = number;
         p = *end ? end + 1 : end;
     }
-    c.arch = (int)max_i64(arch - 1, 0);
+    c.arch = max_i64(arch - 1, 0);
     if (!c.vocab) { c.vocab = GPT2_VOCAB; }
     c.padded_vocab = round_up(c.vocab, VOCAB_PADDING);
     c.max_seq_len = seq_len;

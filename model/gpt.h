@@ -62,14 +62,15 @@ static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
     return &m->arch->units[c];
 }
 
-// Computes the sizes and offsets of all tensors and storages. Allocates nothing.
-static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
+// Computes the sizes and offsets of all tensors and storages. Allocates nothing. arch must outlive
+// the model.
+static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, GptShare share) {
     GptModel m;
     // distinct blocks
     const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run);
     memset(&m, 0, sizeof m);
     m.config = config;
-    m.arch = &architectures[config.arch];
+    m.arch = arch;
     m.share = share;
     m.units = (int)config.layers + 2;
     const int64_t quantity[QUANTITIES] = {1, config.channels, config.padded_vocab,
@@ -93,6 +94,9 @@ static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
         m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1);
     }
     return m;
+}
+static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
+    return gpt_model_of(&architectures[config.arch], config, share);
 }
 static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);

@@ -673,6 +673,71 @@ static void test_bad_pairs_are_refused(void **state) {
 // The tables of every architecture fit together. This is checked by reading the tables alone, so
 // that a contributor's slip is named before anything computes.
 
+// An architecture for these tests alone: attention and MLP side by side, each behind a layernorm of
+// the block's input. So three operations read the input, and their gradients are added. It shares
+// everything else with GPT-2.
+enum { TOY_RES = VALUE_FIRST + 12, TOY_MLP };
+static const ValueSpec toy_values[] = {
+    BOUNDARIES,
+    {.name = "ln1", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN1},
+    {.name = "qkv", .width = {3, OF_CHANNELS}, .gradient = GPT2_DQKV},
+    {.name = "att", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN1},
+    {.name = "projection", .width = {1, OF_CHANNELS}, .gradient = GPT2_DRES},
+    {.name = "ln2", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN2},
+    {.name = "fc", .width = {4, OF_CHANNELS}, .gradient = GPT2_DFC},
+    {.name = "gelu", .width = {4, OF_CHANNELS}},
+    {.name = "mean1", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "rstd1", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "mean2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "rstd2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "lse", .type = VALUE_FLOATS, .width = {1, OF_HEADS}},
+    {.name = "res", .width = {1, OF_CHANNELS}, .gradient = GPT2_DRES},
+    {.name = "mlp", .width = {1, OF_CHANNELS}, .gradient = GRADIENT_Y},
+};
+static const GradientSpec toy_gradients[] = {
+    BOUNDARY_GRADIENTS,
+    {.name = "dfc", .width = {4, OF_CHANNELS}},
+    {.name = "dqkv", .width = {3, OF_CHANNELS}},
+    {.name = "dres", .width = {1, OF_CHANNELS}},
+    {.name = "dln2", .width = {1, OF_CHANNELS}},
+    {.name = "dln1", .width = {1, OF_CHANNELS}},
+};
+static const OpNode toy_ops[] = {
+    {.kind = OP_LAYERNORM,
+     .in = {VALUE_X},
+     .out = {GPT2_LN1},
+     .stats = {GPT2_MEAN1, GPT2_RSTD1},
+     .params = {LN1W, LN1B}},
+    {.kind = OP_LINEAR, .in = {GPT2_LN1}, .out = {GPT2_QKV}, .params = {QKVW, QKVB}},
+    {.kind = OP_ATTENTION, .in = {GPT2_QKV}, .out = {GPT2_ATT}, .stats = {GPT2_LSE}},
+    {.kind = OP_LINEAR, .in = {GPT2_ATT}, .out = {GPT2_RES}, .params = {ATTPROJW, ATTPROJB}},
+    {.kind = OP_ADD, .in = {GPT2_RES, VALUE_X}, .out = {TOY_RES}},
+    {.kind = OP_LAYERNORM,
+     .in = {VALUE_X},
+     .out = {GPT2_LN2},
+     .stats = {GPT2_MEAN2, GPT2_RSTD2},
+     .params = {LN2W, LN2B}},
+    {.kind = OP_LINEAR_GELU, .in = {GPT2_LN2}, .out = {GPT2_FC, GPT2_GELU}, .params = {FCW, FCB}},
+    {.kind = OP_LINEAR_OF_GELU,
+     .in = {GPT2_GELU, GPT2_FC},
+     .out = {TOY_MLP},
+     .params = {FCPROJW, FCPROJB}},
+    {.kind = OP_ADD, .in = {TOY_MLP, TOY_RES}, .out = {VALUE_Y}},
+};
+static const Architecture toy = {
+    .name = "toy",
+    .tensors = gpt2_tensors,
+    .tensor_count = GPT2_TENSORS,
+    .units = {{UNIT_TABLES(gpt2_embedding), .storages = {STORAGE_WTE, STORAGE_WPE}},
+              {UNIT_TABLES(toy), .storages = {STORAGE_BLOCK, NO_STORAGE}},
+              {UNIT_TABLES(gpt2_head), .storages = {STORAGE_LNF, STORAGE_WTE}}},
+};
+// All architectures of the program, and the toy.
+enum { ALL_ARCHITECTURES = ARCHITECTURES + 1 };
+static const Architecture *architecture(int i) {
+    return i < ARCHITECTURES ? &architectures[i] : &toy;
+}
+
 static void fits(bool holds, const Architecture *a, const UnitSpec *u, int row, const char *what) {
     if (!holds) { fail_msg("%s, unit %d, row %d: %s", a->name, (int)(u - a->units), row, what); }
 }
@@ -758,7 +823,8 @@ static void check_shapes(const Architecture *a, const UnitSpec *u, int *uses) {
 }
 static void test_tables(void **state) {
     (void)state;
-    for (const Architecture *a = architectures; a < architectures + ARCHITECTURES; a++) {
+    for (int i = 0; i < ALL_ARCHITECTURES; i++) {
+        const Architecture *a = architecture(i);
         int uses[MOST_TENSORS] = {0};
         assert_true(a->tensor_count <= MOST_TENSORS);
         for (int c = 0; c < UNIT_CLASSES; c++) {
@@ -781,9 +847,208 @@ static void test_tables(void **state) {
     }
 }
 
+// -------------------------------------------------------------------------------------------------
+// Every architecture's gradients against differences of its loss: an oracle that knows nothing of
+// the backward pass. Each tensor is moved along its own gradient and along a random direction.
+
+enum { FD_ROWS = 2, FD_T = 8, FD_UNITS = 4, FD_HEAD = FD_UNITS - 1, FD_N = FD_ROWS * FD_T };
+typedef struct {
+    GptModel model;
+    Stream stream;
+    UnitStates states[FD_UNITS];
+    UnitBuffers unit[FD_UNITS], gradients[FD_UNITS];
+    Real *x[FD_UNITS + 1], *dx[FD_UNITS + 1];
+    int32_t tokens[FD_N], targets[FD_N];
+} Small;
+static void small_carve(Small *s, Arena *a) {
+    for (int u = 0; u < FD_UNITS; u++) {
+        unit_carve_values(&s->unit[u], a, &s->model, gpt_unit_class(&s->model, u), FD_N);
+        unit_carve_gradients(&s->gradients[u], a, &s->model, gpt_unit_class(&s->model, u), FD_N);
+        s->x[u + 1] = arena_reals(a, FD_N * gpt_width(&s->model));
+        s->dx[u + 1] = arena_reals(a, FD_N * gpt_width(&s->model));
+    }
+}
+static Small *small_make(const Architecture *arch) {
+    Small *s = calloc(1, sizeof *s);
+    s->model = gpt_model_of(
+        arch, gpt_config_from_pairs("layers=2,heads=2,channels=16,vocab=40", FD_T), GPT_SHARE_NONE);
+    s->stream.threads = 1;
+    s->stream.workspace_bytes = gpt_workspace_bytes(&s->model, FD_ROWS, FD_T, 1, LOGITS_PLENTY);
+    s->stream.workspace = ops_alloc(s->stream.workspace_bytes);
+    Arena count = {NULL, 0};
+    small_carve(s, &count);
+    Arena arena = {(char *)ops_alloc(count.used), 0};
+    small_carve(s, &arena);
+    float *params[16], *grads[16];
+    for (int i = 0; i < s->model.storages; i++) {
+        const int64_t n = gpt_storage_elements(&s->model, i);
+        params[i] = ops_alloc((size_t)n * sizeof(float));
+        grads[i] = ops_alloc((size_t)n * sizeof(float));
+        gpt_initialise(&s->model, i, 7, 0, n, params[i]);
+        // larger values than at the start of a run, so that no gradient is lost in rounding
+        for (int64_t e = 0; e < n; e++) {
+            params[i][e] = 3 * params[i][e] + 0.04f * (float)(e % 7 - 3);
+        }
+    }
+    for (int u = 0; u < FD_UNITS; u++) {
+        int used[2];
+        for (int k = gpt_unit_storages(&s->model, u, used) - 1; k >= 0; k--) {
+            const StorageClass c = gpt_storage_class(&s->model, used[k]);
+            s->states[u].params[c] = (const Real *)params[used[k]];
+            s->states[u].grads[c] = grads[used[k]];
+        }
+    }
+    // the head has written its part of a tied table before the embedding adds its own
+    for (int c = 0; c < STORAGE_CLASSES; c++) {
+        float *shared = s->states[FD_HEAD].grads[c];
+        s->states[0].accumulate[c] = shared && shared == s->states[0].grads[c];
+    }
+    for (int i = 0; i < FD_N; i++) {
+        s->tokens[i] = (i * 7 + 3) % 40;
+        s->targets[i] = (i * 11 + 5) % 40;
+    }
+    return s;
+}
+static UnitCall small_call(Small *s, int u) {
+    UnitCall c = {.stream = &s->stream, .model = &s->model, .states = &s->states[u]};
+    c.unit = gpt_unit_spec(&s->model, gpt_unit_class(&s->model, u));
+    c.buffers = s->unit[u];
+    for (int g = GRADIENT_FIRST; g < c.unit->gradient_count; g++) {
+        if (!c.buffers.gradient[g]) { c.buffers.gradient[g] = s->gradients[u].gradient[g]; }
+    }
+    c.buffers.value[VALUE_X] = s->x[u];
+    c.buffers.value[VALUE_Y] = s->x[u + 1];
+    c.buffers.gradient[GRADIENT_X] = s->dx[u];
+    c.buffers.gradient[GRADIENT_Y] = s->dx[u + 1];
+    c.tokens = s->tokens;
+    c.targets = s->targets;
+    c.rows = FD_ROWS;
+    c.T = FD_T;
+    return c;
+}
+static double small_loss(Small *s) {
+    double sum = 0;
+    for (int u = 0; u < FD_UNITS; u++) {
+        UnitCall c = small_call(s, u);
+        unit_pass(&c, PART_FORWARD);
+        if (u == FD_HEAD) { unit_losses(&c, NULL); }
+    }
+    const float *losses = head_losses(&s->model, &s->unit[FD_HEAD]);
+    for (int i = 0; i < FD_N; i++) { sum += (double)losses[i]; }
+    return sum / FD_N;
+}
+static void small_backward(Small *s) {
+    for (int u = FD_HEAD; u >= 0; u--) {
+        UnitCall c = small_call(s, u);
+        if (u == FD_HEAD) {
+            const int table = unit_op(c.unit, OP_CLASSIFIER)->params[0];
+            c.classifier.dweight = unit_grad(&s->model, &s->states[u], table);
+            c.classifier.each = FD_N;
+            c.classifier.scale = 1.0f / FD_N;
+        }
+        unit_pass(&c, PART_BACKWARD_INPUT);
+        unit_pass(&c, PART_BACKWARD_WEIGHT);
+    }
+}
+// The loss's slope along a direction, by a difference and by the gradient.
+static void check_slope(Small *s, const char *name, float *x, const float *gradient,
+                        const float *direction, int64_t n) {
+    enum { MOST = 4096 };
+    const double STEP = 4e-3;
+    float kept[MOST];
+    double length = 0, slope = 0, loss[2];
+    assert_true(n <= MOST);
+    memcpy(kept, x, (size_t)n * sizeof(float));
+    for (int64_t i = 0; i < n; i++) { length += (double)direction[i] * (double)direction[i]; }
+    length = sqrt(length);
+    for (int64_t i = 0; i < n; i++) {
+        slope += (double)gradient[i] * (double)direction[i] / length;
+    }
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; i < n; i++) {
+            x[i] = kept[i] + (float)((side ? -STEP : STEP) * (double)direction[i] / length);
+        }
+        loss[side] = small_loss(s);
+    }
+    memcpy(x, kept, (size_t)n * sizeof(float));
+    const double found = (loss[0] - loss[1]) / (2 * STEP);
+    if (!(fabs(found - slope) < 2e-3 + 0.02 * fabs(slope))) {
+        fail_msg("%s of %s: the loss changes by %g, the gradient says %g", name,
+                 s->model.arch->name, found, slope);
+    }
+}
+static void test_gradients_are_slopes(void **state) {
+    (void)state;
+    for (int a = 0; a < ALL_ARCHITECTURES; a++) {
+        Small *s = small_make(architecture(a));
+        small_loss(s);
+        small_backward(s);
+        for (int t = 0; t < s->model.arch->tensor_count; t++) {
+            const StorageClass c = tensor_class(&s->model, t);
+            const int u = c < STORAGE_BLOCK ? 0 : c == STORAGE_BLOCK ? 1 : FD_HEAD;
+            const int64_t n = gpt_real_elements(&s->model, t);
+            float *x = (float *)(uintptr_t)unit_param(&s->model, &s->states[u], t),
+                  *gradient = unit_grad(&s->model, &s->states[u], t), random[4096];
+            for (int64_t i = 0; i < n; i++) { random[i] = (float)((i * 2654435761u >> 7) % 9) - 4; }
+            check_slope(s, s->model.arch->tensors[t].name, x, gradient, gradient, n);
+            check_slope(s, s->model.arch->tensors[t].name, x, gradient, random, n);
+        }
+    }
+}
+
+// The parts of samples against the weight part of one sample at a time: squared norms, and the sum
+// with factors, for the tensors of each unit's first storage.
+static void check_sample_parts(Small *s, int u) {
+    const StorageClass storage =
+        gpt_unit_spec(&s->model, gpt_unit_class(&s->model, u))->storages[0];
+    const int64_t n = s->model.class_elements[storage];
+    float *grad = s->states[u].grads[storage], *expected = calloc((size_t)n, sizeof(float));
+    const float factors[FD_ROWS] = {0.25f, 0.75f};
+    double norms[FD_ROWS] = {0, 0}, squares[FD_ROWS] = {0, 0};
+    Arena count = {NULL, 0};
+    clip_carve_sums(&count, &s->model, gpt_unit_class(&s->model, u), FD_ROWS);
+    Arena arena = {(char *)ops_alloc(count.used), 0};
+    const UnitSums sums = clip_carve_sums(&arena, &s->model, gpt_unit_class(&s->model, u), FD_ROWS);
+    UnitCall c = small_call(s, u), one = c;
+    one.rows = 1;
+    for (int b = 0; b < FD_ROWS; b++) {
+        one.buffers = unit_buffers_from(&c, b * FD_T);
+        unit_pass(&one, PART_BACKWARD_WEIGHT);
+        for (int64_t i = 0; i < n; i++) {
+            squares[b] += (double)grad[i] * (double)grad[i];
+            expected[i] += factors[b] * grad[i];
+        }
+    }
+    c.sums = &sums;
+    c.norms = norms;
+    c.factors = factors;
+    unit_pass(&c, PART_SAMPLE_NORMS);
+    unit_pass(&c, PART_SAMPLE_SUM);
+    for (int b = 0; b < FD_ROWS; b++) {
+        assert_true(fabs(norms[b] - squares[b]) <= 1e-4 * squares[b] && squares[b] > 0);
+    }
+    const double most = largest(expected, n);
+    for (int64_t i = 0; i < n; i++) {
+        assert_true(fabs((double)grad[i] - (double)expected[i]) <= 1e-5 * most);
+    }
+    free(expected);
+    ops_free(arena.base);
+}
+static void test_parts_of_samples(void **state) {
+    (void)state;
+    for (int a = 0; a < ALL_ARCHITECTURES; a++) {
+        Small *s = small_make(architecture(a));
+        small_loss(s);
+        small_backward(s);
+        for (int u = 1; u <= FD_HEAD; u++) { check_sample_parts(s, u); }
+    }
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_gradients_are_slopes),
+        cmocka_unit_test(test_parts_of_samples),
         cmocka_unit_test(test_logits),
         cmocka_unit_test(test_loss_and_gradients),
         cmocka_unit_test(test_recompute_changes_no_bit),
