@@ -131,8 +131,11 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
                                       const Optimizer *optimizer) {
     const GptConfig *c = &m->config;
     const GptShare *share = &m->share;
+    text_add(t, "model ");
+    // manifests without an architecture are GPT-2's
+    if (c->arch) { text_add(t, "arch=%s,", m->arch->name); }
     text_add(t,
-             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
+             "layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
              c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len,
              optimizer->name);
@@ -225,6 +228,13 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
                                   char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
     int used = 0;
+    c->arch = 0;
+    if (line && !strncmp(line, "arch=", 5)) {
+        const size_t n = strcspn(line + 5, ",\n");
+        c->arch = gpt_architecture(line + 5, n);
+        line += 5 + n + (line[5 + n] == ',');
+    }
+    if (c->arch < 0) { return false; }
     const int found =
         line ? sscanf(line,
                       "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64

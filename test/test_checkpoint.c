@@ -540,6 +540,24 @@ static void test_shares(void **state) {
         assert_false(manifest_model(text, &read, &back, optimizer));
     }
 }
+// A manifest names its architecture, unless it is the first; one that is unknown is refused.
+static void test_architectures(void **state) {
+    (void)state;
+    const char *rest = "layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,"
+                       "optimizer=adamw\n";
+    const char *known[] = {"", "arch=gpt2,"}, *unknown[] = {"arch=gpt3,", "arch=,", "arch=gpt2"};
+    GptConfig read;
+    GptShare share;
+    char optimizer[8], text[400];
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "model %s%s", known[i], rest);
+        assert_true(manifest_model(text, &read, &share, optimizer) && read.arch == 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text, "model %s%s", unknown[i], rest);
+        assert_false(manifest_model(text, &read, &share, optimizer));
+    }
+}
 // The history of private steps comes back as it was; what these steps lost is not told. A manifest
 // from before there were any has none.
 static void test_histories(void **state) {
@@ -1116,6 +1134,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_histories, fresh),
         cmocka_unit_test(test_retired_states_are_passed_over),
         cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_architectures),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),
         cmocka_unit_test_setup(test_keep, fresh),
