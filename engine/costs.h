@@ -242,7 +242,6 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     float *state = (float *)(void *)there;
     OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
-    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     const UpdateSlice u = {
         .master = state,
         .moment = {state + n, state + 2 * n},

@@ -148,8 +148,8 @@ typedef struct {
 
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const Store *s, StateKind kind, int storage) {
-    State *x = &s->states[(int)kind * s->model->storages + storage];
-    return x->copy_of == kind ? x : &s->states[(int)x->copy_of * s->model->storages + storage];
+    State *x = &s->states[kind * s->model->storages + storage];
+    return x->copy_of == kind ? x : &s->states[x->copy_of * s->model->storages + storage];
 }
 static inline Place store_place(const Store *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
@@ -445,7 +445,7 @@ static inline void store_plan_states(Store *s) {
     State *x[STATE_KINDS];
     s->states = new_array(State, STATE_KINDS * storages, "states");
     for (int k = 0; k < STATE_KINDS; k++) {
-        const StateKind kind = (StateKind)k;
+        const StateKind kind = k;
         const bool by_p2p =
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
         x[k] = s->states + k * storages;
@@ -480,7 +480,7 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
     int n = 0;
     if (!offload_has_states(o, storage)) { return 0; }
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !cpu; kind++) {
-        const PiecePart part = {.kind = (StateKind)kind, .size = word, .in = true, .out = true};
+        const PiecePart part = {.kind = kind, .size = word, .in = true, .out = true};
         if (offload_has(o, storage, part.kind)) { parts[n++] = part; }
     }
     const PiecePart gradient = {.kind = STATE_GRADIENT, .size = word, .in = !cpu, .out = cpu},

@@ -39,7 +39,7 @@ enum { REQUEST_USES = 4 };
 static inline char *store_at(const Store *s, StateKind kind, int storage, int64_t version) {
     const State *x = store_record(s, kind, storage);
     assert(x->place != PLACE_DISK);
-    const int own = (int)x->copy_of;
+    const int own = x->copy_of;
     const char *base = (x->place == PLACE_HOST ? s->host : s->device)[own].base;
     const int64_t number = x->versions > 1 ? version % x->versions : 0;
     return base ? (char *)(uintptr_t)base + x->slice + number * x->stride : NULL;
@@ -337,7 +337,7 @@ static inline void store_clear_moments(const Store *s, int storage) {
     memset(state_piece.bytes, 0, sizeof state_piece.bytes);
     for (int k = 0; k < s->optimizer->moments; k++) {
         for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
-            store_write_state(s, (StateKind)(STATE_MOMENT + k), storage, at,
+            store_write_state(s, STATE_MOMENT + k, storage, at,
                               min_i64(STATE_PIECE_FLOATS, own - at), state_piece.floats);
         }
     }

@@ -140,7 +140,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
     store_own(s, storage, &first);
     p.first = first + begin;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
-        p.at[kind] = store_piece_at(s, (StateKind)kind, storage, piece, step);
+        p.at[kind] = store_piece_at(s, kind, storage, piece, step);
     }
     if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
     // parameters are their own masters
@@ -155,8 +155,8 @@ static inline UpdatePlaces store_find_delayed(const Store *s, int storage, int64
     p.count = store_own(s, storage, &p.first);
     p.cpu_update = true;
     for (int kind = 0; kind <= STATE_GRADIENT; kind++) {
-        const bool here = store_place(s, (StateKind)kind, storage) != PLACE_NONE;
-        p.at[kind] = here ? store_at(s, (StateKind)kind, storage, step) : NULL;
+        const bool here = store_place(s, kind, storage) != PLACE_NONE;
+        p.at[kind] = here ? store_at(s, kind, storage, step) : NULL;
     }
     return p;
 }
