@@ -18,7 +18,7 @@
 // Transition  Delinking changes the layout between two steps. Only states survive from the old
 //             model, and they leave the device, so that nothing is stored there twice: the budgets
 //             of offload.h hold in both layouts and between them, and all of it is predicted at the
-//             start (memory_plan.h: forecast_delinked). All states pass through all ranks once, a
+//             start (memory_plan.h: plan_delinked). All states pass through all ranks once, a
 //             piece at a time, as they would from a checkpoint. So any layout can follow any other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -121,7 +121,7 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     slices_free(&slices);
 }
 // Clears moments that are reset: their memory or file may hold those of an earlier model
-// (trainer.h: files).
+// (trainer.h: Run).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
         if (gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0) {

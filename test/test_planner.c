@@ -1,13 +1,9 @@
 // test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
 // any form, good and bad; the paper's plans on its configurations A and C; plans against brute
 // force and against PipeDream's; times of planning.
-#include "engine/planner.h"
+#include "engine/plan_answer.h"
 
-#include <setjmp.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h" // bodies that end the program
+#include "harness.h"
 
 #define PROFILES "test/golden/dapple_profiles.json"
 static const char *const config_a = "2x8,intra=25,inter=3,gather=1",
@@ -20,8 +16,8 @@ static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples
     return t;
 }
 // "units:replicas ..." with a policy's letter (append, fresh, scatter) or none.
-static Plan plan_of(const char *text, int64_t micro_batch) {
-    Plan p;
+static StagePlan plan_of(const char *text, int64_t micro_batch) {
+    StagePlan p;
     memset(&p, 0, sizeof p);
     p.micro_batch = micro_batch;
     p.kind = PIPELINE_DAPPLE;
@@ -35,7 +31,7 @@ static Plan plan_of(const char *text, int64_t micro_batch) {
     }
     return p;
 }
-static bool look_at(const PlanTask *t, const Plan *p, PlanCosts *c, int *ranks) {
+static bool look_at(const PlanTask *t, const StagePlan *p, PlanCosts *c, int *ranks) {
     int scratch[64];
     plan_place(t, p, ranks, scratch);
     return plan_costs(t, p, ranks, c);
@@ -107,7 +103,7 @@ static void expect_ranks(const char *cluster, const char *stages, const char *wa
     char text[300] = "";
     int ranks[64], scratch[64], at = 0;
     PlanTask t = task_of(NULL, cluster, 1);
-    Plan p = plan_of(stages, 1);
+    StagePlan p = plan_of(stages, 1);
     plan_place(&t, &p, ranks, scratch);
     for (int s = 0; s < p.stages; s++) {
         for (int i = 0; i < p.replicas[s]; i++) {
@@ -144,7 +140,7 @@ static void test_costs(void **state) {
     PlanTask t = task_of(&m, "2x2,intra=10,inter=1", 12);
     PlanCosts c;
     int ranks[4];
-    Plan p = plan_of("1:1 2:3", 4);
+    StagePlan p = plan_of("1:1 2:3", 4);
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.micro_batches, 3);
     assert_true(close_to(c.forward[0], 4e-3) && close_to(c.backward[0], 8e-3));
@@ -185,7 +181,7 @@ static void test_replay(void **state) {
     PlanTask t = task_of(&m, "1x2,intra=1", 3);
     PlanCosts c;
     int ranks[2];
-    Plan p = plan_of("1:1 1:1", 1);
+    StagePlan p = plan_of("1:1 1:1", 1);
     assert_true(look_at(&t, &p, &c, ranks));
     double step = plan_simulate(&p, &c);
     assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) &&
@@ -272,12 +268,12 @@ static PlanModel paper_model(const Paper *p) {
     snprintf(text, sizeof text, PROFILES ":%s", p->model);
     return profile_load(text);
 }
-static Plan paper_plan(const PlanTask *t, const char *stages) {
-    Plan p = plan_of(stages, 1);
+static StagePlan paper_plan(const PlanTask *t, const char *stages) {
+    StagePlan p = plan_of(stages, 1);
     return *stages && strcmp(stages, "straight") ? p : plan_even(t, *stages ? task_ranks(t) : 1, 1);
 }
 // Takes a plan where it is better by the equations than the one so far.
-static void prefer(const PlanTask *t, const Plan *p, Plan *best, double *best_s) {
+static void prefer(const PlanTask *t, const StagePlan *p, StagePlan *best, double *best_s) {
     static PlanCosts c;
     int ranks[64];
     if (!look_at(t, p, &c, ranks) || plan_by_equations(&c) >= *best_s) { return; }
@@ -286,8 +282,8 @@ static void prefer(const PlanTask *t, const Plan *p, Plan *best, double *best_s)
 }
 // The best by the equations of the plans that the paper's table 4 has: data parallelism with any
 // micro-batch; straight; and two stages, with any cut, replicas and placement.
-static Plan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
-    Plan best, p = plan_even(t, 1, 1);
+static StagePlan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
+    StagePlan best, p = plan_even(t, 1, 1);
     memset(&best, 0, sizeof best);
     *best_s = INFINITY;
     for (p.micro_batch = 1; p.micro_batch <= t->samples; p.micro_batch++) {
@@ -313,7 +309,7 @@ static void expect_choice(const Paper *p, const char *cluster, const char *stage
     PlanTask t = task_of(&m, cluster, p->samples);
     double step_s;
     t.even_slices = true;
-    Plan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
+    StagePlan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
     t.even_slices = false;
     t.micro_batch = p->pinned > 1 ? p->pinned : 0;
     EquationChoice all = planner_by_equations(&t);
@@ -346,7 +342,7 @@ static void test_paper_plans_are_beaten(void **state) {
         PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
         double begin = (double)clock() / CLOCKS_PER_SEC;
         *a = planner_answer(&t);
-        Plan plan = paper_plan(&t, p->table[i % 3]);
+        StagePlan plan = paper_plan(&t, p->table[i % 3]);
         Candidate theirs = plan_best_setting(&t, &plan);
         print_message("%-12s %c %6.2f s: %5.2f in %d stages, micro-batch %d; table 4 %5.2f",
                       p->model, "ABC"[i % 3], (double)clock() / CLOCKS_PER_SEC - begin,
@@ -374,7 +370,7 @@ static double between(double low, double high) {
 
 typedef struct {
     const PlanTask *task;
-    Plan plan;
+    StagePlan plan;
     int ranks[16], used[16];
     double best;
     int64_t plans;
@@ -448,8 +444,8 @@ static void test_brute_force(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",
                                          "2x2", "2x2", "2x2", "4x1", "2x3"};
-    const int instances = getenv("TEST_ALL") ? 2000 : 220;
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
+    const int instances = all_tests() ? 2000 : 100;
+    random_state = test_seed(1);
     double worst = 0, begin = (double)clock() / CLOCKS_PER_SEC;
     int exact = 0, done = 0, limited = 0, zero_bubbles = 0;
     int64_t plans = 0;
@@ -508,7 +504,7 @@ static void test_brute_force(void **state) {
 
 // Seconds of the best by the equations of all plans from this unit and rank on, of two stages or
 // more, with the paper's placement policies.
-static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
+static double equations_brute(const PlanTask *t, StagePlan *p, int unit, int rank) {
     const int s = p->stages, units = t->model->units - unit, ranks = task_ranks(t) - rank;
     static PlanCosts c;
     int place[16];
@@ -531,8 +527,8 @@ static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
 static void test_equations_search(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x4", "6x1", "1x6", "5x1", "2x2", "2x3", "3x2"};
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 3;
-    const int instances = getenv("TEST_ALL") ? 5000 : 1000;
+    random_state = test_seed(3);
+    const int instances = all_tests() ? 5000 : 400;
     int deep = 0;
     for (int i = 0; i < instances; i++, random_state += 1000) {
         static const int samples[] = {2, 4, 8, 16, 64, 256};
@@ -551,7 +547,7 @@ static void test_equations_search(void **state) {
         t.even_slices = true;
         EquationSearch e = equation_search_make(&t, task_policies(&t, PLACE_PAPER));
         equation_search(&e);
-        Plan p = plan_even(&t, 1, t.micro_batch);
+        StagePlan p = plan_even(&t, 1, t.micro_batch);
         p.stages = 0;
         const double best = equations_brute(&t, &p, 0, 0);
         if (e.cut || !close_to(best, e.best_s)) {
@@ -681,11 +677,11 @@ static void test_fuzz(void **state) {
     FILE *f = fopen(PROFILES, "rb");
     const size_t bytes = fread(text, 1, sizeof text, f);
     fclose(f);
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 2;
+    random_state = test_seed(2);
     static const char *const pieces[] = {"-",  "1e999", "null", "[", "]",   "{",    "}",        ",",
                                          "\"", "\\",    ":",    "0", "NaN", "1e15", "\"id\":1", ""};
     int loaded = 0, refused = 0;
-    for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300); i++) {
+    for (int i = 0; i < (all_tests() ? 5000 : 150); i++) {
         static char damaged[1 << 17];
         char message[3000];
         size_t length = bytes;
