@@ -178,11 +178,8 @@ static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storag
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
     return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
 }
-// Return whether the slice of a storage's parameters, of its gradient, is stored outside its slot.
+// Returns whether the slices of parameters are stored outside the slots of whole arrays.
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-static inline bool zero_grad_apart(const ZeroPolicy *z, const Owners *h, int storage) {
-    return z->accumulates && zero_reduces_often(z, h, storage);
-}
 
 // Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
 // save memory. on_host: its slice is on the host.

@@ -39,7 +39,7 @@ enum {
     STATE_KINDS
 };
 typedef int StateKind; // loops count through the kinds
-enum { // bits of kinds: states of the optimizer; all states that may be on the host
+enum {                 // bits of kinds: states of the optimizer; all states that may be on the host
     OPTIMIZER_STATES = (1 << OPTIMIZER_KINDS) - 1,
     OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
 };
@@ -82,9 +82,6 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
 }
 static inline bool offload_has_states(const Offload *o, int storage) {
     return o && (o->host[storage] & ((1 << HOST_KINDS) - 1));
-}
-static inline int offload_states(const Offload *o, int storage) {
-    return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES);
 }
 
 static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) {

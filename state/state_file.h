@@ -70,8 +70,8 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < FILE_KINDS; kind++) {
-            for (int storage = 0;
-                 storage < s->model->storages && store_has_state(s, kind); storage++) {
+            for (int storage = 0; storage < s->model->storages && store_has_state(s, kind);
+                 storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
                 if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
