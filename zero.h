@@ -1,4 +1,4 @@
-// zero.h: ZeRO and ZeRO++ as a policy: which states a rank keeps, when these travel, and the actions
+// zero.h: ZeRO and ZeRO++ as a policy: which states a rank keeps, when they travel, and the actions
 // that make them travel (lowering of schedules). state/ has what the actions do.
 //
 // ZeRO    arXiv 1910.02054. At every stage a rank owns one slice of each storage, sums the slice's

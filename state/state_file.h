@@ -1,4 +1,4 @@
-// state_file.h: the file of a checkpoint with the states of one rank. It holds pieces of storages in
+// state_file.h: the file of a checkpoint with the states of a rank. It holds pieces of storages in
 // global coordinates (state, storage, first element, count), in fp32, so any layout can read what
 // any other has written: header { magic, version, pieces }, then the table of pieces, then their
 // data in the same order (docs/formats.md). Everything that is read is checked before use.

@@ -273,8 +273,8 @@ static inline void store_access_disk(const Store *s, StateKind kind, int storage
                     writes);
     }
 }
-// Reads or writes n elements of a state from element `at` of the slice on, in the precision in which
-// it is stored, wherever it is. memory: on the host. Must follow store_wait_all.
+// Reads or writes n elements of a state from element `at` of its slice on, in the precision it is
+// stored in, wherever it is. memory: on the host. Must follow store_wait_all.
 static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
                                 void *memory, bool writes) {
     const State *x = store_record(s, kind, storage);
