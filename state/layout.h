@@ -270,8 +270,8 @@ static inline void slices_free(Slices *s) {
 
 // The owners of some storages, as one rank sees them, and the subgroups in which hpZ and qgZ
 // exchange. partition: this rank's, of hpZ; node: this rank's node; across: the ranks with this
-// rank's local index on all nodes. If the owners are not spread evenly over several nodes, node has all of
-// them and across only this rank. A rank that is no owner has `all` only.
+// rank's local index on all nodes. If the owners are not spread evenly over several nodes, node has
+// all of them and across only this rank. A rank that is no owner has `all` only.
 // Slices are in elements (WHOLE, SECONDARY) or in bytes of records (WEIGHTS, GRADIENTS).
 typedef enum {
     SLICES_WHOLE,
