@@ -139,8 +139,8 @@ static inline void totals_count(OffloadTotals *t, int storage, int times) {
         return;
     }
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-        if (offload_has(t->placed, storage, (StateKind)kind)) {
-            t->bytes += times * offload_bytes(s, storage, (StateKind)kind);
+        if (offload_has(t->placed, storage, kind)) {
+            t->bytes += times * offload_bytes(s, storage, kind);
         }
     }
     if (offload_has(t->placed, storage, STATE_ACTIVATIONS)) {
@@ -217,7 +217,7 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-        all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind);
+        all |= (unsigned char)((offload_bytes(s, storage, kind) > 0) << kind);
     }
     return all;
 }

@@ -63,7 +63,7 @@ static inline bool delink_copies(const Store *from, int kind, int storage, int64
 }
 // Returns the bytes of this rank's slice of a state that is copied.
 static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
-    return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments)
+    return store_has_state(from, kind) && delink_copies(from, kind, storage, moments)
                ? (size_t)store_own_elements(from, storage) * sizeof(float)
                : 0;
 }
@@ -73,8 +73,7 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     size_t bytes = from->disk_buffers.held;
     for (int i = 0; i < FILE_KINDS * storages; i++) {
-        const bool stored =
-            store_place(from, (StateKind)(i / storages), i % storages) == PLACE_DISK;
+        const bool stored = store_place(from, i / storages, i % storages) == PLACE_DISK;
         bytes += stored ? 0 : delink_state_bytes(from, i / storages, i % storages, moments);
     }
     return bytes;
@@ -87,12 +86,10 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
     float **packed = new_array(float *, FILE_KINDS *storages, "shared states");
     for (int i = 0; i < FILE_KINDS * storages; i++) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
-        if (!bytes || store_place(from, (StateKind)(i / storages), i % storages) != PLACE_DEVICE) {
-            continue;
-        }
+        if (!bytes || store_place(from, i / storages, i % storages) != PLACE_DEVICE) { continue; }
         packed[i] = (float *)checked_malloc(bytes, "shared states");
-        store_read_state(from, (StateKind)(i / storages), i % storages, 0,
-                         (int64_t)(bytes / sizeof(float)), packed[i]);
+        store_read_state(from, i / storages, i % storages, 0, (int64_t)(bytes / sizeof(float)),
+                         packed[i]);
     }
     return packed;
 }
@@ -134,11 +131,9 @@ static inline void delink_clear_moments(Store *to) {
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments,
                                  Progress *p) {
     for (int kind = STATE_MASTER; kind < FILE_KINDS; kind++) {
-        for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
+        for (int i = 0; i < from->model->storages && store_has_state(from, kind); i++) {
             float *mine = packed[kind * from->model->storages + i];
-            if (delink_copies(from, kind, i, moments)) {
-                delink_state(to, from, mine, (StateKind)kind, i);
-            }
+            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, mine, kind, i); }
             free(mine);
         }
     }

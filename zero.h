@@ -1,4 +1,4 @@
-// zero.h: ZeRO and ZeRO++ as a policy: which states a rank keeps, when these travel, and the actions
+// zero.h: ZeRO and ZeRO++ as a policy: which states a rank keeps, when they travel, and the actions
 // that make them travel (lowering of schedules). state/ has what the actions do.
 //
 // ZeRO    arXiv 1910.02054. At every stage a rank owns one slice of each storage, sums the slice's
@@ -80,7 +80,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     for (int u = 0; map.stage && u < m->units; u++) {
         map.stage[u] = placement_stage_of_unit(placement, u);
     }
-    map.lent = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
+    map.kept_gathered = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
     owners_free(&owners);
     return map;
 }
@@ -121,13 +121,14 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
         }
         schedule_add(&out, a);
         for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
-            const bool lent = a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->lent;
-            if (!lent && !lower_neighbour_reads(map, in, i, 1, map->of_unit[a.unit][k])) {
+            const bool kept =
+                a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->kept_gathered;
+            if (!kept && !lower_neighbour_reads(map, in, i, 1, map->of_unit[a.unit][k])) {
                 schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
             }
         }
-        if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->lent >= 0) {
-            schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1));
+        if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->kept_gathered >= 0) {
+            schedule_add(&out, action_make(ACT_RELEASE, -1, map->kept_gathered, -1));
         }
     }
     schedule_replace(in, out);
@@ -240,16 +241,16 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        const bool far = a.kind == ACT_REDUCE && map->sums[a.storage];
+        const bool on_host = a.kind == ACT_REDUCE && map->sums[a.storage];
         if (waits >= 0 && (a.kind == ACT_REDUCE || lower_slot_user(map, &a, waits) >= 0)) {
             schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1));
             waits = -1;
         }
         schedule_add(&out, a);
-        if (far && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) {
+        if (on_host && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) {
             waits = a.storage;
         }
-        if (!far || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
+        if (!on_host || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
         schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
         const int next = lower_next_in_slot(map, in, i, a.storage);
@@ -268,36 +269,50 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     schedule_replace(in, out);
 }
 
-// Adds the action that brings the next piece, in the order of updates, to where it is updated:
-// FETCH of the states, or, if the CPU updates, EVICT of the gradient. *at: storage and piece, which
-// it advances.
-static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
-    while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) {
-        at[0]++;
-        at[1] = 0;
-    }
-    if (at[0] == map->storages) { return; }
-    Action a = action_make(map->cpu_update ? ACT_EVICT : ACT_FETCH, -1, at[0], -1);
-    a.use = at[1]++;
-    schedule_add(s, a);
+// Pieces in the order of their updates: what was brought last to where the next one needs it.
+typedef struct {
+    const UnitMap *map;
+    const bool *used; // [storages] the rank updates it
+    bool on_disk;     // only pieces on disk
+    ActionKind kind;  // of the action that brings a piece
+    int storage, piece;
+} PieceCursor;
+// FETCH of the states, or, if the CPU updates, EVICT of the gradient.
+static inline PieceCursor lower_moves(const UnitMap *map, const bool *used) {
+    const PieceCursor c = {.map = map,
+                           .used = used,
+                           .on_disk = false,
+                           .kind = map->cpu_update ? ACT_EVICT : ACT_FETCH,
+                           .storage = map->delays ? map->storages : 0,
+                           .piece = 0};
+    return c;
 }
-// Adds READ of the next piece on disk. *at as above.
-static inline void lower_next_read(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
-    while (at[0] < map->storages &&
-           (!used[at[0]] || !map->on_disk[at[0]] || at[1] >= map->pieces[at[0]])) {
-        at[0]++;
-        at[1] = 0;
+static inline PieceCursor lower_reads(const UnitMap *map, const bool *used) {
+    const PieceCursor c = {
+        .map = map, .used = used, .on_disk = true, .kind = ACT_READ, .storage = 0, .piece = 0};
+    return c;
+}
+// Adds the actions that bring the next `count` pieces.
+static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
+    const UnitMap *map = c->map;
+    for (int i = 0; i < count; i++) {
+        while (c->storage < map->storages &&
+               (!c->used[c->storage] || (c->on_disk && !map->on_disk[c->storage]) ||
+                c->piece >= map->pieces[c->storage])) {
+            c->storage++;
+            c->piece = 0;
+        }
+        if (c->storage == map->storages) { return; }
+        Action a = action_make(c->kind, -1, c->storage, -1);
+        a.use = c->piece++;
+        schedule_add(s, a);
     }
-    if (at[0] == map->storages) { return; }
-    Action a = action_make(ACT_READ, -1, at[0], -1);
-    a.use = at[1]++;
-    schedule_add(s, a);
 }
 // Adds UPDATE of a storage, piece by piece if states are on the host. Each piece returns after its
 // update, which frees a buffer for the next piece but one. A piece on disk is also written there,
 // which frees its buffer on the host.
-static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage,
-                                int at[2], int read[2]) {
+static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule *s, int storage) {
+    const UnitMap *map = moves->map;
     Action write = action_make(ACT_WRITE, -1, storage, -1),
            update = action_make(ACT_UPDATE, -1, storage, -1),
            back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
@@ -308,9 +323,9 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
         schedule_add(s, back);
         if (map->on_disk[storage]) {
             schedule_add(s, write);
-            lower_next_read(map, used, s, read);
+            lower_next_pieces(reads, s, 1);
         }
-        lower_next_piece(map, used, s, at);
+        lower_next_pieces(moves, s, 1);
     }
 }
 // Adds the FETCHes of the parameters of a storage, whose delayed update was made during the step.
@@ -343,14 +358,6 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     free(left);
     schedule_replace(in, out);
 }
-// Adds READs of the first pieces on disk at the beginning, so that they run during the step.
-static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in,
-                                     int read[2]) {
-    Schedule out = {NULL, 0, 0};
-    for (int i = 0; i < DISK_PIECES; i++) { lower_next_read(map, used, &out, read); }
-    for (int i = 0; i < in->count; i++) { schedule_add(&out, in->actions[i]); }
-    schedule_replace(in, out);
-}
 // Adds NORM, then UPDATEs in the order in which the next forward pass needs the parameters;
 // parameters that stay whole are gathered at once. States that the device updates are fetched
 // before NORM, unless gradients are on the host, whose sums are complete only then.
@@ -361,16 +368,19 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    int at[2] = {map->delays ? map->storages : 0, 0}, read[2] = {0, 0};
-    lower_first_reads(map, used, s, read);
-    for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
+    PieceCursor moves = lower_moves(map, used), reads = lower_reads(map, used);
+    Schedule out = {NULL, 0, 0};
+    lower_next_pieces(&reads, &out, DISK_PIECES); // they run during the step
+    for (int i = 0; i < s->count; i++) { schedule_add(&out, s->actions[i]); }
+    schedule_replace(s, out);
+    if (!waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
-    for (int i = 0; i < MOVING_PIECES && waits; i++) { lower_next_piece(map, used, s, at); }
+    if (waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
         if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
-        if (used[storage] && !map->delays) { lower_update(map, used, s, storage, at, read); }
+        if (used[storage] && !map->delays) { lower_update(&moves, &reads, s, storage); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);

@@ -396,7 +396,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
-        if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) {
+        if (action_reads_parameters(a->kind) || storages[i] == e->map->kept_gathered) {
             w.states.params[c] = e->held[storages[i]];
         }
         if (action_contributes(e->map, a, storages[i])) {

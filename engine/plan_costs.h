@@ -380,7 +380,7 @@ static inline UnitMap plan_unit_map(int stages) {
     memset(&map, 0, sizeof map);
     map.units = stages + 1;
     map.storages = stages;
-    map.lent = -1;
+    map.kept_gathered = -1;
     map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
     map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
     for (int s = 0; s < stages; s++) {

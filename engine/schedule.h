@@ -73,7 +73,7 @@ typedef struct {
     bool stash_inputs;
     // Storage that stays acquired from the head's backward pass to the embedding's weight part,
     // which reads it; -1: none.
-    int lent;
+    int kept_gathered;
 } UnitMap;
 
 // The capacity of a rank: how many it can hold at once.

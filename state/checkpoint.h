@@ -112,8 +112,8 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
                  line ? (int)strcspn(line, "\n") : 1, line ? line : "?");
     }
     bool good = same && manifest_progress(text, p, &files);
-    for (int i = 0; good && s->version && i < s->model->storages; i++) {
-        s->version[i] = resumes ? p->step : 0;
+    for (int i = 0; good && s->policy.p2p && i < s->model->storages; i++) {
+        s->progress[i].version = resumes ? p->step : 0;
     }
     if (same && !good) {
         snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder);
@@ -145,8 +145,9 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
 // Sets how many updates the states have had.
 static inline void store_count_updates(Store *s, const Progress *p) {
     for (int i = 0; i < s->model->storages; i++) {
-        s->updates[i] = p->updates;
-        s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
+        s->progress[i].updates = p->updates;
+        s->progress[i].restarted =
+            gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
 // Reads the model of a checkpoint's folder. Returns false if `folder` is no folder; ends the

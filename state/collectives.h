@@ -80,7 +80,7 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
                  (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
     }
     const CommLabel label = {"parameters", storage, step};
-    s->gathering[storage] =
+    s->progress[storage].gathering =
         comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
 }
 // Starts to gather the parameters of a storage at this version. secondary: from the hpZ secondary
@@ -88,16 +88,16 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
 // collectives. Neither the storage, nor another one in the same slot, may be acquired.
 static inline void store_prefetch(Store *s, int storage, int64_t version, bool secondary,
                                   int64_t step) {
-    assert(version == s->updates[storage]);
+    assert(version == s->progress[storage].updates);
     (void)version;
-    secondary = secondary && s->secondary_valid[storage];
+    secondary = secondary && s->progress[storage].secondary_valid;
     bool coded = store_gathers_records(s, secondary);
     const StateKind from = secondary ? STATE_SECONDARY : coded ? STATE_RECORDS : STATE_PARAMETERS;
     const bool on_host = from == STATE_PARAMETERS && store_place(s, from, storage) == PLACE_HOST;
     store_gather(s, storage, store_gather_message(s, storage, secondary),
                  store_full(s, coded ? from : STATE_PARAMETERS, storage),
                  on_host ? NULL : store_at(s, from, storage, 0), step);
-    s->arriving[storage] = secondary ? GATHER_SECONDARY : GATHER_PRIMARY;
+    s->progress[storage].arriving = secondary ? GATHER_SECONDARY : GATHER_PRIMARY;
 }
 // Makes gathered data ready for use: turns records into parameters, and copies this rank's part of
 // them to the hpZ secondary copy.
@@ -113,7 +113,7 @@ static inline void store_unpack_arrived(Store *s, int storage) {
                   size = (int64_t)dtype_size(s->dtype);
     ops_copy(s->stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
              (size_t)(slice_length(bounds, (int)me) * size));
-    s->secondary_valid[storage] = true;
+    s->progress[storage].secondary_valid = true;
 }
 
 // Returns parameters that are stored here, in compute precision. Unpacked copies are allocated like
@@ -123,7 +123,7 @@ static inline const Real *store_lend(Store *s, int storage, const void *stored) 
     s->held++;
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
-    s->unpacked_at[storage] = s->unpacked_used;
+    s->progress[storage].unpacked_at = s->unpacked_used;
     s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
     assert(s->unpacked_used <= s->unpacked_bytes);
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
@@ -137,15 +137,16 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 // Returns the parameters of a storage in compute precision, valid until store_release. version: the
 // number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p || (version == s->updates[storage] &&
-                             (!store_gathers_for_use(s, storage) || s->arriving[storage])));
-    comm_wait(s->comm, &s->gathering[storage]);
+    assert(s->policy.p2p ||
+           (version == s->progress[storage].updates &&
+            (!store_gathers_for_use(s, storage) || s->progress[storage].arriving)));
+    comm_wait(s->comm, &s->progress[storage].gathering);
     if (store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST) {
         ops_follow(s->stream, store_param_link(s, storage));
     }
     if (s->policy.p2p) { store_await_version(s, storage, version); }
-    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
-    s->arriving[storage] = GATHER_NONE;
+    if (s->progress[storage].arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
+    s->progress[storage].arriving = GATHER_NONE;
     return store_lend(s, storage,
                       s->policy.p2p ? store_at(s, STATE_PARAMETERS, storage, version)
                                     : store_full(s, STATE_PARAMETERS, storage));
@@ -153,18 +154,18 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
 // Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
 static inline void store_release(Store *s, int storage) {
     if (--s->held == 0) { s->unpacked_used = 0; }
-    if (s->unpacked_at[storage] +
+    if (s->progress[storage].unpacked_at +
             (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(),
                              64) ==
         s->unpacked_used) {
-        s->unpacked_used = s->unpacked_at[storage];
+        s->unpacked_used = s->progress[storage].unpacked_at;
     }
 }
 
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
 static inline void store_wait_all(Store *s) {
-    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->gathering[i]); }
+    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, &s->progress[i].gathering); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         ops_wait(&s->offload_buffer[i].link);
     }
@@ -178,27 +179,27 @@ static inline void store_wait_all(Store *s) {
 
 // Waits for the reduction of a storage's gradient. Its slot is free afterwards.
 static inline void store_finish_reduce(Store *s, int storage) {
-    comm_wait(s->comm, &s->reducing[storage]);
-    if (!s->adds_to_shard[storage]) { return; }
+    comm_wait(s->comm, &s->progress[storage].reducing);
+    if (!s->progress[storage].adds_to_shard) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
     ops_accumulate(s->stream, store_floats(s, STATE_GRADIENT, storage, 0),
-                   (const float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin, n);
-    s->adds_to_shard[storage] = false;
+                   store_full_gradient(s, storage) + begin, n);
+    s->progress[storage].adds_to_shard = false;
 }
 // Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
 // it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
     int before = slot < 0 ? storage : s->occupant[slot];
-    if (s->first_write[storage] && before >= 0 &&
+    if (s->progress[storage].first_write && before >= 0 &&
         store_place(s, STATE_GRADIENT, before) == PLACE_HOST) {
         store_free_slot(s);
     }
-    if (s->first_write[storage] && before >= 0) { store_finish_reduce(s, before); }
+    if (s->progress[storage].first_write && before >= 0) { store_finish_reduce(s, before); }
     if (slot >= 0) { s->occupant[slot] = storage; }
-    *accumulate = !s->first_write[storage];
-    s->first_write[storage] = false;
-    return (float *)(void *)store_full(s, STATE_GRADIENT, storage);
+    *accumulate = !s->progress[storage].first_write;
+    s->progress[storage].first_write = false;
+    return store_full_gradient(s, storage);
 }
 
 // Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
@@ -266,7 +267,7 @@ static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add,
 // Quantizes some elements of this rank's contribution to a gradient.
 static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
                                   int64_t elements) {
-    const float *grad = (const float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin;
+    const float *grad = store_full_gradient(s, storage) + begin;
     if (!s->device[STATE_ERRORS].base) {
         ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
         return;
@@ -300,27 +301,27 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
 // Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
 // contribution. All of them must call it, with storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
-    bool accumulate,
-        add = s->summed[storage] && !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
-    if (s->first_write[storage]) {
+    bool accumulate, add = s->progress[storage].summed &&
+                           !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    if (s->progress[storage].first_write) {
         ops_zero(s->stream, store_gradient(s, storage, &accumulate),
-                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+                 store_full_bytes(s, STATE_GRADIENT, storage));
     }
-    s->first_write[storage] = true;
-    s->summed[storage] |= !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    s->progress[storage].first_write = true;
+    s->progress[storage].summed |= !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
     if (s->bucket_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
     int64_t begin;
     store_own(s, storage, &begin);
-    float *grad = (float *)(void *)store_full(s, STATE_GRADIENT, storage),
+    float *grad = store_full_gradient(s, storage),
           *slice = store_floats(s, STATE_GRADIENT, storage, 0);
     // true: the slice of the sum stays in the slot
     const bool there = add || (store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
-    s->adds_to_shard[storage] = add;
+    s->progress[storage].adds_to_shard = add;
     const CommLabel label = {"gradient", storage, step};
-    s->reducing[storage] =
+    s->progress[storage].reducing =
         comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
                                   there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }

@@ -155,12 +155,12 @@ static inline void store_add_on_host(Store *s, float *sum, float *slice, int64_t
 // Moves the sum of a storage's gradient from its slot to the host, or adds it to this step's sum
 // there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
-    const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
+    const bool adds = s->progress[storage].summed && store_sum_place(s, storage) == SUM_IS_ADDED;
     int64_t begin, n = store_own(s, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
-    float *slice = (float *)(void *)store_full(s, STATE_GRADIENT, storage) + begin;
-    comm_wait(s->comm, &s->reducing[storage]);
-    s->summed[storage] = true;
+    float *slice = store_full_gradient(s, storage) + begin;
+    comm_wait(s->comm, &s->progress[storage].reducing);
+    s->progress[storage].summed = true;
     if (!n) { return; }
     if (adds) {
         ops_wait(store_sum_link(s, storage)); // the first part must have arrived
@@ -180,7 +180,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     ops_follow(s->stream, link);
     const int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
     if (slot >= 0) { s->occupant[slot] = storage; }
-    s->first_write[storage] = false;
+    s->progress[storage].first_write = false;
 }
 // Makes the device wait until the old content of gradient slots has been copied out.
 static inline void store_free_slot(Store *s) {
@@ -224,7 +224,9 @@ static inline void store_round_on_host(Store *s, int storage) {
 // Copies this rank's slice of parameters from the host to `place`, in a slot that is no longer in
 // use, after what was last written there.
 static inline Stream *store_param_link(Store *s, int storage) {
-    return &s->param_link[zero_param_slot(s->model, &s->policy, &s->layout.owners, storage)];
+    const int slot = zero_param_slot(s->model, &s->policy, &s->layout.owners, storage);
+    assert(slot >= 0); // these blocks share slots
+    return &s->param_link[slot];
 }
 static inline void store_bring_parameters(Store *s, int storage, char *place) {
     const int64_t bytes = store_own_elements(s, storage) * (int64_t)dtype_size(s->dtype);

@@ -64,78 +64,77 @@ static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     }
     return uses;
 }
-// Marks the ranks of these stages. Returns the number of stages.
-static inline int placement_mark_ranks(const Placement *p, const bool *used, bool *marked,
-                                       int ranks) {
-    int stages = 0;
-    memset(marked, 0, (size_t)ranks * sizeof(bool));
+// Lists the ranks of these stages in `list`, in order. Returns how many there are; *stages: the
+// number of stages.
+static inline int placement_list_ranks(const Placement *p, const bool *used, int *list, int ranks,
+                                       int *stages) {
+    bool *marked = new_array(bool, ranks, "owners");
+    int n = 0;
+    *stages = 0;
     for (int s = 0; s < p->stages; s++) {
-        stages += used[s];
+        *stages += used[s];
         for (int i = 0; used[s] && i < p->stage[s].replicas; i++) {
             marked[p->stage[s].ranks[i]] = true;
         }
     }
-    return stages;
-}
-// Returns the index of the list of these marked ranks, which is added if it is new.
-static inline int holders_list(Owners *h, const bool *marked, int ranks) {
-    int *list = (int *)checked_malloc((size_t)ranks * sizeof(int), "ranks"), n = 0;
     for (int r = 0; r < ranks; r++) {
         if (marked[r]) { list[n++] = r; }
     }
+    free(marked);
+    return n;
+}
+static inline Owners owners_new(const GptModel *m) {
+    Owners h;
+    h.count = 0;
+    h.size = new_array(int, m->storages, "owners");
+    h.ranks = new_array(int *, m->storages, "owners");
+    h.blocks = new_array(int, m->storages, "owners");
+    h.of = new_array(int, m->storages, "owners");
+    h.tied = new_array(bool, m->storages, "owners");
+    h.turns = new_array(bool, m->storages, "owners");
+    return h;
+}
+// Returns the index of a list of ranks, which is added if it is new.
+static inline int owners_list(Owners *h, const int *ranks, int n) {
+    const size_t bytes = (size_t)n * sizeof(int);
     for (int i = 0; i < h->count; i++) {
-        if (h->size[i] != n || memcmp(h->ranks[i], list, (size_t)n * sizeof(int))) { continue; }
-        free(list);
-        return i;
+        if (h->size[i] == n && !memcmp(h->ranks[i], ranks, bytes)) { return i; }
     }
     h->size[h->count] = n;
-    h->ranks[h->count] = list;
+    h->ranks[h->count] = new_array(int, n, "owners");
+    memcpy(h->ranks[h->count], ranks, bytes);
     return h->count++;
 }
+static inline void owners_set(Owners *h, const GptModel *m, int storage, int list, bool tied) {
+    h->of[storage] = list;
+    h->tied[storage] = tied;
+    h->turns[storage] = gpt_storage_class(m, storage) == STORAGE_BLOCK && !tied;
+    h->blocks[list] += h->turns[storage];
+}
 static inline Owners owners_make(const GptModel *m, const Placement *p) {
-    const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
-    Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = new_array(int, n, "owners");
-    h.ranks = new_array(int *, n, "owners");
-    h.blocks = new_array(int, n, "owners");
-    h.of = new_array(int, n, "owners");
-    h.tied = new_array(bool, n, "owners");
-    h.turns = new_array(bool, n, "owners");
-    bool *marked = new_array(bool, ranks, "owners"), *uses = placement_uses(m, p);
+    const int ranks = placement_ranks(m, p);
+    Owners h = owners_new(m);
+    int *list = new_array(int, ranks, "owners");
+    bool *uses = placement_uses(m, p);
     const bool *used = uses;
     for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
         // the same list as of the storage before
         const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages);
-        if (!same) { stages = placement_mark_ranks(p, used, marked, (int)ranks); }
-        h.of[i] = same ? h.of[i - 1] : holders_list(&h, marked, (int)ranks);
-        h.tied[i] =
-            stages > 1 || (share_alternates(m->share) && gpt_storage_class(m, i) == STORAGE_BLOCK);
-        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
-        h.blocks[h.of[i]] += h.turns[i];
+        const int n = same ? 0 : placement_list_ranks(p, used, list, ranks, &stages);
+        const bool alternates =
+            share_alternates(m->share) && gpt_storage_class(m, i) == STORAGE_BLOCK;
+        owners_set(&h, m, i, same ? h.of[i - 1] : owners_list(&h, list, n),
+                   stages > 1 || alternates);
     }
-    free(marked);
+    free(list);
     free(uses);
     return h;
 }
 // Each storage has one rank, its owner.
 static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
-    const size_t n = (size_t)m->storages;
-    Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = new_array(int, n, "owners");
-    h.ranks = new_array(int *, n, "owners");
-    h.blocks = new_array(int, n, "owners");
-    h.of = new_array(int, n, "owners");
-    h.tied = new_array(bool, n, "owners");
-    h.turns = new_array(bool, n, "owners");
+    Owners h = owners_new(m);
     for (int i = 0; i < m->storages; i++) {
-        while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
-        if (h.of[i] == h.count) {
-            h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "owners");
-            h.ranks[h.count][0] = owner[i];
-            h.size[h.count++] = 1;
-        }
-        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
-        h.blocks[h.of[i]] += h.turns[i];
+        owners_set(&h, m, i, owners_list(&h, &owner[i], 1), false);
     }
     return h;
 }
@@ -154,12 +153,12 @@ static inline int holders_of(const Owners *h, int storage) { return h->size[h->o
 
 // Return whether the whole parameters, or the whole gradient, of a storage exist only during each
 // use. A single rank has no gradients to divide.
-static inline bool zero_param_far(const ZeroPolicy *z, int storage) {
+static inline bool zero_param_on_host(const ZeroPolicy *z, int storage) {
     return offload_has(z->offload, storage, STATE_PARAMETERS);
 }
 static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storage) {
     return z->p2p ? z->p2p->borrows
-                  : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
+                  : (z->stage >= 3 && !h->tied[storage]) || zero_param_on_host(z, storage);
 }
 // also if sums leave the device
 static inline int zero_gradient_stage(const ZeroPolicy *z) {
@@ -179,18 +178,15 @@ static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storag
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
     return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
 }
-// Return whether the slice of a storage's parameters, of its gradient, is stored outside its slot.
+// Returns whether the slices of parameters are stored outside the slots of whole arrays.
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-static inline bool zero_grad_apart(const ZeroPolicy *z, const Owners *h, int storage) {
-    return z->accumulates && zero_reduces_often(z, h, storage);
-}
 
 // Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
-// save memory. far: its slice is on the host.
-static inline int shared_slot(const Owners *h, int storage, bool apart, bool far) {
+// save memory. on_host: its slice is on the host.
+static inline int shared_slot(const Owners *h, int storage, bool apart, bool on_host) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = h->turns[storage] && (far || spared >= SHARED_SLOTS);
+    bool shares = h->turns[storage] && (on_host || spared >= SHARED_SLOTS);
     return shares ? storage % SHARED_SLOTS : -1;
 }
 static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int storage) {
@@ -204,7 +200,7 @@ static inline int zero_param_slot(const GptModel *m, const ZeroPolicy *z, const 
     // the two of a unit lie in both
     if (z->p2p && z->p2p->borrows) { return storage == m->storages - 1 ? 1 : storage % 2; }
     return zero_gathers(z, h, storage)
-               ? shared_slot(h, storage, zero_param_apart(z), zero_param_far(z, storage))
+               ? shared_slot(h, storage, zero_param_apart(z), zero_param_on_host(z, storage))
                : -1;
 }
 
@@ -273,9 +269,9 @@ static inline void slices_free(Slices *s) {
 // Process groups
 
 // The owners of some storages, as one rank sees them, and the subgroups in which hpZ and qgZ
-// exchange. partition: this rank's, for hpZ; node: this rank's node; across: the ranks with this rank's
-// local index on all nodes. If the owners are not spread evenly over several nodes, node has all of
-// them and across only this rank. A rank that is no owner has `all` only.
+// exchange. partition: this rank's, of hpZ; node: this rank's node; across: the ranks with this
+// rank's local index on all nodes. If the owners are not spread evenly over several nodes, node has
+// all of them and across only this rank. A rank that is no owner has `all` only.
 // Slices are in elements (WHOLE, SECONDARY) or in bytes of records (WEIGHTS, GRADIENTS).
 typedef enum {
     SLICES_WHOLE,

@@ -228,7 +228,7 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
                                   char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
     int used = 0;
-    c->arch = 0;
+    memset(c, 0, sizeof *c);
     if (line && !strncmp(line, "arch=", 5)) {
         const size_t n = strcspn(line + 5, ",\n");
         c->arch = gpt_architecture(line + 5, n);

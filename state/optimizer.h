@@ -6,7 +6,7 @@
 //   name      as in --optimizer, and in checkpoints
 //   moments   how many fp32 states it keeps for each parameter; checkpoints number them
 //   cut       what a rank's part of a storage consists of: any elements, or whole matrices
-//   others    the optimizer of the tensors that this one does not take (1-D ones, wte and wpe, if it
+//   others    the optimizer of the tensors that this one does not take (1-D ones, wte, wpe, if it
 //             needs matrices), whose moments are among these; "" if it takes all
 //   flags     the flags that belong to it alone
 #ifndef OPTIMIZER_H

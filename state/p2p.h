@@ -11,7 +11,7 @@
 //           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
-// Deferred  Store operations that would wait for a message can be deferred (engine/deferred.h). Each
+// Deferred  Store operations that would wait for messages may be deferred (engine/deferred.h). Each
 //           storage has channels of its own, so that both ends may post messages in different
 //           orders. A transport with a single channel has no deferred operations.
 #ifndef P2P_H
@@ -51,17 +51,17 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p->places[storage] && version <= s->version[storage] &&
-           version + s->policy.p2p->places[storage] > s->version[storage]);
+    assert(s->policy.p2p->places[storage] && version <= s->progress[storage].version &&
+           version + s->policy.p2p->places[storage] > s->progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
 // content are complete.
 static inline void store_open_version(Store *s, int storage, int64_t version) {
-    assert(version == s->version[storage] + 1);
+    assert(version == s->progress[storage].version + 1);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
-    s->version[storage] = version;
+    s->progress[storage].version = version;
 }
 static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
                                          int peer, int64_t step) {
@@ -74,7 +74,7 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     requests_post(
         s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), label,
         send, peer, parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version),
-        (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+        store_full_bytes(s, STATE_PARAMETERS, storage));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
 // last use has ended.
@@ -88,13 +88,13 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
     const CommLabel label = {"parameters", storage, step};
     requests_post(s, requests, label, send, peer, 0,
                   store_at(s, STATE_PARAMETERS, storage, send ? version : slot),
-                  (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+                  store_full_bytes(s, STATE_PARAMETERS, storage));
 }
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
     const int owner = s->policy.p2p->owner[storage];
-    const int64_t version = s->version[storage];
+    const int64_t version = s->progress[storage].version;
     if (owner != s->comm->rank) {
         store_pass_borrowed(s, false, storage, version, slot, owner, step);
         return;
@@ -111,17 +111,17 @@ static inline void store_begin_version(Store *s, int storage, int64_t version) {
     store_open_version(s, storage, version);
     if (before != store_newest(s, storage) && s->dtype == DTYPE_FP32) {
         ops_copy(s->stream, store_newest(s, storage), before,
-                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+                 store_full_bytes(s, STATE_GRADIENT, storage));
     }
 }
 // Makes a version that equals the previous one, because this step does not update the storage.
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
-    s->noised[storage] = false;
+    s->progress[storage].noised = false;
     if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
     ops_copy(s->stream, store_newest(s, storage), before,
-             (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+             store_full_bytes(s, STATE_PARAMETERS, storage));
 }
 // Sends the parameters from their owners to the ranks that compute with them, after masters were
 // written from outside. The previous version becomes a copy where it is not known. All ranks call
@@ -129,7 +129,7 @@ static inline void store_skip_version(Store *s, int storage, int64_t version) {
 static inline void store_send_all(Store *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
-        const size_t bytes = (size_t)gpt_storage_elements(s->model, i) * dtype_size(s->dtype);
+        const size_t bytes = store_full_bytes(s, STATE_PARAMETERS, i);
         for (int to = 0; to < s->comm->ranks; to++) {
             const bool owner = r->owner[i] == s->comm->rank;
             if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) {
@@ -141,7 +141,7 @@ static inline void store_send_all(Store *s) {
             comm_wait(s->comm, &request);
         }
         if (!r->places[i]) { continue; }
-        char *other = store_at(s, STATE_PREVIOUS, i, s->version[i] + 1);
+        char *other = store_at(s, STATE_PREVIOUS, i, s->progress[i].version + 1);
         if (other != store_newest(s, i) && !s->knows_previous) {
             ops_copy(s->stream, other, store_newest(s, i), bytes);
         }
@@ -150,7 +150,7 @@ static inline void store_send_all(Store *s) {
 
 // True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
-    return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads];
+    return storage ? &s->progress[storage].summed : &s->head_begun[micro % s->policy.p2p->heads];
 }
 // Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
@@ -253,7 +253,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
 // adds its own part.
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
                                    int64_t step) {
-    const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
+    const size_t bytes = store_full_bytes(s, STATE_GRADIENT, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
     const CommLabel label = {"gradient", storage, step};
@@ -277,7 +277,7 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
     const CommLabel label = {"gradient", storage, step};
     requests_post(s, requests, label, send, peer, sum_channel(storage),
                   send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0),
-                  (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+                  store_full_bytes(s, STATE_GRADIENT, storage));
 }
 
 #endif

@@ -69,6 +69,24 @@ typedef struct {
     int64_t count; // 0: none
 } SumBuffer;
 
+// How far a storage is: its parameters, the gradient of a step, its updates.
+typedef struct {
+    bool first_write; // the gradient has no contribution since its last reduction
+    bool summed;      // the slice holds sums of earlier micro-steps
+    // the reduction in flight leaves its sum in the slot; it must be added to the slice
+    bool adds_to_shard;
+    bool noised;          // this step's gradient has its noise, and is not used yet
+    bool secondary_valid; // the secondary slice has the newest version
+    int arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
+    CommRequest reducing, gathering;
+    int64_t updates;   // updates so far, which is the newest version
+    int64_t restarted; // version at which the moments began; updates - restarted counts theirs
+    // p2p: newest version that is stored here or posted. It counts steps, also those without an
+    // update
+    int64_t version;
+    size_t unpacked_at; // offset of the parameters in compute precision, while it is acquired
+} StorageProgress;
+
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
@@ -110,25 +128,13 @@ typedef struct {
     DiskFile *file;
     // copies of parameters from the host into each shared slot
     Stream param_link[SHARED_SLOTS];
-    ExactSum *squares;      // of the gradient's norm, on the device
-    ExactSum *squares_read; // copy of squares in host memory, which the device writes
-    ExactSum *sums;         // [ranks] squares of each rank
-    // progress of a step; arrays are [storages] unless they say otherwise
-    bool *first_write; // the gradient has no contribution since its last reduction
-    int pieces_added;  // pieces of gradients added so far to sums on the host
-    bool *summed;      // the slice holds sums of earlier micro-steps
-    // the reduction in flight leaves its sum in the slot; it must be added to the slice
-    bool *adds_to_shard;
-    bool *secondary_valid; // the secondary slice has the newest version
-    int *arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
-    CommRequest *reducing, *gathering;
-    int64_t moved[2];   // bytes copied from the host; to the host
-    int64_t stored[2];  // bytes that steps read from the disk; wrote to it
-    int64_t *updates;   // updates so far, which is the newest version
-    int64_t *restarted; // version at which the moments began; updates - restarted counts theirs
-    // p2p: newest version that is stored here or posted. It counts steps, also those without an
-    // update
-    int64_t *version;
+    ExactSum *squares;          // of the gradient's norm, on the device
+    ExactSum *squares_read;     // copy of squares in host memory, which the device writes
+    ExactSum *sums;             // [ranks] squares of each rank
+    StorageProgress *progress;  // [storages]
+    int pieces_added;           // pieces of gradients added so far to sums on the host
+    int64_t moved[2];           // bytes copied from the host; to the host
+    int64_t stored[2];          // bytes that steps read from the disk; wrote to it
     bool knows_previous;        // p2p: the version before the newest was loaded, too
     PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
     bool in_deferred;           // a deferred operation is running (p2p.h)
@@ -136,11 +142,10 @@ typedef struct {
     CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
     int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
-    int64_t exchanges;                  // exchanges started so far
-    size_t unpacked_used, *unpacked_at; // bytes in use; [storages] offset of an acquired storage
-    int held;                           // number of acquired storages
+    int64_t exchanges;    // exchanges started so far
+    size_t unpacked_used; // bytes in use
+    int held;             // number of acquired storages
     StoreNoise noise;
-    bool *noised;    // [storages] this step's gradient has its noise, and is not used yet
     bool pending;    // delayed updates: the host has the gradient of the previous step
     bool stochastic; // stochastic rounding of bf16 parameters
     uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
@@ -148,8 +153,8 @@ typedef struct {
 
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const Store *s, StateKind kind, int storage) {
-    State *x = &s->states[(int)kind * s->model->storages + storage];
-    return x->copy_of == kind ? x : &s->states[(int)x->copy_of * s->model->storages + storage];
+    State *x = &s->states[kind * s->model->storages + storage];
+    return x->copy_of == kind ? x : &s->states[x->copy_of * s->model->storages + storage];
 }
 static inline Place store_place(const Store *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
@@ -445,7 +450,7 @@ static inline void store_plan_states(Store *s) {
     State *x[STATE_KINDS];
     s->states = new_array(State, STATE_KINDS * storages, "states");
     for (int k = 0; k < STATE_KINDS; k++) {
-        const StateKind kind = (StateKind)k;
+        const StateKind kind = k;
         const bool by_p2p =
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
         x[k] = s->states + k * storages;
@@ -480,7 +485,7 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
     int n = 0;
     if (!offload_has_states(o, storage)) { return 0; }
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !cpu; kind++) {
-        const PiecePart part = {.kind = (StateKind)kind, .size = word, .in = true, .out = true};
+        const PiecePart part = {.kind = kind, .size = word, .in = true, .out = true};
         if (offload_has(o, storage, part.kind)) { parts[n++] = part; }
     }
     const PiecePart gradient = {.kind = STATE_GRADIENT, .size = word, .in = !cpu, .out = cpu},

@@ -16,7 +16,7 @@ enum {
 
 // -------------------------------------------------------------------------------------------------
 // Kinds of states. The numbers up to STATE_GRADIENT are those of checkpoints (docs/formats.md).
-typedef enum {
+enum {
     STATE_MASTER, // parameters in fp32; with --dtype fp32 they are the working parameters
     STATE_MOMENT, // of the optimizer; as many kinds as its row says
     STATE_PREVIOUS = STATE_MOMENT + MOMENTS, // p2p: the version before the newest parameters
@@ -37,14 +37,15 @@ typedef enum {
     // pieces, in slots that blocks share unless their storages alternate (--share AxB)
     STATE_PIECES,
     STATE_KINDS
-} StateKind;
-enum { // bits of kinds: states of the optimizer; all states that may be on the host
+};
+typedef int StateKind; // loops count through the kinds
+enum {                 // bits of kinds: states of the optimizer; all states that may be on the host
     OPTIMIZER_STATES = (1 << OPTIMIZER_KINDS) - 1,
     OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
 };
 // Is this a moment that the optimizer keeps?
 static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
-    return kind >= STATE_MOMENT && (int)kind < STATE_MOMENT + o->moments;
+    return kind >= STATE_MOMENT && kind < STATE_MOMENT + o->moments;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -81,9 +82,6 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
 }
 static inline bool offload_has_states(const Offload *o, int storage) {
     return o && (o->host[storage] & ((1 << HOST_KINDS) - 1));
-}
-static inline int offload_states(const Offload *o, int storage) {
-    return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES);
 }
 
 static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) {

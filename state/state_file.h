@@ -1,4 +1,4 @@
-// state_file.h: the file of a checkpoint with the states of one rank. It holds pieces of storages in
+// state_file.h: the file of a checkpoint with the states of a rank. It holds pieces of storages in
 // global coordinates (state, storage, first element, count), in fp32, so any layout can read what
 // any other has written: header { magic, version, pieces }, then the table of pieces, then their
 // data in the same order (docs/formats.md). Everything that is read is checked before use.
@@ -70,8 +70,8 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < FILE_KINDS; kind++) {
-            for (int storage = 0;
-                 storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
+            for (int storage = 0; storage < s->model->storages && store_has_state(s, kind);
+                 storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
                 if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
@@ -80,7 +80,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
                     writer_add_previous(&w, s, storage);
                 }
                 if (pass == 2 && kind != STATE_PREVIOUS) {
-                    writer_add_state(&w, s, (StateKind)kind, storage, piece.count);
+                    writer_add_state(&w, s, kind, storage, piece.count);
                 }
             }
         }
@@ -104,7 +104,7 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
     int64_t elements = gpt_storage_elements(from, (int)p->storage);
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements &&
            p->count <= elements - p->begin &&
-           (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
+           (p->state >= STATE_PREVIOUS || store_has_state(s, p->state));
 }
 
 // Does the store use this kind of state from a file?
@@ -119,9 +119,9 @@ static inline int64_t state_own(const Store *s, StateKind kind, int storage, int
 }
 // Does this rank need any element of a piece of `from`, for the storage itself or for its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
-    for (int i = 0; state_taken(s, (StateKind)p->state) && i < s->model->storages; i++) {
+    for (int i = 0; state_taken(s, p->state) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
-        int64_t first, own = state_own(s, (StateKind)p->state, i, &first);
+        int64_t first, own = state_own(s, p->state, i, &first);
         if (own && p->begin < first + own && p->begin + p->count > first) { return true; }
     }
     return false;
@@ -153,7 +153,7 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
         n = min_i64(end - at, STATE_PIECE_FLOATS);
         if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
-        state_piece_take(s, from, (StateKind)p->state, (int)p->storage, at, n);
+        state_piece_take(s, from, p->state, (int)p->storage, at, n);
     }
     return true;
 }
@@ -205,7 +205,7 @@ static inline bool states_are_whole(const char *folder, const Store *s, const Gp
     for (int i = 0; good && i < FILE_KINDS * from->storages; i++) {
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
-        const StateKind kind = (StateKind)(i / from->storages);
+        const StateKind kind = (i / from->storages);
         // 0 elements: that run did not have this state
         int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
                            : store_has_state(s, kind) ? elements

@@ -39,7 +39,7 @@ enum { REQUEST_USES = 4 };
 static inline char *store_at(const Store *s, StateKind kind, int storage, int64_t version) {
     const State *x = store_record(s, kind, storage);
     assert(x->place != PLACE_DISK);
-    const int own = (int)x->copy_of;
+    const int own = x->copy_of;
     const char *base = (x->place == PLACE_HOST ? s->host : s->device)[own].base;
     const int64_t number = x->versions > 1 ? version % x->versions : 0;
     return base ? (char *)(uintptr_t)base + x->slice + number * x->stride : NULL;
@@ -51,9 +51,16 @@ static inline float *store_floats(const Store *s, StateKind kind, int storage, i
 static inline char *store_full(const Store *s, StateKind kind, int storage) {
     return s->device[kind].base + store_record(s, kind, storage)->whole;
 }
+static inline float *store_full_gradient(const Store *s, int storage) {
+    return (float *)(void *)store_full(s, STATE_GRADIENT, storage);
+}
+// Returns the bytes of a version of a storage's whole array.
+static inline size_t store_full_bytes(const Store *s, StateKind kind, int storage) {
+    return (size_t)gpt_storage_elements(s->model, storage) * s->device[kind].size;
+}
 // Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
-    return s->version ? s->version[storage] : s->updates[storage];
+    return s->policy.p2p ? s->progress[storage].version : s->progress[storage].updates;
 }
 static inline char *store_newest(const Store *s, int storage) {
     return store_at(s, STATE_PARAMETERS, storage, store_now(s, storage));
@@ -144,24 +151,13 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
                            ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
                                                  "quantized gradients")
                            : NULL;
-    s->first_write = new_array(bool, n, "store");
-    s->summed = new_array(bool, n, "store");
-    s->adds_to_shard = new_array(bool, n, "store");
-    s->secondary_valid = new_array(bool, n, "store");
-    s->arriving = new_array(int, n, "store");
-    s->reducing = new_array(CommRequest, n, "store");
-    s->gathering = new_array(CommRequest, n, "store");
-    s->updates = new_array(int64_t, n, "store");
-    s->restarted = new_array(int64_t, n, "store");
+    s->progress = new_array(StorageProgress, n, "store");
     s->sums = new_array(ExactSum, comm->ranks, "store");
-    s->noised = new_array(bool, n, "store");
-    s->unpacked_at = new_array(size_t, n, "store");
-    for (int i = 0; i < s->model->storages; i++) { s->first_write[i] = true; }
+    for (int i = 0; i < s->model->storages; i++) { s->progress[i].first_write = true; }
     s->squares = (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->squares, "the gradient's norm");
     s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
     for (int k = 0; k < SHARED_SLOTS; k++) { s->occupant[k] = -1; }
     if (!s->policy.p2p) { return; }
-    s->version = new_array(int64_t, n, "store");
     s->head_begun = new_array(bool, s->policy.p2p->heads, "store");
     s->head_coming = new_array(CommRequest, s->policy.p2p->heads, "store");
     s->requests = new_array(PendingRequests, n * REQUEST_KINDS, "store");
@@ -206,7 +202,6 @@ static inline void store_free(Store *s) {
         free(s->requests[i].open);
     }
     free(s->requests);
-    free(s->version);
     free(s->head_begun);
     free(s->head_coming);
     for (int i = 0; i < s->bucket_count; i++) {
@@ -219,18 +214,8 @@ static inline void store_free(Store *s) {
     free(s->bucket_of);
     layout_free(&s->layout);
     process_group_free(&s->world);
-    free(s->first_write);
-    free(s->summed);
-    free(s->adds_to_shard);
-    free(s->secondary_valid);
-    free(s->arriving);
-    free(s->reducing);
-    free(s->gathering);
-    free(s->updates);
-    free(s->restarted);
+    free(s->progress);
     free(s->sums);
-    free(s->noised);
-    free(s->unpacked_at);
     ops_free_host(s->squares_read);
     memset(s, 0, sizeof *s);
 }
@@ -239,7 +224,7 @@ static inline void store_free(Store *s) {
 // not hold do not count updates.
 static inline int64_t store_version(const Store *s) {
     int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->progress[i].updates); }
     return most;
 }
 
@@ -288,8 +273,8 @@ static inline void store_access_disk(const Store *s, StateKind kind, int storage
                     writes);
     }
 }
-// Reads or writes n elements of a state from element `at` of the slice on, in the precision in which
-// it is stored, wherever it is. memory: on the host. Must follow store_wait_all.
+// Reads or writes n elements of a state from element `at` of its slice on, in the precision it is
+// stored in, wherever it is. memory: on the host. Must follow store_wait_all.
 static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
                                 void *memory, bool writes) {
     const State *x = store_record(s, kind, storage);
@@ -323,7 +308,7 @@ static inline void store_clear_moments(const Store *s, int storage) {
     memset(state_piece.bytes, 0, sizeof state_piece.bytes);
     for (int k = 0; k < s->optimizer->moments; k++) {
         for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
-            store_write_state(s, (StateKind)(STATE_MOMENT + k), storage, at,
+            store_write_state(s, STATE_MOMENT + k, storage, at,
                               min_i64(STATE_PIECE_FLOATS, own - at), state_piece.floats);
         }
     }
@@ -334,7 +319,7 @@ static inline void store_clear_moments(const Store *s, int storage) {
 // bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
     if (!s->stochastic) { return round_to_nearest(); }
-    return rounding_stochastic(s->seed, s->updates[storage], storage, element);
+    return rounding_stochastic(s->seed, s->progress[storage].updates, storage, element);
 }
 
 #endif

@@ -22,8 +22,8 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
     noise.domain = NOISE_GRADIENT;
     noise.part = (uint32_t)storage;
     noise.step = (uint64_t)step;
-    assert(!s->noised[storage]);
-    s->noised[storage] = true;
+    assert(!s->progress[storage].noised);
+    s->progress[storage].noised = true;
     n = max_i64(0, min_i64(n, real - begin));
     ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), begin, n, noise,
                   s->noise.deviation, s->noise.scale);
@@ -36,7 +36,7 @@ static inline void store_add_all_noise(Store *s, int64_t step) {
 }
 // After store_norm: this step makes no update.
 static inline void store_skip_updates(Store *s) {
-    memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised);
+    for (int i = 0; i < s->model->storages; i++) { s->progress[i].noised = false; }
 }
 
 // Returns the factor that turns a storage's gradient, the sum over the layers that share it, into
@@ -74,7 +74,7 @@ static inline double store_norm(Store *s, int64_t step) {
     exchange_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) {
         store_finish_reduce(s, i);
-        s->summed[i] = false;
+        s->progress[i].summed = false;
     }
     store_finish_sums(s);
     store_add_all_noise(s, step);
@@ -90,7 +90,7 @@ static inline double store_norm(Store *s, int64_t step) {
 static inline void store_forget_errors(Store *s, int storage) {
     if (s->device[STATE_ERRORS].base && store_holds(s, storage)) {
         ops_zero(s->stream, store_full(s, STATE_ERRORS, storage),
-                 (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
+                 store_full_bytes(s, STATE_ERRORS, storage));
     }
 }
 
@@ -100,10 +100,10 @@ static inline void store_forget_errors(Store *s, int storage) {
 // Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
     // a gradient is clipped, reduced, given its noise and then used, in this order
-    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on);
+    assert(store_holds(s, storage) && s->progress[storage].noised == s->noise.on);
     if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
-    s->noised[storage] = false;
-    if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+    s->progress[storage].noised = false;
+    if (++s->progress[storage].updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
 // The memory that an update works on: `count` elements of a storage from `first` on, on the device
 // or on the host.
@@ -140,7 +140,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
     store_own(s, storage, &first);
     p.first = first + begin;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
-        p.at[kind] = store_piece_at(s, (StateKind)kind, storage, piece, step);
+        p.at[kind] = store_piece_at(s, kind, storage, piece, step);
     }
     if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
     // parameters are their own masters
@@ -155,8 +155,8 @@ static inline UpdatePlaces store_find_delayed(const Store *s, int storage, int64
     p.count = store_own(s, storage, &p.first);
     p.cpu_update = true;
     for (int kind = 0; kind <= STATE_GRADIENT; kind++) {
-        const bool here = store_place(s, (StateKind)kind, storage) != PLACE_NONE;
-        p.at[kind] = here ? store_at(s, (StateKind)kind, storage, step) : NULL;
+        const bool here = store_place(s, kind, storage) != PLACE_NONE;
+        p.at[kind] = here ? store_at(s, kind, storage, step) : NULL;
     }
     return p;
 }
@@ -191,7 +191,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
                                       OptimizerStep o) {
     TensorPart parts[MOST_TENSORS];
     const float decay = o.weight_decay;
-    o.step = version - s->restarted[storage];
+    o.step = version - s->progress[storage].restarted;
     o.grad_scale *= (float)store_mean(s, storage);
     for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
         const int64_t begin = max_i64(p->first, parts[i].offset),
@@ -206,7 +206,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
 // Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
 // secondary copy, and quantizes again.
 static inline void store_slice_changed(Store *s, int storage) {
-    s->secondary_valid[storage] = false;
+    s->progress[storage].secondary_valid = false;
     if (s->policy.quantized_weights) {
         ops_quantize(s->stream, store_at(s, STATE_RECORDS, storage, 0),
                      store_at(s, STATE_PARAMETERS, storage, 0), s->dtype,
@@ -218,7 +218,7 @@ static inline void store_slice_changed(Store *s, int storage) {
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_find_places(s, storage, step, piece);
-    store_update_parts(s, storage, &p, s->updates[storage], o);
+    store_update_parts(s, storage, &p, s->progress[storage].updates, o);
     if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
 // Updates masters and moments on the host with the pending gradient, while the device computes with
@@ -228,13 +228,13 @@ static inline void store_update_delayed(Store *s, int storage, int64_t step, Opt
     // copies of fp32 masters that the previous step began may still read them
     for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); }
     const UpdatePlaces p = store_find_delayed(s, storage, step);
-    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
+    store_update_parts(s, storage, &p, s->progress[storage].updates + 1, o);
 }
 // Moves a piece of offloaded states: FETCH to the device, EVICT to the host. If the device updates,
 // the piece is fetched before its update and evicted after it. If the CPU updates, the gradient is
 // evicted before the update, and the new parameters are fetched after it.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
-    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
+    if (store_delays(s) && piece == 0) { s->progress[storage].updates += s->pending; }
     store_move_piece(s, storage, piece, step, true);
     if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) {
         store_slice_changed(s, storage);
@@ -265,7 +265,7 @@ static inline void store_masters_changed(Store *s) {
         }
         store_slice_changed(s, i);
         if (!s->policy.p2p && !store_gathers_for_use(s, i)) {
-            store_prefetch(s, i, s->updates[i], false, s->comm->step);
+            store_prefetch(s, i, s->progress[i].updates, false, s->comm->step);
         }
     }
     if (s->policy.p2p) { store_send_all(s); }

@@ -251,7 +251,7 @@ static void test_resume(void **state) {
     assert_memory_equal(&p, &expected, sizeof p);
     assert_memory_equal(store_full(&s, STATE_PARAMETERS, 0), store_full(&t, STATE_PARAMETERS, 0),
                         (size_t)model.parameters * 2);
-    for (int i = 0; i < model.storages; i++) { assert_int_equal(t.updates[i], 11); }
+    for (int i = 0; i < model.storages; i++) { assert_int_equal(t.progress[i].updates, 11); }
     store_free(&s);
     store_free(&t);
 }

@@ -351,7 +351,9 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
     for (int64_t i = V * C; i < VP * C; i++) {
         assert_true(store_floats(&r->store, STATE_MASTER, 0, 0)[i] == 0);
     }
-    for (int s = 0; s < r->model.storages; s++) { assert_int_equal(r->store.updates[s], UPDATES); }
+    for (int s = 0; s < r->model.storages; s++) {
+        assert_int_equal(r->store.progress[s].updates, UPDATES);
+    }
     dataset_close(&shard);
     rig_free(r);
 }

@@ -941,7 +941,7 @@ FAULTS = [
     # one step late
     ("delay, rate and clip", TRAINER, "make_update(o, lr, {r->progress.pending_norm ==> 0});"),
     ("delay", TRAINER, "r->store.pending = {!skipped ==> !skipped && r->progress.step % 2};"),
-    ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
+    ("delay, adamw", ZERO, "(s, storage, &p, s->progress[storage].updates + {1 ==> 2}, o);"),
     # the model
     ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
     ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
