@@ -156,8 +156,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
     memset(&beside, 0, sizeof beside);
-    ds->shards =
-        NEW_ARRAY(TokenShard, names.gl_pathc, "the list of shards");
+    ds->shards = NEW_ARRAY(TokenShard, names.gl_pathc, "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
@@ -259,21 +258,13 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
 // Appends the windows of the document in tokens begin .. end-1, up to windows_per_document. A
 // document of one token has none.
 static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end,
-                                size_t *capacity) {
+                                int64_t *capacity) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
     const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document
                                                           : INT64_MAX,
                   before = ds->windows;
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
-        if ((size_t)ds->windows == *capacity) {
-            *capacity = 2 * *capacity + 1024;
-            void *table = realloc(ds->table, *capacity * sizeof *ds->table);
-            if (!table) {
-                die(EXIT_RESOURCES, "use --windows continuous or fewer shards",
-                    "cannot allocate a table of %zu document windows", *capacity);
-            }
-            ds->table = (uint64_t *)table;
-        }
+        ds->table = GROW_ARRAY(uint64_t, ds->table, ds->windows, capacity, "document windows");
         ds->table[ds->windows++] =
             (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
     }
@@ -288,7 +279,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
             "found %d",
             o.flag, pattern, (int)o.vocab, (int)o.eot);
     }
-    size_t capacity = 0;
+    int64_t capacity = 0;
     int shard = 0;
     int64_t end = next_document(ds, 0, &shard);
     if (end == ds->tokens) {
@@ -307,7 +298,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
             "%s %s: expected a document of 2 tokens or more, found only documents of 1 token",
             o.flag, pattern);
     }
-    void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
+    void *fitted = realloc(ds->table, ds->windows * sizeof *ds->table);
     if (fitted) { ds->table = (uint64_t *)fitted; }
 }
 
@@ -406,8 +397,8 @@ static inline void add_choices(Dataset *ds, const ChoiceExample *e) {
         uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
         const int64_t count = context->count + completion->count;
         const ChoiceRow row = {(int32_t)(context->count - 1), c == e->right};
-        memcpy(out, context->tokens, (size_t)context->count * sizeof *out);
-        memcpy(out + context->count, completion->tokens, (size_t)completion->count * sizeof *out);
+        memcpy(out, context->tokens, context->count * sizeof *out);
+        memcpy(out + context->count, completion->tokens, completion->count * sizeof *out);
         ds->rows[ds->windows] = row;
         ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)(count - 1);
         ds->tokens += count;
@@ -538,7 +529,7 @@ static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_
     // n T < 2^62
     int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n;
     dataset_copy(ds, begin, held, inputs);
-    memcpy(targets, inputs + 1, (size_t)(held - 1) * sizeof *targets);
+    memcpy(targets, inputs + 1, (held - 1) * sizeof *targets);
     if (end == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
     for (int64_t i = held; i < T; i++) { inputs[i] = ds->options.eot; }
     for (int64_t i = end; i < T; i++) { targets[i] = -1; }
@@ -598,8 +589,7 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
 // part begins. Returns how many windows are left.
 static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t parts, int64_t most,
                                     NoiseStream stream, int64_t *begins) {
-    int64_t *part = NEW_ARRAY(int64_t, 2 * count + 1, "samples"),
-            *all = part + count, left = 0;
+    int64_t *part = NEW_ARRAY(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
     for (int64_t i = 0; i < count; i++) {
         part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);

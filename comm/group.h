@@ -181,6 +181,24 @@ static inline Placement placement_make(int stages) {
     Placement p = {stages, (Stage *)checked_calloc((size_t)stages, sizeof(Stage), "placement")};
     return p;
 }
+// Returns N stages whose numbers of units are as even as possible; the first stages take the units
+// that remain.
+static inline Placement placement_even(int units, int N) {
+    Placement p = placement_make(N);
+    for (int j = 0, unit = 0; j < N; unit += p.stage[j++].units) {
+        p.stage[j].first_unit = unit;
+        p.stage[j].units = units / N + (j < units % N);
+    }
+    return p;
+}
+// Gives the stages their ranks (Stage.replicas), in order.
+static inline void placement_take_ranks(Placement *p) {
+    for (int s = 0, rank = 0; s < p->stages; s++) {
+        Stage *stage = &p->stage[s];
+        stage->ranks = NEW_ARRAY(int, stage->replicas, "placement");
+        for (int i = 0; i < stage->replicas; i++) { stage->ranks[i] = rank++; }
+    }
+}
 static inline void placement_free(Placement *p) {
     for (int s = 0; s < p->stages; s++) { free(p->stage[s].ranks); }
     free(p->stage);

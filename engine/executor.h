@@ -237,8 +237,7 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
                 if (a->kind != ACT_FORWARD || a->unit != head) { continue; }
                 double *there = e->message + at, *here = values + a->first_row;
                 if (pass || r == e->comm->rank) {
-                    memcpy(pass ? here : there, pass ? there : here,
-                           (size_t)a->rows * sizeof(double));
+                    memcpy(pass ? here : there, pass ? there : here, a->rows * sizeof(double));
                 }
                 at += a->rows;
             }
@@ -331,7 +330,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     const Stage *stage = &placement->stage[mine];
     const CommLabel label = {"activations", e->shape.first, e->comm->step};
     if (e->acts[0].tokens) {
-        ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t));
+        ops_from_host(e->stream, e->acts[0].tokens, tokens, n * sizeof(int32_t));
     }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) {
@@ -345,7 +344,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
         comm_wait(e->comm, &r);
     }
     if (last) {
-        comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float),
+        comm_broadcast(e->comm, logits, e->model->config.padded_vocab * sizeof(float),
                        placement->stage[last].ranks[0]);
     }
 }
@@ -382,7 +381,7 @@ static inline void executor_generate(Executor *e, const Placement *placement, in
         out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
         // the context is full: keep its newer half
         if (n == T) {
-            memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t));
+            memmove(tokens, tokens + T / 2, (T - T / 2) * sizeof(int32_t));
             n = T - T / 2;
         }
         tokens[min_i64(n, T - 1)] = out[i];

@@ -528,8 +528,7 @@ static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
     r->made = NEW_ARRAY(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }
     r->gradient = NEW_ARRAY(int64_t, 2 * units, "proof");
-    r->borrowed[0] =
-        NEW_ARRAY(int64_t, BORROWED_SLOTS * storages, "proof");
+    r->borrowed[0] = NEW_ARRAY(int64_t, BORROWED_SLOTS * storages, "proof");
     memset(r->borrowed[0], 0xff, BORROWED_SLOTS * storages * sizeof(int64_t)); // -1
     for (int i = 0; i < BORROWED_SLOTS; i++) {
         r->borrowed[i] = r->borrowed[0] + i * p->model->storages;

@@ -22,7 +22,8 @@ enum { DISK_PIECES = 4 };
 enum { SCHEDULE_MAX = 1 << 22 };
 typedef struct {
     Action *actions;
-    int count, capacity;
+    int count;
+    int64_t capacity;
 } Schedule;
 
 // Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
@@ -154,13 +155,7 @@ static inline void schedule_add(Schedule *s, Action a) {
         die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens",
             "a step has more than %d actions", SCHEDULE_MAX);
     }
-    if (s->count == s->capacity) {
-        s->capacity = s->capacity ? 2 * s->capacity : 64;
-        s->actions = (Action *)realloc(s->actions, (size_t)s->capacity * sizeof(Action));
-        if (!s->actions) {
-            die(EXIT_RESOURCES, NULL, "cannot hold a schedule of %d actions", s->capacity);
-        }
-    }
+    s->actions = GROW_ARRAY(Action, s->actions, s->count, &s->capacity, "a schedule");
     s->actions[s->count++] = a;
 }
 // Returns how many of the step's samples the actions span; *first is the first of them (0 if none).
@@ -261,8 +256,7 @@ static inline void schedule_lower_recompute(Program *p) {
 // clips by itself.
 static inline void lower_clip(Schedule *in, int micro_batches) {
     // [micro] the last, the first of its backward actions
-    int *last = NEW_ARRAY(int, 2 * micro_batches, "lowering"),
-        *first = last + micro_batches;
+    int *last = NEW_ARRAY(int, 2 * micro_batches, "lowering"), *first = last + micro_batches;
     Schedule out = {NULL, 0, 0};
     for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
     for (int i = 0; i < in->count; i++) {

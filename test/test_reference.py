@@ -697,7 +697,7 @@ FAULTS = [
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
     ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
-    ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
+    ("v2, remainder", "comm/group.h", "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
     ("v2, pieces", "state/policy.h", "begins ? begins[micro] : "
      "{part_begin(samples, p->micros, micro) "
      "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
