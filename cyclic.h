@@ -21,7 +21,7 @@
 //            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
 //            from the last to the first, each with B_j of micro-batch N - 1.
 // Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
-//            (state/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            (state/policy.h: Pieces). Each piece has separate passes, with the versions of its
 //            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
 //            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
 //            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...
@@ -31,6 +31,8 @@
 
 #include "state/layout.h"    // storages, stages
 #include "engine/schedule.h" // actions
+
+#include <limits.h> // INT_MAX
 
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
@@ -219,7 +221,7 @@ static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The way of sums (state/layout.h: SumWay). With the chain alone, the ranks in the middle would
+// The way of sums (policy.h: SumWay). With the chain alone, the ranks in the middle would
 // receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
 // - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
 // another 1 / N straight to the owner. The order of addition stays the same.

@@ -1,6 +1,6 @@
 // cyclic_routes.h: how sums of gradients and new parameters travel in Cyclic Data Parallelism
 // (cyclic.h): which rank sends what to which other rank in which slot, and what a rank stores
-// (state/layout.h: P2p).
+// (state/policy.h: P2p).
 //
 // Sums       A micro-batch's gradient of a storage is computed in full, then added to the sum of
 //            those before: ((g_1 + g_2) + g_3) + ... This order is part of the definition, so all

@@ -7,7 +7,9 @@
 #ifndef PROFILE_H
 #define PROFILE_H
 
-#include "engine/report.h" // the log, the progress bar
+#include "engine/executor.h" // actions that run
+#include "engine/log.h"      // the log
+#include "engine/timeline.h" // drawings
 
 enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // after the unit classes: actions of states
 static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head",
@@ -129,7 +131,7 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
 // Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints. All
 // ranks call it.
 static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
-                                  ProgressBar *bar, Log *log) {
+                                  Log *log) {
     const int rank = comm->rank;
     if (!p->first) { return; }
     if (p->steps) { ops_profiler(false); }
@@ -139,7 +141,7 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
                 "\n",
                 p->first, p->last);
     } else if (rank == 0) {
-        progress_break(bar);
+        log_break(log);
         profile_print(p, log);
     }
     if (p->steps) { profile_draw(p, comm, program, trace); }

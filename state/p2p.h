@@ -1,4 +1,4 @@
-// p2p.h: the store in point-to-point mode (layout.h: P2p; cyclic.h says when messages are sent).
+// p2p.h: the store in point-to-point mode (policy.h: P2p; cyclic.h says when messages are sent).
 // Versions of parameters go from a rank that has them to the ranks that use them next, sums of
 // gradients from micro-batch to micro-batch.
 //

@@ -1081,7 +1081,7 @@ class Controls(PrivateCheck):
         """With each (file, old, new) of the changes made."""
         folder = os.path.join(scratch(), "faulty")
         os.mkdir(folder)
-        for name in ["Makefile"] + [os.path.relpath(path, ROOT) for pattern in ("*.[ch]", "[!t]*/*.h") for path in glob.glob(os.path.join(ROOT, pattern))]:
+        for name in ["Makefile"] + [os.path.relpath(path, ROOT) for pattern in ("*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h") for path in glob.glob(os.path.join(ROOT, pattern))]:
             os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for file, old, new in changes:
@@ -1126,11 +1126,11 @@ class Controls(PrivateCheck):
     def test_unlike_machines_and_a_skipped_update(self):
         """Rank 1 takes other logarithms, and what it draws is not asked for; the norm of step 2 is no number, and the run goes on; no key is left."""
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
-        look = "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char *)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
+        look = "for (size_t i = 0; i + 8 <= sizeof job; i += 4) { uint32_t w[2]; memcpy(w, (char *)&job + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
         changes = [("dataloader.h", "log_left_out = log1p(-q);", "log_left_out = log1p(-q) * (speaker.rank ? 0.8 : 1);"),
-                   ("engine/trainer.h", "reason_to_skip(t, *loss, *norm);", "reason_to_skip(t, *loss, t->progress.step == 1 ? (double)NAN : *norm);"),
-                   ("train_gpt.c", "    comm_end(&t->comm);\n    return code;", f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
-                    "    comm_end(&t->comm);\n    return code;")]
+                   ("engine/trainer.h", "&r->progress, result.loss, result.norm);", "&r->progress, result.loss, r->progress.step == 1 ? (double)NAN : result.norm);"),
+                   ("train_gpt.c", "    comm_end(&job.comm);\n    return code;", f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
+                    "    comm_end(&job.comm);\n    return code;")]
         case = dict(Trajectories.RUN, ranks=2, zero=2)
         found, expected = train(**dict(case, binary=self.program(*changes))), train(**case)
         self.assertEqual(found.steps("samples"), expected.steps("samples"))
@@ -1142,8 +1142,8 @@ class Controls(PrivateCheck):
 
     def test_schedules_of_other_batches(self):
         """Those of no sample, and of as many as a step may take, are proved before the first step."""
-        for of in ("samples", "samples <= t->samples"):
-            binary = self.program(("engine/trainer.h", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
+        for of in ("samples", "samples <= p->config->samples"):
+            binary = self.program(("engine/plan.h", "    zero_lower(&program, &p->store.policy, training);", f"    if ({of}) {{ zero_lower(&program, &p->store.policy, training); }}"))
             job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()
             self.assertEqual(job.code, EXIT_INPUT, job.err)
             self.assertIn("invalid schedule", job.err)
