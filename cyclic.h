@@ -256,7 +256,7 @@ static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double
     }
 }
 static inline SumWay *cyclic_ways(const GptModel *m, int N) {
-    SumWay *way = NEW_ARRAY(SumWay, m->storages, "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     double all = 0;
     for (int i = 0; i < m->storages; i++) { all += (double)gpt_storage_elements(m, i); }
     if (N > 2) {
@@ -268,7 +268,7 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
 // Where the ranks of a stage take turns, the sum stays with the owner. That needs fewer messages
 // than a chain, since the owner makes some of the gradients itself.
 static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
-    SumWay *way = NEW_ARRAY(SumWay, m->storages, "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
     return way;
 }
@@ -351,7 +351,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.cut = placement_even(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     cyclic_check_share(&p, m, o->share);
-    double *weight = NEW_ARRAY(double, p.N, "cyclic stages");
+    double *weight = new_array(double, p.N, "cyclic stages");
     for (int i = 0; i < m->storages; i++) {
         weight[cyclic_stage_of_unit(&p, gpt_unit_of_storage(m, i))] +=
             (double)gpt_storage_elements(m, i);

@@ -420,9 +420,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     ds.options.windows = WINDOWS_DOCUMENT;
     ds.options.T = 0;
     ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token serves
-    ds.table = NEW_ARRAY(uint64_t, CHOICES * examples, "multiple choices");
-    ds.rows = NEW_ARRAY(ChoiceRow, CHOICES * examples, "multiple choices");
-    ds.shards = NEW_ARRAY(TokenShard, 1, "multiple choices");
+    ds.table = new_array(uint64_t, CHOICES * examples, "multiple choices");
+    ds.rows = new_array(ChoiceRow, CHOICES * examples, "multiple choices");
+    ds.shards = new_array(TokenShard, 1, "multiple choices");
     ds.shards[0].bytes = CHOICES * bytes;
     ds.shard_count = 1;
     // MAP_NORESERVE: only pages that are written take memory
@@ -627,7 +627,7 @@ static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, 
 // Returns the bytes of text of the targets of samples 0 .. samples - 1.
 static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t, int64_t samples) {
     int64_t T = ds->options.T, bytes = 0;
-    int32_t *tokens = NEW_ARRAY(int32_t, 2 * T, "targets");
+    int32_t *tokens = new_array(int32_t, 2 * T, "targets");
     for (int64_t g = 0; g < samples; g++) {
         dataset_fill(ds, g, 1, tokens, tokens + T);
         bytes += tokenizer_count_bytes(t, tokens + T, T);

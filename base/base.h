@@ -110,7 +110,7 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     }
     return p;
 }
-// A zeroed array of so many elements of a type.
+// Returns a new array of `count` elements of a type, all zero; free() frees it.
 #define new_array(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), (what)))
 
 // Returns a new array of zeros; free() frees it.

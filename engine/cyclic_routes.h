@@ -202,7 +202,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N;
     // a stage has at most as many phases as ranks
     const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3);
-    HandBacks h = {0, NEW_ARRAY(HandBack, most, "routes")};
+    HandBacks h = {0, new_array(HandBack, most, "routes")};
     if (p->mode == CYCLIC_MODEL) {
         HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
         wte.head = true;
@@ -256,13 +256,13 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     HandBacks h = cyclic_route(p);
     P2p r;
     memset(&r, 0, sizeof r);
-    r.owner = NEW_ARRAY(int, n, "p2p states");
-    r.keeper = NEW_ARRAY(int, n, "p2p states");
-    r.places = NEW_ARRAY(unsigned char, n, "p2p states");
-    r.grad_slot = NEW_ARRAY(unsigned char, n, "p2p states");
-    r.adds = NEW_ARRAY(bool, n, "p2p states");
-    r.comes = NEW_ARRAY(bool, n, "p2p states");
-    r.taken = NEW_ARRAY(bool *, n, "p2p states");
+    r.owner = new_array(int, n, "p2p states");
+    r.keeper = new_array(int, n, "p2p states");
+    r.places = new_array(unsigned char, n, "p2p states");
+    r.grad_slot = new_array(unsigned char, n, "p2p states");
+    r.adds = new_array(bool, n, "p2p states");
+    r.comes = new_array(bool, n, "p2p states");
+    r.taken = new_array(bool *, n, "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = r.stays && p->waits ? 2 : 1;
@@ -275,7 +275,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
     r.notice = r.borrows ? 2 : 1;
-    r.stage = NEW_ARRAY(int, n, "p2p states");
+    r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = NEW_ARRAY(bool, p->ranks, "p2p states"); }
     // The stage of a storage is that of its first unit, so the loop ends with it.

@@ -285,7 +285,8 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     return true;
 }
 // Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
-static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks, PlanCosts *c) {
+static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
+                              PlanCosts *c) {
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     c->stages = p->stages;

@@ -379,9 +379,7 @@ static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Priva
         printf("traffic a step, measured:\n");
         print_traffic(m->traffic);
     }
-    if (p->offloaded) {
-        print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host);
-    }
+    if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     json_add_end(&line, plan, disk, m);
     json_add_privacy(&line, privacy, step);

@@ -85,7 +85,6 @@ static inline double memory_available(void) {
     return bytes;
 }
 
-
 // Measures the energy of the CPU packages since energy_meter(), by the counters of Linux's
 // powercap, which wrap.
 enum { ENERGY_PACKAGES = 64 };

@@ -62,34 +62,20 @@ static inline char *store_newest(const Store *s, int storage) {
 // -------------------------------------------------------------------------------------------------
 // Memory
 
-// Joins one more group of collectives. Groups with equal lists of ranks share a channel of the
-// transport.
-static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
-    if (g->me < 0 || !g->n) { return; } // this rank is not in the group
-    for (int i = 0; i < *count && !g->channel; i++) {
-        if (joined[i]->n == g->n &&
-            !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
-            g->channel = joined[i]->channel;
-        }
-    }
-    if (!g->channel) { comm_join(comm, g); }
-    joined[(*count)++] = g;
+// Prepares the collectives of a process group. All ranks call it.
+static inline void process_group_join(Comm *comm, ProcessGroup *p) {
+    comm_join(comm, &p->all);
+    comm_join(comm, &p->partition);
+    comm_join(comm, &p->node);
+    comm_join(comm, &p->across);
 }
 // Prepares the collectives of a planned store; those among all ranks are prepared already. All
 // ranks call it.
 static inline void store_join(Store *s, Comm *comm) {
-    const Group **joined = (const Group **)checked_malloc(
-        (4 * (size_t)s->layout.owners.count + 5) * sizeof(Group *), "groups");
-    int count = 0;
-    joined[count++] = s->ranks;
-    for (int i = -1; i < s->layout.owners.count; i++) {
-        ProcessGroup *p = i < 0 ? &s->world : &s->layout.process_groups[i];
-        store_join_group(comm, &p->all, joined, &count);
-        store_join_group(comm, &p->partition, joined, &count);
-        store_join_group(comm, &p->node, joined, &count);
-        store_join_group(comm, &p->across, joined, &count);
+    process_group_join(comm, &s->world);
+    for (int i = 0; i < s->layout.owners.count; i++) {
+        process_group_join(comm, &s->layout.process_groups[i]);
     }
-    free(joined);
 }
 
 // Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the
