@@ -156,7 +156,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
     memset(&beside, 0, sizeof beside);
-    ds->shards = NEW_ARRAY(TokenShard, names.gl_pathc, "the list of shards");
+    ds->shards = new_array(TokenShard, names.gl_pathc, "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
@@ -264,7 +264,7 @@ static inline void add_document(Dataset *ds, const char *pattern, int64_t begin,
                                                           : INT64_MAX,
                   before = ds->windows;
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
-        ds->table = GROW_ARRAY(uint64_t, ds->table, ds->windows, capacity, "document windows");
+        ds->table = grow_array(uint64_t, ds->table, ds->windows, capacity, "document windows");
         ds->table[ds->windows++] =
             (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
     }
@@ -589,7 +589,7 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
 // part begins. Returns how many windows are left.
 static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t parts, int64_t most,
                                     NoiseStream stream, int64_t *begins) {
-    int64_t *part = NEW_ARRAY(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
+    int64_t *part = new_array(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
     for (int64_t i = 0; i < count; i++) {
         part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);

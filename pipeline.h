@@ -152,7 +152,7 @@ static inline Placement pipeline_placement(const char *text, int units, int rank
 
 // Returns whether the stages have each unit once, in order, and each rank once.
 static inline bool pipeline_check_placement(const Placement *placement, int units, int ranks) {
-    bool *taken = NEW_ARRAY(bool, ranks, "placement"), good = placement->stages > 0;
+    bool *taken = new_array(bool, ranks, "placement"), good = placement->stages > 0;
     int unit = 0, all = 0;
     for (int s = 0; good && s < placement->stages; s++) {
         const Stage *stage = &placement->stage[s];
@@ -502,13 +502,13 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
                          .training = training,
                          .stages = stages,
                          .stage = plan->placement.stage,
-                         .run = NEW_ARRAY(StageRun, stages, "pipeline"),
+                         .run = new_array(StageRun, stages, "pipeline"),
                          .crosses = training && plan->clips && stages > 1};
     b.splits =
         training && (plan->kind == PIPELINE_ZERO_BUBBLE || (b.crosses && plan->clips == CLIPS_ALL));
     if (training) { p->clips = plan->clips; }
-    StageAction *next = NEW_ARRAY(StageAction, stages, "pipeline");
-    bool *awaits = NEW_ARRAY(bool, stages, "pipeline");
+    StageAction *next = new_array(StageAction, stages, "pipeline");
+    bool *awaits = new_array(bool, stages, "pipeline");
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }
     while (!pipeline_done(&b)) { // one tick
         bool moves = false;

@@ -288,7 +288,7 @@ static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
     double *share, part = 1 / -expm1(-h), less = exp(-h);
     Losses l = losses_align(m, h, turned, &share);
     LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
-    for (int e = 0; e < 2; e++) { g.mass[e] = NEW_ARRAY(double, g.points, "privacy losses"); }
+    for (int e = 0; e < 2; e++) { g.mass[e] = new_array(double, g.points, "privacy losses"); }
     g.mass[END_HIGH][0] = l.below;
     for (int64_t i = 0; i < l.bins; i++) {
         double up = part * l.surplus[i], down = part * less * l.deficit[i];
@@ -429,7 +429,7 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
     LossSum sum = {NULL,   n, T * g->first + (double)start * g->h, g->h, d->theta, T * base,
                    {0, 0}, 0};
-    FftNumber *ring = NEW_ARRAY(FftNumber, n, "privacy losses"), *roots = fft_roots(n);
+    FftNumber *ring = new_array(FftNumber, n, "privacy losses"), *roots = fft_roots(n);
     for (int64_t i = 0; i < g->points; i++) {
         double half = exp((d->theta * (g->first + (double)i * g->h) - base) / 2);
         ring[i % n].re += g->mass[END_LOW][i] * half * half;

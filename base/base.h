@@ -113,8 +113,6 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
 // Returns a new array of `count` elements of a type, all zero; free() frees it.
 #define new_array(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), (what)))
 
-// Returns a new array of zeros; free() frees it.
-#define NEW_ARRAY(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), what))
 // Returns an array with space for one more element: the same, or a copy of twice the capacity if it
 // is full.
 static inline void *checked_grow(void *array, int64_t count, int64_t *capacity, size_t size,
@@ -128,7 +126,7 @@ static inline void *checked_grow(void *array, int64_t count, int64_t *capacity, 
     }
     return grown;
 }
-#define GROW_ARRAY(type, array, count, capacity, what)                                             \
+#define grow_array(type, array, count, capacity, what)                                             \
     ((type *)checked_grow(array, count, capacity, sizeof(type), what))
 
 #ifdef __CUDACC__

@@ -52,7 +52,7 @@ static inline bool json_take(Json *j, char c) {
     return there;
 }
 static inline int json_add(Json *j, JsonKind kind) {
-    j->values = GROW_ARRAY(JsonValue, j->values, j->count, &j->capacity, "a JSON file");
+    j->values = grow_array(JsonValue, j->values, j->count, &j->capacity, "a JSON file");
     JsonValue v = {kind, 0, NULL, j->at, 0, 0, 0};
     j->values[j->count] = v;
     return j->count++;
@@ -168,7 +168,7 @@ static inline Json json_open(const char *flag, const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
     size_t capacity = 1 << 16, bytes = 0;
-    char *text = NEW_ARRAY(char, capacity, "a JSON file");
+    char *text = new_array(char, capacity, "a JSON file");
     for (size_t got; (got = fread(text + bytes, 1, capacity - bytes, f)) > 0;) {
         bytes += got;
         if (bytes < capacity) { continue; }

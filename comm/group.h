@@ -180,7 +180,7 @@ static inline Placement placement_even(int units, int N) {
 static inline void placement_take_ranks(Placement *p) {
     for (int s = 0, rank = 0; s < p->stages; s++) {
         Stage *stage = &p->stage[s];
-        stage->ranks = NEW_ARRAY(int, stage->replicas, "placement");
+        stage->ranks = new_array(int, stage->replicas, "placement");
         for (int i = 0; i < stage->replicas; i++) { stage->ranks[i] = rank++; }
     }
 }

@@ -91,7 +91,7 @@ static inline bool routing_can(const Routing *r, int rank, int message) {
 static inline bool routing_relieve(Routing *r) {
     const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
     // takes: the message that each rank takes over; -1: none
-    int *queue = NEW_ARRAY(int, 2 * N, "routes"), *takes = queue + N, count = 1, end = -1;
+    int *queue = new_array(int, 2 * N, "routes"), *takes = queue + N, count = 1, end = -1;
     queue[0] = 0;
     for (int q = 0; q < N; q++) {
         takes[q] = -1;
@@ -182,8 +182,8 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
 // the others send one more stage for it.
 static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    int *from = NEW_ARRAY(int, 2 * N * N, "routes");
-    Routing r = {p, from, from + N * N, NEW_ARRAY(double, p->ranks, "routes")};
+    int *from = new_array(int, 2 * N * N, "routes");
+    Routing r = {p, from, from + N * N, new_array(double, p->ranks, "routes")};
     for (int k = 0; k < N * N; k++) {
         const int stage = k / N, to = k % N;
         r.from[k] = owner;
@@ -277,7 +277,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.notice = r.borrows ? 2 : 1;
     r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
-    for (int i = 0; i < m->storages; i++) { r.taken[i] = NEW_ARRAY(bool, p->ranks, "p2p states"); }
+    for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }
     // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {

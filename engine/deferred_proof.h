@@ -124,7 +124,7 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
     Posted *posted = &w->posted[(from * ranks + to) * tags + tag];
     ++*deferred_walk_open(w, e);
     if (!posted->count || action_sends(deferred_walk_action(w, posted->end[0])->kind) == sends) {
-        posted->end = GROW_ARRAY(End, posted->end, posted->count, &posted->capacity, "messages");
+        posted->end = grow_array(End, posted->end, posted->count, &posted->capacity, "messages");
         posted->end[posted->count++] = e;
         return;
     }
@@ -135,7 +135,7 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
                                         deferred_walk_action(w, receiver), to),
                          "meets another message");
     const Meeting meeting = {sender, receiver};
-    w->met = GROW_ARRAY(Meeting, w->met, w->meetings, &w->capacity, "messages");
+    w->met = grow_array(Meeting, w->met, w->meetings, &w->capacity, "messages");
     w->met[w->meetings++] = meeting;
 }
 // Completes a message: its data have arrived, and its buffers are free. Parameters were reported to

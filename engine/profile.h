@@ -116,7 +116,7 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
                                 const char *trace) {
     int64_t *part = new_array(int64_t, comm->ranks + 1, "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
-    double *all = NEW_ARRAY(double, part[comm->ranks], "profile");
+    double *all = new_array(double, part[comm->ranks], "profile");
     memcpy(all + part[comm->rank], p->times, program->rank[comm->rank].count * sizeof(ActionTime));
     comm_all_gather_doubles(comm, all, part);
     ActionTime **times = schedule_times(program);

@@ -527,8 +527,8 @@ static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
     p->p2p[rank] = cyclic_p2p(p->plan, p->model, rank);
     r->made = new_array(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }
-    r->gradient = NEW_ARRAY(int64_t, 2 * units, "proof");
-    r->borrowed[0] = NEW_ARRAY(int64_t, BORROWED_SLOTS * storages, "proof");
+    r->gradient = new_array(int64_t, 2 * units, "proof");
+    r->borrowed[0] = new_array(int64_t, BORROWED_SLOTS * storages, "proof");
     memset(r->borrowed[0], 0xff, BORROWED_SLOTS * storages * sizeof(int64_t)); // -1
     for (int i = 0; i < BORROWED_SLOTS; i++) {
         r->borrowed[i] = r->borrowed[0] + i * p->model->storages;

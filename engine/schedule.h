@@ -154,7 +154,7 @@ static inline void schedule_add(Schedule *s, Action a) {
         die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens",
             "a step has more than %d actions", SCHEDULE_MAX);
     }
-    s->actions = GROW_ARRAY(Action, s->actions, s->count, &s->capacity, "a schedule");
+    s->actions = grow_array(Action, s->actions, s->count, &s->capacity, "a schedule");
     s->actions[s->count++] = a;
 }
 // Returns how many of the step's samples the actions span; *first is the first of them (0 if none).
@@ -255,7 +255,7 @@ static inline void schedule_lower_recompute(Program *p) {
 // clips by itself.
 static inline void lower_clip(Schedule *in, int micro_batches) {
     // [micro] the last, the first of its backward actions
-    int *last = NEW_ARRAY(int, 2 * micro_batches, "lowering"), *first = last + micro_batches;
+    int *last = new_array(int, 2 * micro_batches, "lowering"), *first = last + micro_batches;
     Schedule out = {NULL, 0, 0};
     for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
     for (int i = 0; i < in->count; i++) {

@@ -888,14 +888,26 @@ FAULTS = [
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
-     "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
+    (
+        "v2",
+        "engine/cyclic_windows.h",
+        "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+        "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
+    ),
     ("v2, remainder", "comm/group.h", "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    ("v2, pieces", "state/policy.h", "begins ? begins[micro] : "
-     "{part_begin(samples, p->micros, micro) "
-     "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
-    ("v2, documents", TRAINER, "stats.loss / (double){max_i64(counted, 1) "
-     "==> (r->plan->config->samples * run_options(r)->seq_len)},"),
+    (
+        "v2, pieces",
+        "state/policy.h",
+        "begins ? begins[micro] : "
+        "{part_begin(samples, p->micros, micro) "
+        "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};",
+    ),
+    (
+        "v2, documents",
+        TRAINER,
+        "stats.loss / (double){max_i64(counted, 1) "
+        "==> (r->plan->config->samples * run_options(r)->seq_len)},",
+    ),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
     (
