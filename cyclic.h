@@ -375,8 +375,9 @@ static inline Placement cyclic_placement(const CyclicPlan *p) {
     return placement;
 }
 static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
-    const Limits limits = {cyclic_live(p, stage), stage ? cyclic_live(p, stage) : 0,
-                           stage + 1 < p->N, 1, 0};
+    const int64_t live = cyclic_live(p, stage);
+    const Limits limits = {
+        .in_flight = live, .inputs = stage ? live : 0, .gradients = stage + 1 < p->N, .works = 1};
     return limits;
 }
 // Sets, for each unit, how many activation sets a rank needs (engine/activations.h), and whether

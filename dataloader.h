@@ -433,8 +433,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
             ds.shards[0].bytes);
     }
     ds.shards[0].tokens = (const uint16_t *)ds.shards[0].map;
-    ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
-                    (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
+    ChoiceFile f = {.path = path,
+                    .words = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
+                    .end = (int64_t)(bytes - DATA_HEADER_BYTES) / 2};
     for (; f.example < examples; f.example++) {
         ChoiceExample example;
         const int64_t next = choices_example(f, at, options.vocab, &example);

@@ -452,7 +452,7 @@ static inline Limits stage_limits(const PipelineBuilder *b, int s) {
     const int stages = plan->placement.stages;
     const int64_t live = b->training ? pipeline_live(plan, s) : 1,
                   kept = plan->kind == PIPELINE_ZERO_BUBBLE || all ? live : 1;
-    Limits limits = {live, 0, 0, 1, 0};
+    Limits limits = {.in_flight = live, .works = 1};
     if (s) { limits.inputs = min_i64(live + RECEIVED_AHEAD, plan->micro_batches); }
     if (s + 1 < stages) { limits.gradients = min_i64(kept + RECEIVED_AHEAD, plan->micro_batches); }
     if (b->training && plan->clips >= CLIPS_STAGES) {

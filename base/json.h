@@ -53,7 +53,7 @@ static inline bool json_take(Json *j, char c) {
 }
 static inline int json_add(Json *j, JsonKind kind) {
     j->values = grow_array(JsonValue, j->values, j->count, &j->capacity, "a JSON file");
-    JsonValue v = {kind, 0, NULL, j->at, 0, 0, 0};
+    const JsonValue v = {.kind = kind, .text = j->at};
     j->values[j->count] = v;
     return j->count++;
 }

@@ -183,7 +183,10 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
 static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
     const int N = p->N, owner = cyclic_owner(p, 0);
     int *from = new_array(int, 2 * N * N, "routes");
-    Routing r = {p, from, from + N * N, new_array(double, p->ranks, "routes")};
+    Routing r = {.plan = p,
+                 .from = from,
+                 .slot = from + N * N,
+                 .sent = new_array(double, p->ranks, "routes")};
     for (int k = 0; k < N * N; k++) {
         const int stage = k / N, to = k % N;
         r.from[k] = owner;

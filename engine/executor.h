@@ -277,9 +277,11 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {
-            data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL,
-            0};
+        Pass pass = {.data = data,
+                     .first_sample = first,
+                     .samples = count,
+                     .sample_losses = e->losses,
+                     .sample_right = data->labels ? e->right : NULL};
         int at = 0;
         bool none = false; // requests to stop are exchanged in training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);

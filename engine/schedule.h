@@ -90,13 +90,15 @@ typedef struct {
 
 // Limits of a rank that works on one micro-batch at a time and has all stages.
 static inline Limits limits_of_one(void) {
-    const Limits one = {1, 0, 0, 1, 0};
+    const Limits one = {.in_flight = 1, .works = 1};
     return one;
 }
 static inline Limits limits_of_both(Limits a, Limits b) {
-    Limits both = {max_i64(a.in_flight, b.in_flight), max_i64(a.inputs, b.inputs),
-                   max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
-                   max_i64(a.clips, b.clips)};
+    const Limits both = {.in_flight = max_i64(a.in_flight, b.in_flight),
+                         .inputs = max_i64(a.inputs, b.inputs),
+                         .gradients = max_i64(a.gradients, b.gradients),
+                         .works = max_i64(a.works, b.works),
+                         .clips = max_i64(a.clips, b.clips)};
     return both;
 }
 
