@@ -4,7 +4,8 @@
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
 // bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
-// collectives.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
+// collectives.h (Levels): a group works on two levels if its members are spread evenly over
+// several nodes.
 #ifndef GROUP_H
 #define GROUP_H
 

@@ -1,4 +1,5 @@
-// deferred_proof.h: replays the schedules of a program as ranks run them that defer store operations
+// deferred_proof.h: replays the schedules of a program as ranks run them that defer store
+// operations
 // (deferred.h), in a random order, and checks that nothing goes wrong. It is a check before a
 // run, and part of the tests.
 //

@@ -203,7 +203,8 @@ static inline void overlap_drain(Executor *e, const Schedule *window, const Pass
 }
 // Runs the window of a step, with the rest of the step if it drains, and returns its statistics,
 // which only rank 0 has. window_of returns this rank's window of a step. passes: of the previous
-// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last step.
+// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last
+// step.
 static inline StepStats overlap_run_window(Executor *e,
                                            const Schedule *(*window_of)(void *, int64_t),
                                            void *context, const Pass passes[3], int64_t step,

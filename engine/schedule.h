@@ -51,8 +51,8 @@ typedef struct {
     int units, storages;
     int (*of_unit)[2];  // [units] storages that the unit uses
     int *of_unit_count; // [units] how many: 1 or 2
-    // which action makes the head's part of the gradient of wte: the head's input part. Where samples
-    // are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
+    // which action makes the head's part of the gradient of wte: the head's input part. Where
+    // samples are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
     // embedding is on another stage, TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
     // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer

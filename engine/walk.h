@@ -163,8 +163,8 @@ static inline int walk_program(const Program *p, int *at, bool collectives_wait,
     free(w.storage);
     return stuck;
 }
-// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index of
-// the action that this rank has reached.
+// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index
+// of the action that this rank has reached.
 static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
     return walk_program(p, at, false, visit, context);
 }
