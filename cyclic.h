@@ -166,16 +166,6 @@ static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
 static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
     return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
-// Cuts the units into N stages, as even as possible by number of units; the first stages take the
-// remainder.
-static inline Placement cyclic_cut(int units, int N) {
-    Placement cut = placement_make(N);
-    for (int j = 0, unit = 0; j < N; unit += cut.stage[j++].units) {
-        cut.stage[j].first_unit = unit;
-        cut.stage[j].units = units / N + (j < units % N);
-    }
-    return cut;
-}
 // Cuts the units as --cyclic-cut says. Ends the program (EXIT_INPUT) if the text does not fit.
 static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
     const char
@@ -358,7 +348,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
         die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)",
             "%d cyclic stages are more than the model's %d units", p.N, m->units);
     }
-    p.cut = cyclic_cut(m->units, p.N);
+    p.cut = placement_even(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     cyclic_check_share(&p, m, o->share);
     double *weight = new_array(double, p.N, "cyclic stages");
@@ -380,14 +370,14 @@ static inline Placement cyclic_placement(const CyclicPlan *p) {
         Stage *stage = &placement.stage[j];
         *stage = p->cut.stage[j];
         stage->replicas = cyclic_width(p, j);
-        stage->ranks = new_array(int, stage->replicas, "placement");
-        for (int k = 0; k < stage->replicas; k++) { stage->ranks[k] = cyclic_first_rank(p, j) + k; }
     }
+    placement_take_ranks(&placement);
     return placement;
 }
 static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
-    const Limits limits = {cyclic_live(p, stage), stage ? cyclic_live(p, stage) : 0,
-                           stage + 1 < p->N, 1, 0};
+    const int64_t live = cyclic_live(p, stage);
+    const Limits limits = {
+        .in_flight = live, .inputs = stage ? live : 0, .gradients = stage + 1 < p->N, .works = 1};
     return limits;
 }
 // Sets, for each unit, how many activation sets a rank needs (engine/activations.h), and whether

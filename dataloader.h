@@ -258,21 +258,13 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
 // Appends the windows of the document in tokens begin .. end-1, up to windows_per_document. A
 // document of one token has none.
 static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end,
-                                size_t *capacity) {
+                                int64_t *capacity) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
     const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document
                                                           : INT64_MAX,
                   before = ds->windows;
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
-        if ((size_t)ds->windows == *capacity) {
-            *capacity = 2 * *capacity + 1024;
-            void *table = realloc(ds->table, *capacity * sizeof *ds->table);
-            if (!table) {
-                die(EXIT_RESOURCES, "use --windows continuous or fewer shards",
-                    "cannot allocate a table of %zu document windows", *capacity);
-            }
-            ds->table = (uint64_t *)table;
-        }
+        ds->table = grow_array(uint64_t, ds->table, ds->windows, capacity, "document windows");
         ds->table[ds->windows++] =
             (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
     }
@@ -287,7 +279,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
             "found %d",
             o.flag, pattern, (int)o.vocab, (int)o.eot);
     }
-    size_t capacity = 0;
+    int64_t capacity = 0;
     int shard = 0;
     int64_t end = next_document(ds, 0, &shard);
     if (end == ds->tokens) {
@@ -306,7 +298,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
             "%s %s: expected a document of 2 tokens or more, found only documents of 1 token",
             o.flag, pattern);
     }
-    void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
+    void *fitted = realloc(ds->table, ds->windows * sizeof *ds->table);
     if (fitted) { ds->table = (uint64_t *)fitted; }
 }
 
@@ -405,8 +397,8 @@ static inline void add_choices(Dataset *ds, const ChoiceExample *e) {
         uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
         const int64_t count = context->count + completion->count;
         const ChoiceRow row = {(int32_t)(context->count - 1), c == e->right};
-        memcpy(out, context->tokens, (size_t)context->count * sizeof *out);
-        memcpy(out + context->count, completion->tokens, (size_t)completion->count * sizeof *out);
+        memcpy(out, context->tokens, context->count * sizeof *out);
+        memcpy(out + context->count, completion->tokens, completion->count * sizeof *out);
         ds->rows[ds->windows] = row;
         ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)(count - 1);
         ds->tokens += count;
@@ -441,8 +433,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
             ds.shards[0].bytes);
     }
     ds.shards[0].tokens = (const uint16_t *)ds.shards[0].map;
-    ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
-                    (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
+    ChoiceFile f = {.path = path,
+                    .words = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
+                    .end = (int64_t)(bytes - DATA_HEADER_BYTES) / 2};
     for (; f.example < examples; f.example++) {
         ChoiceExample example;
         const int64_t next = choices_example(f, at, options.vocab, &example);
@@ -537,7 +530,7 @@ static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_
     // n T < 2^62
     int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n;
     dataset_copy(ds, begin, held, inputs);
-    memcpy(targets, inputs + 1, (size_t)(held - 1) * sizeof *targets);
+    memcpy(targets, inputs + 1, (held - 1) * sizeof *targets);
     if (end == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
     for (int64_t i = held; i < T; i++) { inputs[i] = ds->options.eot; }
     for (int64_t i = end; i < T; i++) { targets[i] = -1; }

@@ -82,13 +82,8 @@ static inline bool pipeline_even(int stages, int units, int ranks, Placement *ou
                  ranks, stages, stages);
         return false;
     }
-    *out = placement_make(stages);
-    for (int s = 0, unit = 0; s < stages; s++) {
-        out->stage[s].first_unit = unit;
-        out->stage[s].units = units / stages + (s < units % stages);
-        out->stage[s].replicas = ranks / stages;
-        unit += out->stage[s].units;
-    }
+    *out = placement_even(units, stages);
+    for (int s = 0; s < stages; s++) { out->stage[s].replicas = ranks / stages; }
     return true;
 }
 // Reads "units:replicas,...", one pair for each stage. Does not assign ranks (pipeline_parse does).
@@ -138,11 +133,7 @@ static inline bool pipeline_parse(const char *text, int units, int ranks, Placem
     memset(out, 0, sizeof *out);
     bool good = stages >= 0 && !*end ? pipeline_even(stages, units, ranks, out, error, error_bytes)
                                      : pipeline_stages(text, units, ranks, out, error, error_bytes);
-    for (int s = 0, rank = 0; good && s < out->stages; s++) {
-        Stage *stage = &out->stage[s];
-        stage->ranks = new_array(int, stage->replicas, "placement");
-        for (int i = 0; i < stage->replicas; i++) { stage->ranks[i] = rank++; }
-    }
+    if (good) { placement_take_ranks(out); }
     return good;
 }
 // As pipeline_parse, but a wrong text ends the program (EXIT_INPUT).
@@ -262,28 +253,29 @@ typedef struct {
     Program *program;
     const PipelinePlan *plan;
     bool training;
-    StageRun *run; // [stages]
+    int stages;
+    const Stage *stage; // [stages]
+    StageRun *run;      // [stages]
+    bool crosses;       // clipping norms need parts from several stages
+    // the input and weight parts of a micro-batch run at separate times
+    bool splits;
 } PipelineBuilder;
 // BACKWARD: the input and the weight part, unit by unit.
 typedef enum { STAGE_WAITS, STAGE_FORWARD, STAGE_BACKWARD, STAGE_INPUT, STAGE_WEIGHT } StageAction;
 
-static inline bool pipeline_crosses(const PipelineBuilder *b) {
-    return b->training && b->plan->clips && b->plan->placement.stages > 1;
-}
 // Returns whether this stage sends its norms to the first stage and waits for factors. With
 // CLIPS_ALL all stages but the first do, otherwise only the last one, for the classifier's part of
 // wte.
 static inline bool stage_sends_norms(const PipelineBuilder *b, int s) {
-    return pipeline_crosses(b) && s &&
-           (b->plan->clips == CLIPS_ALL || s == b->plan->placement.stages - 1);
+    return b->crosses && s && (b->plan->clips == CLIPS_ALL || s == b->stages - 1);
 }
 // Returns whether the backward pass of the next micro-batch can run: its gradient (and on the first
 // stage all norms from other stages) has arrived, and there is memory for what the pass keeps for
 // clipping.
 static inline bool stage_has_gradient(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    bool there = r->backwards < (s + 1 < b->plan->placement.stages ? r->gradients : r->forwards);
-    for (int q = 1; s == 0 && q < b->plan->placement.stages; q++) {
+    bool there = r->backwards < (s + 1 < b->stages ? r->gradients : r->forwards);
+    for (int q = 1; s == 0 && q < b->stages; q++) {
         there = there && (!stage_sends_norms(b, q) || r->backwards < b->run[q].norms);
     }
     const int kept = r->backwards - (b->plan->clips == CLIPS_ALL ? r->weights : r->tied);
@@ -319,30 +311,34 @@ static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     return stage_has_weight(b, s) ? STAGE_WEIGHT : STAGE_WAITS;
 }
 
+// Returns the first row of a replica's part of a micro-batch.
+static inline int64_t stage_row(const PipelineBuilder *b, const Stage *stage, int micro,
+                                int replica) {
+    return pipeline_first_row(b->plan, b->program->samples, micro, stage->replicas, replica);
+}
 // Adds actions of one kind for the units from `first` to `last`, which may be in descending order,
 // on all replicas of a stage for one micro-batch.
 static inline void stage_add(PipelineBuilder *b, int s, ActionKind kind, int first, int last,
                              int micro) {
-    const Stage *stage = &b->plan->placement.stage[s];
+    const Stage *stage = &b->stage[s];
     for (int i = 0; i < stage->replicas; i++) {
         Action a = action_make(kind, first, -1, micro);
-        a.first_row = pipeline_first_row(b->plan, b->program->samples, micro, stage->replicas, i);
-        a.rows = pipeline_first_row(b->plan, b->program->samples, micro, stage->replicas, i + 1) -
-                 a.first_row;
+        a.first_row = stage_row(b, stage, micro, i);
+        a.rows = stage_row(b, stage, micro, i + 1) - a.first_row;
         for (; first <= last ? a.unit <= last : a.unit >= last; a.unit += first <= last ? 1 : -1) {
             schedule_add(&b->program->rank[stage->ranks[i]], a);
         }
     }
 }
 static inline void stage_add_backward(PipelineBuilder *b, int s, StageAction what, int micro) {
-    const int first = b->plan->placement.stage[s].first_unit,
-              last = first + b->plan->placement.stage[s].units - 1, clips = b->plan->clips;
+    const int first = b->stage[s].first_unit, last = first + b->stage[s].units - 1,
+              clips = b->plan->clips;
     const bool input = what != STAGE_WEIGHT, weight = what != STAGE_INPUT,
                waits = clips >= CLIPS_STAGES || !weight;
     for (int unit = last; unit >= first && input; unit--) {
         // the embedding has no input gradient
         if (unit > 0) { stage_add(b, s, ACT_BACKWARD_INPUT, unit, unit, micro); }
-        if (unit == 0 && clips == CLIPS_UNITS && pipeline_crosses(b)) {
+        if (unit == 0 && clips == CLIPS_UNITS && b->crosses) {
             stage_add(b, s, ACT_CLIP, unit, unit, micro);
         }
         if (!waits) { stage_add(b, s, ACT_BACKWARD_WEIGHT, unit, unit, micro); }
@@ -353,7 +349,7 @@ static inline void stage_add_backward(PipelineBuilder *b, int s, StageAction wha
     if (weight && (waits || !input)) { stage_add(b, s, ACT_BACKWARD_WEIGHT, last, first, micro); }
 }
 static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
-    const Stage *stage = &b->plan->placement.stage[s];
+    const Stage *stage = &b->stage[s];
     StageRun *r = &b->run[s];
     if (what == STAGE_WAITS) { return; }
     if (what == STAGE_FORWARD) {
@@ -371,7 +367,7 @@ static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
 // factors have arrived. They run after the stage's action of the tick, so the factors have the time
 // of one action to arrive. Returns whether there was any.
 static inline bool stage_run_tied(PipelineBuilder *b) {
-    const int last = b->plan->placement.stages - 1, head = b->program->map.units - 1;
+    const int last = b->stages - 1, head = b->program->map.units - 1;
     StageRun *r = &b->run[last];
     const int ready = b->plan->clips == CLIPS_ALL ? r->weights : r->factors, before = r->tied;
     for (; stage_sends_norms(b, last) && r->tied < ready; r->tied++) {
@@ -384,17 +380,14 @@ static inline bool stage_run_tied(PipelineBuilder *b) {
 typedef enum { BOTH_ENDS, RECEIVERS, SENDERS } MessageEnds;
 static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind kind, int unit,
                                int micro, MessageEnds ends) {
-    const Stage *sender = &b->plan->placement.stage[from],
-                *receiver = &b->plan->placement.stage[to];
+    const Stage *sender = &b->stage[from], *receiver = &b->stage[to];
     Action a = action_make(kind, unit, -1, micro);
     for (int i = 0, j = 0; i < sender->replicas && j < receiver->replicas;) {
         // first and end of the rows of sender i, of receiver j
         int64_t out[2], in[2];
         for (int k = 0; k < 2; k++) {
-            out[k] =
-                pipeline_first_row(b->plan, b->program->samples, micro, sender->replicas, i + k);
-            in[k] =
-                pipeline_first_row(b->plan, b->program->samples, micro, receiver->replicas, j + k);
+            out[k] = stage_row(b, sender, micro, i + k);
+            in[k] = stage_row(b, receiver, micro, j + k);
         }
         a.first_row = max_i64(out[0], in[0]);
         a.rows = min_i64(out[1], in[1]) - a.first_row;
@@ -413,12 +406,10 @@ static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind 
 // Messages between stages s and s + 1: stage_send_down sends the output of the last unit of s;
 // stage_send_back sends the input gradient of the first unit of s + 1.
 static inline void stage_send_down(PipelineBuilder *b, int s, int micro) {
-    stage_cross(b, s, s + 1, ACT_SEND_FORWARD, b->plan->placement.stage[s + 1].first_unit - 1,
-                micro, BOTH_ENDS);
+    stage_cross(b, s, s + 1, ACT_SEND_FORWARD, b->stage[s + 1].first_unit - 1, micro, BOTH_ENDS);
 }
 static inline void stage_send_back(PipelineBuilder *b, int s, int micro, MessageEnds ends) {
-    stage_cross(b, s + 1, s, ACT_SEND_BACKWARD, b->plan->placement.stage[s + 1].first_unit, micro,
-                ends);
+    stage_cross(b, s + 1, s, ACT_SEND_BACKWARD, b->stage[s + 1].first_unit, micro, ends);
 }
 // Adds all messages between stages s and s + 1 that are made and have a buffer at the receiver.
 static inline void stage_messages(PipelineBuilder *b, int s) {
@@ -435,7 +426,7 @@ static inline void stage_messages(PipelineBuilder *b, int s) {
 // Adds all messages between the first stage and stage s: factors, which may free buffers, then
 // norms.
 static inline void stage_norm_messages(PipelineBuilder *b, int s) {
-    const Stage *stage = &b->plan->placement.stage[s];
+    const Stage *stage = &b->stage[s];
     StageRun *first = &b->run[0], *r = &b->run[s];
     const int unit = stage->first_unit + stage->units - 1;
     while (r->factors < first->backwards) {
@@ -457,44 +448,37 @@ static inline bool stage_awaits(const PipelineBuilder *b, int s, StageAction bel
 // Returns the limits of the ranks of stage s.
 static inline Limits stage_limits(const PipelineBuilder *b, int s) {
     const PipelinePlan *plan = b->plan;
-    const bool all = pipeline_crosses(b) && plan->clips == CLIPS_ALL;
+    const bool all = b->crosses && plan->clips == CLIPS_ALL;
     const int stages = plan->placement.stages;
     const int64_t live = b->training ? pipeline_live(plan, s) : 1,
                   kept = plan->kind == PIPELINE_ZERO_BUBBLE || all ? live : 1;
-    Limits limits = {live, 0, 0, 1, 0};
+    Limits limits = {.in_flight = live, .works = 1};
     if (s) { limits.inputs = min_i64(live + RECEIVED_AHEAD, plan->micro_batches); }
     if (s + 1 < stages) { limits.gradients = min_i64(kept + RECEIVED_AHEAD, plan->micro_batches); }
     if (b->training && plan->clips >= CLIPS_STAGES) {
         limits.works = plan->placement.stage[s].units;
     }
     // A factor arrives S - 1 ticks after its norm has left, and is used one tick later.
-    if (stage_sends_norms(b, s) || (s == 0 && pipeline_crosses(b))) {
+    if (stage_sends_norms(b, s) || (s == 0 && b->crosses)) {
         // backward passes in that time
         const int64_t meanwhile = plan->kind == PIPELINE_GPIPE ? stages : stages / 2;
         limits.clips = all ? live : min_i64(meanwhile + 1, plan->micro_batches);
     }
     return limits;
 }
-// Returns whether the input and weight parts of a micro-batch run at separate times.
-static inline bool pipeline_splits(const PipelineBuilder *b) {
-    return b->training && (b->plan->kind == PIPELINE_ZERO_BUBBLE ||
-                           (pipeline_crosses(b) && b->plan->clips == CLIPS_ALL));
-}
 static inline bool pipeline_done(const PipelineBuilder *b) {
     bool done = true;
-    for (int s = 0; s < b->plan->placement.stages; s++) {
+    for (int s = 0; s < b->stages; s++) {
         done = done && b->run[s].weights == b->plan->micro_batches;
     }
-    const int last = b->plan->placement.stages - 1;
+    const int last = b->stages - 1;
     return done && (!stage_sends_norms(b, last) || b->run[last].tied == b->plan->micro_batches);
 }
 static inline void pipeline_set_limits(const PipelineBuilder *b) {
-    for (int s = 0; s < b->plan->placement.stages; s++) {
-        const Stage *stage = &b->plan->placement.stage[s];
+    for (int s = 0; s < b->stages; s++) {
+        const Stage *stage = &b->stage[s];
         StageRun *r = &b->run[s];
-        if (pipeline_splits(b)) {
-            r->limits.works = (int64_t)max_i64(1, r->deferred) * stage->units;
-        }
+        if (b->splits) { r->limits.works = (int64_t)max_i64(1, r->deferred) * stage->units; }
         for (int i = 0; i < stage->replicas; i++) {
             b->program->limits[stage->ranks[i]] = r->limits;
         }
@@ -513,8 +497,15 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     }
     p->samples = samples;
     p->micro_batches = plan->micro_batches;
-    PipelineBuilder b = {p, plan, training, new_array(StageRun, stages, "pipeline")};
-    const bool of_three = pipeline_splits(&b);
+    PipelineBuilder b = {.program = p,
+                         .plan = plan,
+                         .training = training,
+                         .stages = stages,
+                         .stage = plan->placement.stage,
+                         .run = new_array(StageRun, stages, "pipeline"),
+                         .crosses = training && plan->clips && stages > 1};
+    b.splits =
+        training && (plan->kind == PIPELINE_ZERO_BUBBLE || (b.crosses && plan->clips == CLIPS_ALL));
     if (training) { p->clips = plan->clips; }
     StageAction *next = new_array(StageAction, stages, "pipeline");
     bool *awaits = new_array(bool, stages, "pipeline");
@@ -522,7 +513,7 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     while (!pipeline_done(&b)) { // one tick
         bool moves = false;
         for (int s = 0; s < stages; s++) {
-            next[s] = of_three ? stage_next_of_three(&b, s) : stage_next_of_two(&b, s);
+            next[s] = b.splits ? stage_next_of_three(&b, s) : stage_next_of_two(&b, s);
             moves = moves || next[s] != STAGE_WAITS;
         }
         for (int s = 0; s + 1 < stages; s++) {

@@ -277,8 +277,13 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
     target = value[ACCOUNT_EPSILON];
     int windows = isnan(value[ACCOUNT_WINDOWS]) ? 1 : (int)value[ACCOUNT_WINDOWS];
     int64_t steps = isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS];
-    PrivacySetting s = {value[ACCOUNT_Q], *sigma, value[ACCOUNT_DELTA], steps, rdp,
-                        replace_one,      windows};
+    PrivacySetting s = {.q = value[ACCOUNT_Q],
+                        .sigma = *sigma,
+                        .delta = value[ACCOUNT_DELTA],
+                        .steps = steps,
+                        .rdp = rdp,
+                        .replace_one = replace_one,
+                        .windows = windows};
     if (rdp && windows > 1) {
         die(EXIT_INPUT, "leave --dp-accountant out", "--dp-account: windows=%d is accounted by prv",
             windows);

@@ -112,7 +112,7 @@ static inline double loss_of(const Mixture *m, double z) {
 // MASS_BEYOND of delta, and that of N(0, v) is less. A part with so high a j that it adds nothing
 // to P at the end, where it adds most, adds nothing anywhere and is dropped.
 static inline Mixture mixture_make(const PrivacySetting *s) {
-    Mixture m = {s, s->sigma * s->sigma, 0, s->windows, {0}};
+    Mixture m = {.s = s, .v = s->sigma * s->sigma, .parts = s->windows};
     long double q = (long double)s->q, k = s->windows;
     for (int j = 0; j <= s->windows; j++) {
         long double chances = lgammal(k + 1) - lgammal(j + 1.0L) - lgammal(k - j + 1) +
@@ -189,7 +189,7 @@ static inline void losses_add_panel(const Mixture *m, double z, double width, do
 // `turned`, those of Q against P: losses change sign, and surplus and deficit are exchanged.
 static inline Losses losses_make(const Mixture *m, double h, double shift, bool turned) {
     double end = m->end, least = loss_of(m, -end), first = least - shift * h, a = -end, most = 0;
-    Losses l = {first, h, 1 + (int64_t)ceil((loss_of(m, end) - least) / h), 0, NULL, NULL, 0, 0};
+    Losses l = {.first = first, .h = h, .bins = 1 + (int64_t)ceil((loss_of(m, end) - least) / h)};
     l.surplus = new_array(double, l.bins, "privacy losses");
     l.deficit = new_array(double, l.bins, "privacy losses");
     for (int64_t i = 0; i < l.bins; i++) {
@@ -287,7 +287,7 @@ typedef struct {
 static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
     double *share, part = 1 / -expm1(-h), less = exp(-h);
     Losses l = losses_align(m, h, turned, &share);
-    LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
+    LossGrid g = {.first = l.first, .h = h, .infinite = l.above, .points = l.bins + 1};
     for (int e = 0; e < 2; e++) { g.mass[e] = new_array(double, g.points, "privacy losses"); }
     g.mass[END_HIGH][0] = l.below;
     for (int64_t i = 0; i < l.bins; i++) {
@@ -400,11 +400,20 @@ typedef struct {
 static inline void direction_plan(Direction *d, const Mixture *m, const LossGrid *g) {
     // limit of tilts that keeps them finite
     const double T = (double)m->s->steps, most = 1000 / (g->first + (double)g->points * g->h);
-    Chernoff c = {g, T, 0, grid_log_moment(g, END_HIGH, 0), 1, NAN, -log(m->s->delta)};
+    Chernoff c = {.g = g,
+                  .T = T,
+                  .base = grid_log_moment(g, END_HIGH, 0),
+                  .sign = 1,
+                  .epsilon = NAN,
+                  .far = -log(m->s->delta)};
     d->loss.high = fmin(d->loss.high, moment_epsilon(m, g, chernoff_best(&c, most)));
     c.epsilon = d->loss.high;
     d->theta = chernoff_best(&c, most);
-    Chernoff right = {g, T, d->theta, grid_log_moment(g, END_HIGH, d->theta), 1, NAN, FAR};
+    Chernoff right = c;
+    right.theta = d->theta;
+    right.base = grid_log_moment(g, END_HIGH, d->theta);
+    right.epsilon = NAN;
+    right.far = FAR;
     Chernoff left = right;
     left.sign = -1;
     d->right = chernoff_best(&right, 1e9);
@@ -427,8 +436,11 @@ typedef struct {
 static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t steps, int64_t n) {
     double T = (double)steps, base = grid_log_moment(g, END_HIGH, d->theta), norm = 0;
     int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
-    LossSum sum = {NULL,   n, T * g->first + (double)start * g->h, g->h, d->theta, T * base,
-                   {0, 0}, 0};
+    LossSum sum = {.n = n,
+                   .from = T * g->first + (double)start * g->h,
+                   .h = g->h,
+                   .theta = d->theta,
+                   .scale = T * base};
     FftNumber *ring = new_array(FftNumber, n, "privacy losses"), *roots = fft_roots(n);
     for (int64_t i = 0; i < g->points; i++) {
         double half = exp((d->theta * (g->first + (double)i * g->h) - base) / 2);
@@ -499,7 +511,7 @@ static inline bool direction_fits(const Direction *d, const PrivacySetting *s, d
 enum { START_BINS = 1 << 13, MOST_START_BINS = 1 << 17 };
 static inline Direction direction_start(const Mixture *m, bool turned) {
     double range = loss_of(m, m->end) - loss_of(m, -m->end);
-    Direction d = {turned, false, range, 0, 0, 0, 0, 0, {0, INFINITY}};
+    Direction d = {.turned = turned, .range = range, .loss = {0, INFINITY}};
     for (int64_t bins = START_BINS; bins <= MOST_START_BINS; bins *= 4) {
         LossGrid g = grid_make(m, range / (double)bins, turned);
         direction_plan(&d, m, &g);

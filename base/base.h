@@ -113,6 +113,22 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
 // Returns a new array of `count` elements of a type, all zero; free() frees it.
 #define new_array(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), (what)))
 
+// Returns an array with space for one more element: the same, or a copy of twice the capacity if it
+// is full.
+static inline void *checked_grow(void *array, int64_t count, int64_t *capacity, size_t size,
+                                 const char *what) {
+    if (count < *capacity) { return array; }
+    *capacity = *capacity ? 2 * *capacity : 16;
+    void *grown = realloc(array, (size_t)*capacity * size);
+    if (!grown) {
+        die(EXIT_RESOURCES, NULL, "cannot allocate %" PRId64 " x %zu bytes for %s", *capacity, size,
+            what);
+    }
+    return grown;
+}
+#define grow_array(type, array, count, capacity, what)                                             \
+    ((type *)checked_grow(array, count, capacity, sizeof(type), what))
+
 #ifdef __CUDACC__
 #define IN_KERNELS_TOO __host__ __device__
 #else

@@ -28,7 +28,8 @@ typedef struct {
 typedef struct {
     char *text; // owned by this struct
     JsonValue *values;
-    int count, capacity;
+    int count;
+    int64_t capacity;
     const char *at, *end, *trouble; // reading position and end; the error, or NULL
 } Json;
 
@@ -51,14 +52,8 @@ static inline bool json_take(Json *j, char c) {
     return there;
 }
 static inline int json_add(Json *j, JsonKind kind) {
-    if (j->count == j->capacity) {
-        j->capacity = j->capacity ? 2 * j->capacity : 256;
-        j->values = (JsonValue *)realloc(j->values, (size_t)j->capacity * sizeof(JsonValue));
-        if (!j->values) {
-            die(EXIT_RESOURCES, NULL, "cannot hold a file of %d values", j->capacity);
-        }
-    }
-    JsonValue v = {kind, 0, NULL, j->at, 0, 0, 0};
+    j->values = grow_array(JsonValue, j->values, j->count, &j->capacity, "a JSON file");
+    const JsonValue v = {.kind = kind, .text = j->at};
     j->values[j->count] = v;
     return j->count++;
 }
@@ -173,7 +168,7 @@ static inline Json json_open(const char *flag, const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
     size_t capacity = 1 << 16, bytes = 0;
-    char *text = (char *)checked_malloc(capacity, "file");
+    char *text = new_array(char, capacity, "a JSON file");
     for (size_t got; (got = fread(text + bytes, 1, capacity - bytes, f)) > 0;) {
         bytes += got;
         if (bytes < capacity) { continue; }

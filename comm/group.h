@@ -4,7 +4,8 @@
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
 // bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
-// collectives.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
+// collectives.h (Levels): a group works on two levels if its members are spread evenly over
+// several nodes.
 #ifndef GROUP_H
 #define GROUP_H
 
@@ -165,6 +166,24 @@ typedef struct {
 static inline Placement placement_make(int stages) {
     Placement p = {stages, new_array(Stage, stages, "placement")};
     return p;
+}
+// Returns N stages whose numbers of units are as even as possible; the first stages take the units
+// that remain.
+static inline Placement placement_even(int units, int N) {
+    Placement p = placement_make(N);
+    for (int j = 0, unit = 0; j < N; unit += p.stage[j++].units) {
+        p.stage[j].first_unit = unit;
+        p.stage[j].units = units / N + (j < units % N);
+    }
+    return p;
+}
+// Gives the stages their ranks (Stage.replicas), in order.
+static inline void placement_take_ranks(Placement *p) {
+    for (int s = 0, rank = 0; s < p->stages; s++) {
+        Stage *stage = &p->stage[s];
+        stage->ranks = new_array(int, stage->replicas, "placement");
+        for (int i = 0; i < stage->replicas; i++) { stage->ranks[i] = rank++; }
+    }
 }
 static inline void placement_free(Placement *p) {
     for (int s = 0; s < p->stages; s++) { free(p->stage[s].ranks); }

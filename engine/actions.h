@@ -1,4 +1,5 @@
-// actions.h: the kinds of actions that a schedule is made of, in one table. A new kind is a row here,
+// actions.h: the kinds of actions that a schedule is made of, in one table. A new kind is a row
+// here,
 // and a case where its work is done: in the executor, in the validator (what it needs and leaves),
 // and in engine/costs.h (what it costs). Everything else asks the table.
 //
@@ -36,8 +37,8 @@ enum {
     // storage are done in order, and those on its sums
     ON_PARAMETERS = 1 << 12,
     ON_SUM = 1 << 13,
-    // what must not happen while such an operation is deferred: the storage's next gradient is made,
-    // its next version is used, the norm of the step's gradient or its statistics are taken
+    // what must not happen while such an operation is deferred: the storage's next gradient is
+    // made, its next version is used, the norm of the step's gradient or its statistics are taken
     BEFORE_GRADIENT = 1 << 14,
     BEFORE_USE = 1 << 15,
     BEFORE_NORM = 1 << 16,

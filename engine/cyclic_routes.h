@@ -176,14 +176,18 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
         }
     }
 }
-// Mode data: each rank receives each stage's parameters from a rank that has them, chosen so that no
+// Mode data: each rank receives each stage's parameters from a rank that has them, chosen so that
+// no
 // rank sends more than the others, sums included. A message has two idle slots to travel where that
-// is possible. The rank that is last to use all stages (in v1: rank N - 2) has no one to send to, so
-// the others send one more stage for it.
+// is possible. The rank that is last to use all stages (in v1: rank N - 2) has no one to send to,
+// so the others send one more stage for it.
 static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
     const int N = p->N, owner = cyclic_owner(p, 0);
     int *from = new_array(int, 2 * N * N, "routes");
-    Routing r = {p, from, from + N * N, new_array(double, p->ranks, "routes")};
+    Routing r = {.plan = p,
+                 .from = from,
+                 .slot = from + N * N,
+                 .sent = new_array(double, p->ranks, "routes")};
     for (int k = 0; k < N * N; k++) {
         const int stage = k / N, to = k % N;
         r.from[k] = owner;

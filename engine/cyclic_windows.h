@@ -354,7 +354,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
 // ranks and empty lists of p; this fills the lists of all ranks and sets the limits.
 static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples,
                                    int64_t step) {
-    CyclicBuilder b = {p, plan, cyclic_route(plan), step};
+    CyclicBuilder b = {.program = p, .plan = plan, .routes = cyclic_route(plan), .step = step};
     const int begin = 2 * plan->N - 2;
     p->samples = samples;
     p->micro_batches = cyclic_step_pieces(plan);

@@ -1,4 +1,5 @@
-// deferred_proof.h: replays the schedules of a program as ranks run them that defer store operations
+// deferred_proof.h: replays the schedules of a program as ranks run them that defer store
+// operations
 // (deferred.h), in a random order, and checks that nothing goes wrong. It is a check before a
 // run, and part of the tests.
 //
@@ -41,11 +42,15 @@
 typedef struct {
     int rank, at; // index in the rank's list
 } End;
+typedef struct {
+    End sender, receiver;
+} Meeting;
 // Messages of a channel: posted ends whose other end is not posted yet. Either all send or all
 // receive.
 typedef struct {
     End *end; // [capacity]
-    int count, capacity;
+    int count;
+    int64_t capacity;
 } Posted;
 // Of a rank.
 typedef struct {
@@ -76,8 +81,9 @@ typedef struct {
     DeferredRank *ranks;
     DeferredStorage *storages; // [rank][storage]
     Posted *posted;            // [from][to][tag] channels
-    End (*met)[2];             // [meetings] sender and receiver of messages that can complete
-    int meetings, capacity;    // messages that can complete
+    Meeting *met;              // [meetings] messages that can complete
+    int meetings;
+    int64_t capacity; // of met
 } DeferredWalk;
 
 static inline const Action *deferred_walk_action(const DeferredWalk *w, End e) {
@@ -103,14 +109,6 @@ static inline void deferred_walk_refuse(DeferredWalk *w, End e, bool bad, const 
     w->v->action = deferred_walk_action(w, e);
     refuse(w->v, bad, "%s", what);
 }
-// Returns an array with space for one more element. The caller fills in the element and counts it.
-static inline void *deferred_walk_grow(void *array, int count, int *capacity, size_t bytes) {
-    if (count < *capacity) { return array; }
-    *capacity = *capacity ? 2 * *capacity : 4;
-    void *grown = realloc(array, (size_t)*capacity * bytes);
-    if (!grown) { die(EXIT_RESOURCES, NULL, "cannot hold %d messages", *capacity); }
-    return grown;
-}
 static inline size_t deferred_walk_channels(const Program *p) {
     return (size_t)(p->ranks * p->ranks) * (size_t)(2 * p->map.storages + 3);
 }
@@ -127,27 +125,26 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
     Posted *posted = &w->posted[(from * ranks + to) * tags + tag];
     ++*deferred_walk_open(w, e);
     if (!posted->count || action_sends(deferred_walk_action(w, posted->end[0])->kind) == sends) {
-        posted->end =
-            (End *)deferred_walk_grow(posted->end, posted->count, &posted->capacity, sizeof(End));
+        posted->end = grow_array(End, posted->end, posted->count, &posted->capacity, "messages");
         posted->end[posted->count++] = e;
         return;
     }
     const End other = posted->end[0], sender = sends ? e : other, receiver = sends ? other : e;
-    memmove(posted->end, posted->end + 1, (size_t)--posted->count * sizeof(End));
+    memmove(posted->end, posted->end + 1, --posted->count * sizeof(End));
     deferred_walk_refuse(w, sender,
                          !actions_match(deferred_walk_action(w, sender), from,
                                         deferred_walk_action(w, receiver), to),
                          "meets another message");
-    w->met = (End(*)[2])deferred_walk_grow(w->met, w->meetings, &w->capacity, sizeof *w->met);
-    w->met[w->meetings][0] = sender;
-    w->met[w->meetings++][1] = receiver;
+    const Meeting meeting = {sender, receiver};
+    w->met = grow_array(Meeting, w->met, w->meetings, &w->capacity, "messages");
+    w->met[w->meetings++] = meeting;
 }
 // Completes a message: its data have arrived, and its buffers are free. Parameters were reported to
 // `later` when they were posted.
 static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
-    const End sender = w->met[meeting][0], receiver = w->met[meeting][1];
+    const End sender = w->met[meeting].sender, receiver = w->met[meeting].receiver;
     const Action *a = deferred_walk_action(w, sender);
-    memmove(w->met[meeting], w->met[--w->meetings], sizeof *w->met);
+    w->met[meeting] = w->met[--w->meetings];
     --*deferred_walk_open(w, sender);
     --*deferred_walk_open(w, receiver);
     if (a->kind == ACT_SEND_PARAMETERS) { return; }
@@ -184,7 +181,7 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     for (int k = 0; k < n; k++) {
         if (deferred_walk_storage(w, rank, a->storage)->open[kinds[k]]) { return false; }
     }
-    memmove(&r->noted[i], &r->noted[i + 1], (size_t)(--r->count - i) * sizeof(int));
+    memmove(&r->noted[i], &r->noted[i + 1], (--r->count - i) * sizeof(int));
     deferred_walk_check(w, e);
     // sums are reported when they are complete
     const bool sum = a->kind == ACT_SEND_SUM || a->kind == ACT_RECV_SUM;

@@ -203,7 +203,8 @@ static inline void overlap_drain(Executor *e, const Schedule *window, const Pass
 }
 // Runs the window of a step, with the rest of the step if it drains, and returns its statistics,
 // which only rank 0 has. window_of returns this rank's window of a step. passes: of the previous
-// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last step.
+// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last
+// step.
 static inline StepStats overlap_run_window(Executor *e,
                                            const Schedule *(*window_of)(void *, int64_t),
                                            void *context, const Pass passes[3], int64_t step,
@@ -237,8 +238,7 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
                 if (a->kind != ACT_FORWARD || a->unit != head) { continue; }
                 double *there = e->message + at, *here = values + a->first_row;
                 if (pass || r == e->comm->rank) {
-                    memcpy(pass ? here : there, pass ? there : here,
-                           (size_t)a->rows * sizeof(double));
+                    memcpy(pass ? here : there, pass ? there : here, a->rows * sizeof(double));
                 }
                 at += a->rows;
             }
@@ -278,9 +278,11 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {
-            data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL,
-            0};
+        Pass pass = {.data = data,
+                     .first_sample = first,
+                     .samples = count,
+                     .sample_losses = e->losses,
+                     .sample_right = data->labels ? e->right : NULL};
         int at = 0;
         bool none = false; // requests to stop are exchanged in training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
@@ -331,7 +333,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     const Stage *stage = &placement->stage[mine];
     const CommLabel label = {"activations", e->shape.first, e->comm->step};
     if (e->acts[0].tokens) {
-        ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t));
+        ops_from_host(e->stream, e->acts[0].tokens, tokens, n * sizeof(int32_t));
     }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) {
@@ -345,7 +347,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
         comm_wait(e->comm, &r);
     }
     if (last) {
-        comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float),
+        comm_broadcast(e->comm, logits, e->model->config.padded_vocab * sizeof(float),
                        placement->stage[last].ranks[0]);
     }
 }
@@ -382,7 +384,7 @@ static inline void executor_generate(Executor *e, const Placement *placement, in
         out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
         // the context is full: keep its newer half
         if (n == T) {
-            memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t));
+            memmove(tokens, tokens + T / 2, (T - T / 2) * sizeof(int32_t));
             n = T - T / 2;
         }
         tokens[min_i64(n, T - 1)] = out[i];

@@ -42,7 +42,7 @@ static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (step < p->first || step > p->last) { return; }
     ops_wait(e->stream); // for work of the step before
     if (!p->steps) { ops_profiler(true); }
-    memset(p->marked, 0, (size_t)p->actions * sizeof(bool));
+    memset(p->marked, 0, p->actions * sizeof(bool));
     e->marks = p->marks;
     e->marked = p->marked;
 }
@@ -56,7 +56,7 @@ static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule
     int first = -1; // action that has run
     if (!e->marks) { return; }
     ops_wait(e->stream);
-    memset(p->times, 0, (size_t)p->actions * sizeof(ActionTime));
+    memset(p->times, 0, p->actions * sizeof(ActionTime));
     for (int i = 0; i < schedule->count; i++) {
         if (!p->marked[i]) { continue; }
         const Action *a = &schedule->actions[i];
@@ -117,12 +117,11 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
     int64_t *part = new_array(int64_t, comm->ranks + 1, "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
     double *all = new_array(double, part[comm->ranks], "profile");
-    memcpy(all + part[comm->rank], p->times,
-           (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
+    memcpy(all + part[comm->rank], p->times, program->rank[comm->rank].count * sizeof(ActionTime));
     comm_all_gather_doubles(comm, all, part);
     ActionTime **times = schedule_times(program);
     for (int r = 0; r < comm->ranks; r++) {
-        memcpy(times[r], all + part[r], (size_t)program->rank[r].count * sizeof(ActionTime));
+        memcpy(times[r], all + part[r], program->rank[r].count * sizeof(ActionTime));
     }
     if (comm->rank == 0) { schedule_show_times(program, times, "measured", trace); }
     schedule_times_free(program, times);

@@ -141,8 +141,13 @@ static inline bool proof_sums_before(const Proof *p, const Made *m, const Action
     const int in = proof_in_step(p, a->micro);
     return in ? made_is(m, a->storage, proof_before(p, a->micro), 0, in - 1) : m->micro < 0;
 }
+static inline Made made_of(int storage, int micro, int first, int last) {
+    const Made m = {.micro = micro, .storage = storage, .first = first, .last = last};
+    return m;
+}
 static inline Made made_sum(int storage, int micro, int last) {
-    const Made m = {micro, storage, 0, last, true, false};
+    Made m = made_of(storage, micro, 0, last);
+    m.whole = true;
     return m;
 }
 static inline void made_free(Made *m) { m->micro = -1; }
@@ -242,8 +247,9 @@ static inline void prove_contribution(Proof *p, const Action *a, int storage) {
     refuse(&p->v, m->micro >= 0 && !mine,
            "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage,
            m->storage, m->micro);
-    const Made begun = {a->micro, storage, in, in, false, mine && m->part};
-    *m = begun;
+    const bool part = mine && m->part;
+    *m = made_of(storage, a->micro, in, in);
+    m->part = part;
 }
 // A piece is added to those of its micro-batch.
 static inline void prove_add_piece(Proof *p, const Action *a, Made *piece, Made *whole) {
@@ -339,8 +345,8 @@ static inline void prove_part(Proof *p, const Action *a) {
         return;
     }
     refuse(&p->v, m->micro >= 0, "its place holds micro-batch %d's", m->micro);
-    const Made came = {a->micro, a->storage, in, in, false, true};
-    *m = came;
+    *m = made_of(a->storage, a->micro, in, in);
+    m->part = true;
 }
 static inline void prove_update(Proof *p, const Action *a) {
     const P2p *r = proof_p2p(p);

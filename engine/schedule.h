@@ -22,7 +22,8 @@ enum { DISK_PIECES = 4 };
 enum { SCHEDULE_MAX = 1 << 22 };
 typedef struct {
     Action *actions;
-    int count, capacity;
+    int count;
+    int64_t capacity;
 } Schedule;
 
 // Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
@@ -50,8 +51,8 @@ typedef struct {
     int units, storages;
     int (*of_unit)[2];  // [units] storages that the unit uses
     int *of_unit_count; // [units] how many: 1 or 2
-    // which action makes the head's part of the gradient of wte: the head's input part. Where samples
-    // are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
+    // which action makes the head's part of the gradient of wte: the head's input part. Where
+    // samples are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
     // embedding is on another stage, TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
     // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
@@ -89,13 +90,15 @@ typedef struct {
 
 // Limits of a rank that works on one micro-batch at a time and has all stages.
 static inline Limits limits_of_one(void) {
-    const Limits one = {1, 0, 0, 1, 0};
+    const Limits one = {.in_flight = 1, .works = 1};
     return one;
 }
 static inline Limits limits_of_both(Limits a, Limits b) {
-    Limits both = {max_i64(a.in_flight, b.in_flight), max_i64(a.inputs, b.inputs),
-                   max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
-                   max_i64(a.clips, b.clips)};
+    const Limits both = {.in_flight = max_i64(a.in_flight, b.in_flight),
+                         .inputs = max_i64(a.inputs, b.inputs),
+                         .gradients = max_i64(a.gradients, b.gradients),
+                         .works = max_i64(a.works, b.works),
+                         .clips = max_i64(a.clips, b.clips)};
     return both;
 }
 
@@ -153,13 +156,7 @@ static inline void schedule_add(Schedule *s, Action a) {
         die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens",
             "a step has more than %d actions", SCHEDULE_MAX);
     }
-    if (s->count == s->capacity) {
-        s->capacity = s->capacity ? 2 * s->capacity : 64;
-        s->actions = (Action *)realloc(s->actions, (size_t)s->capacity * sizeof(Action));
-        if (!s->actions) {
-            die(EXIT_RESOURCES, NULL, "cannot hold a schedule of %d actions", s->capacity);
-        }
-    }
+    s->actions = grow_array(Action, s->actions, s->count, &s->capacity, "a schedule");
     s->actions[s->count++] = a;
 }
 // Returns how many of the step's samples the actions span; *first is the first of them (0 if none).

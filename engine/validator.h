@@ -106,7 +106,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
 }
 
 // -------------------------------------------------------------------------------------------------
-// Order of collectives. They are matched by their order, so two ranks must start those in which both
+// Order of collectives. They are matched by their order, so two ranks must start those in which
+// both
 // take part in the same order. A rank takes part in the collectives of the storages to which it
 // contributes.
 

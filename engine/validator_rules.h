@@ -44,8 +44,8 @@ typedef struct {
     bool stashed;             // activations are on the host
     int64_t first_row, rows;  // of its forward
     Received input, gradient; // of the unit's input, of the gradient of its output
-    // at a stage's last unit: samples whose norm was received by the first stage, or whose factor by
-    // this stage
+    // at a stage's last unit: samples whose norm was received by the first stage, or whose factor
+    // by this stage
     Received factors;
 } UnitRun;
 // Of a micro-batch.
@@ -66,7 +66,8 @@ typedef struct {
     int read, written; // pieces that were read from the disk, written to it
     int in_params, in_grads; // storages that are in the slots of this number, or -1
 } StorageRun;
-// Of the gradient of a storage in a span: a micro-batch if it is reduced in each one, else the step.
+// Of the gradient of a storage in a span: a micro-batch if it is reduced in each one, else the
+// step.
 typedef struct {
     int missing; // contributions
     bool reduced;
@@ -411,8 +412,8 @@ static inline void validate_receive(Validator *v, const Action *a) {
 // -------------------------------------------------------------------------------------------------
 // Parameters and gradients
 
-// Point to the storage that is in the slot of a storage's parameters, or gradient; NULL if it shares
-// none.
+// Point to the storage that is in the slot of a storage's parameters, or gradient; NULL if it
+// shares none.
 static inline int *validator_in_params(const Validator *v, int storage) {
     const int *slots = v->program->map.param_slot;
     return slots && slots[storage] >= 0 ? &storage_run(v, slots[storage])->in_params : NULL;

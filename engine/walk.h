@@ -140,9 +140,11 @@ static inline void walk_count_members(Walk *w) {
 }
 static inline int walk_program(const Program *p, int *at, bool collectives_wait,
                                ScheduleVisit visit, void *context) {
-    const size_t ranks = (size_t)p->ranks;
-    Walk w = {p, visit, context, new_array(WalkRank, ranks, "walk"), new_array(int, ranks, "walk"),
-              0, 0,     NULL};
+    Walk w = {.program = p,
+              .visit = visit,
+              .context = context,
+              .rank = new_array(WalkRank, p->ranks, "walk"),
+              .awake = new_array(int, p->ranks, "walk")};
     int stuck = -1;
     if (collectives_wait) { walk_count_members(&w); }
     for (int r = p->ranks - 1; r >= 0; r--) {
@@ -161,8 +163,8 @@ static inline int walk_program(const Program *p, int *at, bool collectives_wait,
     free(w.storage);
     return stuck;
 }
-// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index of
-// the action that this rank has reached.
+// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index
+// of the action that this rank has reached.
 static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
     return walk_program(p, at, false, visit, context);
 }

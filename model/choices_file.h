@@ -1,8 +1,10 @@
-// choices_file.h: llm.c's files of multiple choices (HellaSwag): a context and four completions. They
-// are untrusted: everything is checked before it is read.
+// choices_file.h: llm.c's files of multiple choices (HellaSwag): a context and four completions.
+// They are untrusted: everything is checked before it is read.
 //
-//   file    little-endian, with a header of 256 int32: magic 20240522, version 1, number of examples,
-//           bytes of the longest; then the examples as uint16 words: a mark, bytes, number, the index
+//   file    little-endian, with a header of 256 int32: magic 20240522, version 1, number of
+//   examples,
+//           bytes of the longest; then the examples as uint16 words: a mark, bytes, number, the
+//           index
 //           of the right completion, number of completions, then the context and the completions,
 //           each with its length
 #ifndef CHOICES_FILE_H

@@ -2,8 +2,8 @@
 // tokenizer for all data of a run.
 //
 //   file    little-endian, with a header of 256 int32: magic 20240328, version 1 or 2, vocabulary,
-//           end-of-text token (version 2); then for each token one length byte (1-255) and that many
-//           bytes
+//           end-of-text token (version 2); then for each token one length byte (1-255) and that
+//           many bytes
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 

@@ -35,7 +35,7 @@ static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, in
     p.slack = slack;
     p.pieces = 1;
     p.ranks = mode == CYCLIC_SINGLE ? 1 : N;
-    p.cut = cyclic_cut(units, N);
+    p.cut = placement_even(units, N);
     double *weight = (double *)checked_malloc((size_t)N * sizeof(double), "weights");
     for (int j = 0; j < N; j++) { weight[j] = 1; }
     p.weight = weight;

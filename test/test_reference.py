@@ -894,7 +894,7 @@ FAULTS = [
         "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
         "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
     ),
-    ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
+    ("v2, remainder", "comm/group.h", "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
     (
         "v2, pieces",
         "state/policy.h",
