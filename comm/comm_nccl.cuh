@@ -15,8 +15,8 @@
 //              messages, which the schedule allows for (walk.h: rendezvous), but no collective.
 //              Pairs of ranks that exchange messages connect at start.
 //   Slices     All slices are as long as the first, so a collective is one call, in place. Where
-//              the last slices are shorter, their arrays have padding (comm.h: Slices). Its zeros are
-//              sent, too.
+//              the last slices are shorter, their arrays have padding (comm.h: Slices). Its zeros
+//              are sent, too.
 //   Sums       are computed by NCCL, in an order that its algorithm has for this number of ranks,
 //              size and network. They are in fp32, or with wire bf16 in bf16: contributions are
 //              packed on the device, and every partial sum is rounded. So the last bits differ from

@@ -4,11 +4,12 @@
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
 // bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
-// collectives.h (Levels): a group works on two levels if its members are spread evenly over several nodes.
+// collectives.h (Levels): a group works on two levels if its members are spread evenly over several
+// nodes.
 #ifndef GROUP_H
 #define GROUP_H
 
-#include "base/base.h" // checked_malloc
+#include "base/base.h" // new_array
 
 typedef enum {
     COMM_ALL_GATHER,
