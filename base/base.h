@@ -87,6 +87,26 @@ static inline void signal_text_add_int(SignalText *t, int64_t n) {
     if (n < 0) { digits[--at] = '-'; }
     signal_text_add(t, digits + at);
 }
+// Adds a text with %s, %d and PRId64, as printf would.
+__attribute__((format(printf, 2, 3))) static inline void
+signal_text_print(SignalText *t, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    for (const char *at = format; *at; at++) {
+        char c[2] = {*at, 0};
+        if (*at != '%') {
+            signal_text_add(t, c);
+        } else if (*++at == 's') {
+            signal_text_add(t, va_arg(values, const char *));
+        } else if (*at == 'd') {
+            signal_text_add_int(t, va_arg(values, int));
+        } else {
+            signal_text_add_int(t, va_arg(values, int64_t));
+            at += strlen(PRId64) - 1;
+        }
+    }
+    va_end(values);
+}
 // Writes the text to stderr. A failure is ignored.
 static inline void signal_text_write(const SignalText *t) {
     ssize_t written = write(STDERR_FILENO, t->text, t->length);

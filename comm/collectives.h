@@ -131,32 +131,44 @@ static inline int64_t comm_region(const Group *g, DType wire, CommRegion region)
     for (int r = 0; r < (int)region; r++) { begin += lengths[r]; }
     return begin;
 }
-static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot *slot,
-                                 CommRegion region, int index) {
-    const int64_t segment = (slot - c->slot) * comm_region(op->group, op->wire, STAGED_END) +
-                            comm_region(op->group, op->wire, region) + index;
-    return comm_floats(c->staging) + segment * c->piece_elements;
+// A reduction at the head of the queue, and this rank's part in it.
+typedef struct {
+    Comm *c;
+    const CommOp *op;
+    const Group *g;
+    int node, local; // position of this rank
+    bool packed;     // wire bf16
+    int64_t size;    // bytes of a sent element
+} Reduction;
+
+static inline float *reduction_staged(const Reduction *r, const CommSlot *slot, CommRegion region,
+                                      int index) {
+    const DType wire = r->op->wire;
+    const int64_t segment = (slot - r->c->slot) * comm_region(r->g, wire, STAGED_END) +
+                            comm_region(r->g, wire, region) + index;
+    return comm_floats(r->c->staging) + segment * r->c->piece_elements;
 }
 // Returns where the contributions of the member of this node with local index l, to the slice of an
 // owner on node n, arrive.
-static inline float *comm_contribution(const Comm *c, const CommOp *op, const CommSlot *slot, int l,
-                                       int n) {
-    const int index = l < group_local(op->group, op->group->me) ? l : l - 1;
-    return comm_staged(c, op, slot, STAGED_CONTRIBUTIONS, index * op->group->nodes + n);
+static inline float *reduction_contribution(const Reduction *r, const CommSlot *slot, int l,
+                                            int n) {
+    const int index = l < r->local ? l : l - 1;
+    return reduction_staged(r, slot, STAGED_CONTRIBUTIONS, index * r->g->nodes + n);
 }
-// Returns the elements of member i's slice that belong to a piece. *first: their begin in the
-// array.
-static inline int64_t comm_piece(const Comm *c, const CommOp *op, int i, int64_t piece,
-                                 int64_t *first) {
-    *first = op->bounds[i] + piece * c->piece_elements;
-    return max_i64(0, min_i64(c->piece_elements, op->bounds[i + 1] - *first));
+// Returns the elements of member i's slice that belong to the slot's piece. *first: their begin in
+// the array.
+static inline int64_t reduction_piece(const Reduction *r, const CommSlot *slot, int i,
+                                      int64_t *first) {
+    const int64_t elements = r->c->piece_elements;
+    *first = r->op->bounds[i] + slot->piece * elements;
+    return max_i64(0, min_i64(elements, r->op->bounds[i + 1] - *first));
 }
-static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
+static inline int64_t reduction_pieces(const Reduction *r) {
     int64_t longest = 0;
-    for (int i = 0; i < op->group->n; i++) {
-        longest = max_i64(longest, op->bounds[i + 1] - op->bounds[i]);
+    for (int i = 0; i < r->g->n; i++) {
+        longest = max_i64(longest, slice_length(r->op->bounds, i));
     }
-    return ceil_div(longest, c->piece_elements);
+    return ceil_div(longest, r->c->piece_elements);
 }
 static inline void comm_reduce_begin(Comm *c, const CommOp *op) {
     const int64_t segments = COMM_SLOTS * comm_region(op->group, op->wire, STAGED_END);
@@ -168,121 +180,127 @@ static inline void comm_reduce_begin(Comm *c, const CommOp *op) {
     }
 }
 
-// Returns what is sent of some values: with wire bf16, their packed copy in a segment of staging.
-static inline const void *comm_on_wire(const Comm *c, const CommOp *op, const CommSlot *slot,
-                                       CommRegion region, int index, const float *values,
-                                       int64_t count) {
-    if (op->wire != DTYPE_BF16) { return values; }
-    float *packed = comm_staged(c, op, slot, region, index);
-    comm_pack(packed, values, count);
-    return packed;
+static inline void reduction_receive(const Reduction *r, CommSlot *slot, int from, float *values,
+                                     int64_t count) {
+    comm_post(r->c, slot, r->op, false, from, values, count * r->size);
+}
+// Sends values, with wire bf16 packed into a segment of staging.
+static inline void reduction_send(const Reduction *r, CommSlot *slot, int to, const float *values,
+                                  int64_t count, CommRegion region, int index) {
+    const void *sent = values;
+    if (r->packed) {
+        float *packed = reduction_staged(r, slot, region, index);
+        comm_pack(packed, values, count);
+        sent = packed;
+    }
+    comm_post(r->c, slot, r->op, true, to, sent, count * r->size);
 }
 // Step 1 of a piece: posts its contributions.
-static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) {
-    const Group *g = op->group;
-    const int node = group_node(g, g->me), local = group_local(g, g->me);
-    const int64_t size = (int64_t)dtype_size(op->wire);
+static inline void reduction_start(const Reduction *r, CommSlot *slot) {
+    const Group *g = r->g;
     int64_t first;
-    slot->piece = c->next_piece++;
+    slot->piece = r->c->next_piece++;
     slot->state = 1;
     slot->requests = 0;
     for (int l = 0; l < g->locals; l++) {
-        for (int n = 0; n < g->nodes && l != local; n++) {
-            int64_t count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
-            comm_post(c, slot, op, false, group_at(g, node, l),
-                      comm_contribution(c, op, slot, l, n), count * size);
+        for (int n = 0; n < g->nodes && l != r->local; n++) {
+            const int64_t count = reduction_piece(r, slot, group_at(g, n, r->local), &first);
+            reduction_receive(r, slot, group_at(g, r->node, l),
+                              reduction_contribution(r, slot, l, n), count);
         }
     }
     for (int l = 0; l < g->locals; l++) {
-        for (int n = 0; n < g->nodes && l != local; n++) {
-            int owner = group_at(g, n, l);
-            int64_t count = comm_piece(c, op, owner, slot->piece, &first);
-            const float *mine = comm_floats(op->in) + first;
-            comm_post(c, slot, op, true, group_at(g, node, l),
-                      comm_on_wire(c, op, slot, STAGED_SENT, owner, mine, count), count * size);
+        for (int n = 0; n < g->nodes && l != r->local; n++) {
+            const int owner = group_at(g, n, l);
+            const int64_t count = reduction_piece(r, slot, owner, &first);
+            reduction_send(r, slot, group_at(g, r->node, l), comm_floats(r->op->in) + first, count,
+                           STAGED_SENT, owner);
         }
     }
 }
 // Sums this node's contributions to a piece of one slice into out. The slice's owner is the member
 // on node n with this rank's local index.
-static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slot, int n,
-                                        float *out) {
-    const Group *g = op->group;
-    const bool packed = op->wire == DTYPE_BF16;
-    int local = group_local(g, g->me);
-    int64_t first, count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
-    for (int l = 0; l < g->locals; l++) {
-        if (l == local) { continue; }
-        float *theirs = comm_contribution(c, op, slot, l, n);
-        if (packed) { comm_unpack_in_place(theirs, count); }
-        c->sources[l] = theirs;
+static inline void reduction_sum_node(const Reduction *r, CommSlot *slot, int n, float *out) {
+    const float **sources = r->c->sources;
+    int64_t first, count = reduction_piece(r, slot, group_at(r->g, n, r->local), &first);
+    for (int l = 0; l < r->g->locals; l++) {
+        if (l == r->local) { continue; }
+        float *theirs = reduction_contribution(r, slot, l, n);
+        if (r->packed) { comm_unpack_in_place(theirs, count); }
+        sources[l] = theirs;
     }
-    c->sources[local] = comm_floats(op->in) + first;
-    if (packed) {
-        float *own = comm_staged(c, op, slot, STAGED_OWN, n);
-        comm_round(own, c->sources[local], count);
-        c->sources[local] = own;
+    sources[r->local] = comm_floats(r->op->in) + first;
+    if (r->packed) {
+        float *own = reduction_staged(r, slot, STAGED_OWN, n);
+        comm_round(own, sources[r->local], count);
+        sources[r->local] = own;
     }
-    comm_sum(out, c->sources, g->locals, count);
+    comm_sum(out, sources, r->g->locals, count);
 }
 // Step 2: sends the sums of this node to their owners on the other nodes.
-static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
-    const Group *g = op->group;
-    int node = group_node(g, g->me), local = group_local(g, g->me);
-    int64_t first, size = (int64_t)dtype_size(op->wire),
-                   mine = comm_piece(c, op, g->me, slot->piece, &first);
+static inline void reduction_cross(const Reduction *r, CommSlot *slot) {
+    const Group *g = r->g;
+    int64_t first, mine = reduction_piece(r, slot, g->me, &first);
     slot->state = 2;
     for (int n = 0; n < g->nodes; n++) {
-        if (n == node) { continue; }
-        comm_post(c, slot, op, false, group_at(g, n, local),
-                  comm_staged(c, op, slot, STAGED_RECEIVED, n), mine * size);
+        if (n == r->node) { continue; }
+        reduction_receive(r, slot, group_at(g, n, r->local),
+                          reduction_staged(r, slot, STAGED_RECEIVED, n), mine);
     }
     for (int n = 0; n < g->nodes; n++) {
-        float *sum = comm_staged(c, op, slot, STAGED_SUMS, n);
-        int64_t count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
-        comm_reduce_sum_node(c, op, slot, n, sum);
-        if (n == node) {
-            if (op->wire == DTYPE_BF16) { comm_round(sum, sum, count); }
-            continue;
+        const int owner = group_at(g, n, r->local);
+        float *sum = reduction_staged(r, slot, STAGED_SUMS, n);
+        const int64_t count = reduction_piece(r, slot, owner, &first);
+        reduction_sum_node(r, slot, n, sum);
+        if (n != r->node) {
+            // STAGED_OWN held the rank's own contribution, which `sum` contains already
+            reduction_send(r, slot, owner, sum, count, STAGED_OWN, n);
+        } else if (r->packed) {
+            comm_round(sum, sum, count);
         }
-        // STAGED_OWN held the rank's own contribution, which `sum` contains already
-        comm_post(c, slot, op, true, group_at(g, n, local),
-                  comm_on_wire(c, op, slot, STAGED_OWN, n, sum, count), count * size);
     }
 }
-static inline void comm_reduce_finish(Comm *c, const CommOp *op, CommSlot *slot) {
-    const Group *g = op->group;
-    int64_t first, count = comm_piece(c, op, g->me, slot->piece, &first);
-    float *out = comm_floats(op->slice) + slot->piece * c->piece_elements;
+static inline void reduction_finish(const Reduction *r, CommSlot *slot) {
+    const float **sources = r->c->sources;
+    int64_t first, count = reduction_piece(r, slot, r->g->me, &first);
+    float *out = comm_floats(r->op->slice) + slot->piece * r->c->piece_elements;
     slot->state = 0;
-    c->done_pieces++;
-    if (g->nodes == 1) {
-        comm_reduce_sum_node(c, op, slot, 0, out);
+    r->c->done_pieces++;
+    if (r->g->nodes == 1) {
+        reduction_sum_node(r, slot, 0, out);
         return;
     }
-    for (int n = 0; n < g->nodes; n++) {
-        const bool mine = n == group_node(g, g->me);
-        float *sum = comm_staged(c, op, slot, mine ? STAGED_SUMS : STAGED_RECEIVED, n);
-        if (!mine && op->wire == DTYPE_BF16) { comm_unpack_in_place(sum, count); }
-        c->sources[n] = sum;
+    for (int n = 0; n < r->g->nodes; n++) {
+        const bool mine = n == r->node;
+        float *sum = reduction_staged(r, slot, mine ? STAGED_SUMS : STAGED_RECEIVED, n);
+        if (!mine && r->packed) { comm_unpack_in_place(sum, count); }
+        sources[n] = sum;
     }
-    comm_sum(out, c->sources, g->nodes, count);
+    comm_sum(out, sources, r->g->nodes, count);
 }
 // Advances a reduction. Returns true when it is complete.
 static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
-    int64_t pieces = comm_pieces(c, op);
+    const Group *g = op->group;
+    const Reduction r = {.c = c,
+                         .op = op,
+                         .g = g,
+                         .node = group_node(g, g->me),
+                         .local = group_local(g, g->me),
+                         .packed = op->wire == DTYPE_BF16,
+                         .size = (int64_t)dtype_size(op->wire)};
+    const int64_t pieces = reduction_pieces(&r);
     for (bool moved = true; moved && c->done_pieces < pieces;) {
         moved = false;
         for (int i = 0; i < COMM_SLOTS; i++) {
             if (c->slot[i].state == 0 && c->next_piece < pieces) {
-                comm_reduce_local(c, op, &c->slot[i]);
+                reduction_start(&r, &c->slot[i]);
                 moved = true;
             }
         }
         CommSlot *slot = &c->slot[c->done_pieces % COMM_SLOTS]; // the oldest piece
         if (slot->state && comm_slot_done(c, slot)) {
-            const bool last_step = op->group->nodes == 1 || slot->state == 2;
-            (last_step ? comm_reduce_finish : comm_reduce_nodes)(c, op, slot);
+            const bool last_step = g->nodes == 1 || slot->state == 2;
+            (last_step ? reduction_finish : reduction_cross)(&r, slot);
             moved = true;
         }
     }

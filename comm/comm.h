@@ -1,4 +1,4 @@
-// comm.h: the messages between ranks: start and end, collectives, messages between two ranks, setup.
+// comm.h: how ranks exchange data: start and end, collectives, messages between two ranks, setup.
 //
 // Begin, wait   An operation is begun and waited for: CommRequest r = comm_..._begin(...),
 //               comm_wait(c, &r). From begin to wait its memory belongs to it. It has a label for
@@ -118,7 +118,7 @@ static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) {
 }
 
 // Prepares a group for collectives. All its members call it; a rank in several groups joins them in
-// the same order as the other members.
+// the same order as the other members. Ranks outside of the group may call it.
 static inline void comm_join(Comm *c, Group *g) {
     if (c->transport.join) { c->transport.join(c, g); }
 }
@@ -129,6 +129,7 @@ static inline void comm_share(Comm *c, const Group *g, void *memory, size_t byte
 }
 static inline void comm_share_none(Comm *c) { comm_share(c, NULL, NULL, 0); }
 
+// Sets the counted bytes and the time spent waiting to 0. Each rank has its own.
 static inline void comm_reset_counters(Comm *c) {
     memset(c->bytes, 0, sizeof c->bytes);
     c->waited_s = 0;
@@ -160,8 +161,10 @@ static inline void comm_end(Comm *c) {
     MPI_Finalize();
     comm_deadline(0);
 }
+
 // -------------------------------------------------------------------------------------------------
-// Begin and wait. Begins return at once.
+// Begin and wait. Begins return at once. Every begun operation is waited for once. While it is in
+// flight, comm_progress() advances it.
 
 static inline CommRequest comm_begin(Comm *c, const CommOp *op) {
     CommRequest r = {.message = op->kind == COMM_SEND};
@@ -320,9 +323,11 @@ static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }
     comm_gather_now(c, g, "broadcast", data, c->small_bounds, bytes);
 }
+// comm_broadcast_in() over all ranks.
 static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) {
     comm_broadcast_in(c, &c->everyone, data, bytes, root);
 }
+// Returns the largest, or the smallest, value of all ranks.
 static inline int comm_agree(Comm *c, int value, bool largest) {
     int *all = c->small_values;
     comm_all_gather_small(c, &value, all, sizeof value);
@@ -333,6 +338,7 @@ static inline int comm_agree(Comm *c, int value, bool largest) {
 }
 static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, true); }
 static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, false); }
+// Returns when all ranks have called it.
 static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
 
 // -------------------------------------------------------------------------------------------------

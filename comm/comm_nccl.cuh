@@ -15,8 +15,8 @@
 //              messages, which the schedule allows for (walk.h: rendezvous), but no collective.
 //              Pairs of ranks that exchange messages connect at start.
 //   Slices     All slices are as long as the first, so a collective is one call, in place. Where
-//              the last slices are shorter, their arrays have padding (comm.h: Slices). Its zeros are
-//              sent, too.
+//              the last slices are shorter, their arrays have padding (comm.h: Slices). Its zeros
+//              are sent, too.
 //   Sums       are computed by NCCL, in an order that its algorithm has for this number of ranks,
 //              size and network. They are in fp32, or with wire bf16 in bf16: contributions are
 //              packed on the device, and every partial sum is rounded. So the last bits differ from
@@ -58,14 +58,17 @@ typedef struct {
     ncclComm_t communicator;
     void *handle;
 } NcclShared;
+typedef struct {
+    CommOp op;
+    // ready: the compute stream has reached the operation's start, or, if it is `needed`, its wait;
+    // carried: the operation is complete
+    cudaEvent_t ready, carried;
+    bool needed; // of a message: the compute stream waits for it
+} NcclOp;
 // The operations of one stream, which run one after another.
 typedef struct {
     cudaStream_t carrier;
-    CommOp ops[NCCL_MOST]; // ring: operations done .. started - 1 are in flight
-    // ready: the compute stream has reached the operation's start, or, if it is `needed`, its wait;
-    // carried: the operation is complete
-    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST];
-    bool needed[NCCL_MOST]; // messages: the compute stream waits for it
+    NcclOp ops[NCCL_MOST]; // ring: operations done .. started - 1 are in flight
     int64_t started, done;
 } NcclLane;
 typedef struct {
@@ -103,10 +106,7 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
     comm_describe_waiting(c, &what);
     for (int r = 0; op && r < c->ranks; r++) { // ranks that a question was sent to
         if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
-        signal_text_add(&silent, "; no answer from rank ");
-        signal_text_add_int(&silent, r);
-        signal_text_add(&silent, " on ");
-        signal_text_add(&silent, c->peers[r].place.host);
+        signal_text_print(&silent, "; no answer from rank %d on %s", r, c->peers[r].place.host);
     }
     bool of_others =
         error == ncclRemoteError || error == ncclSystemError || error == ncclInternalError;
@@ -135,26 +135,27 @@ static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
     if (nccl_refused(result)) { nccl_failed(c, nccl_channel(op->group), result, op); }
 }
 
-static inline const CommOp *lane_oldest(const NcclLane *l) {
-    return l->done < l->started ? &l->ops[l->done % NCCL_MOST] : NULL;
+static inline NcclOp *lane_op(NcclLane *l, int64_t i) { return &l->ops[i % NCCL_MOST]; }
+static inline const CommOp *lane_oldest(NcclLane *l) {
+    return l->done < l->started ? &lane_op(l, l->done)->op : NULL;
 }
 // Updates `done`. Returns whether an operation has completed since the last call.
 static inline bool lane_moved(NcclLane *l) {
     const int64_t before = l->done;
-    while (l->done < l->started && cuda_happened(l->carried[l->done % NCCL_MOST])) { l->done++; }
+    while (l->done < l->started && cuda_happened(lane_op(l, l->done)->carried)) { l->done++; }
     return l->done > before;
 }
 // Returns the oldest collective if it has begun; otherwise NULL.
-static inline const CommOp *nccl_awaited_collective(const NcclLane *l) {
-    return lane_oldest(l) && cuda_happened(l->ready[l->done % NCCL_MOST]) ? lane_oldest(l) : NULL;
+static inline const CommOp *nccl_awaited_collective(NcclLane *l) {
+    const CommOp *oldest = lane_oldest(l);
+    return oldest && cuda_happened(lane_op(l, l->done)->ready) ? oldest : NULL;
 }
 // Returns the oldest message if the compute stream waits for it or for a later one; otherwise NULL.
 // The compute stream may need messages in any order.
-static inline const CommOp *nccl_awaited_message(const NcclLane *l) {
+static inline const CommOp *nccl_awaited_message(NcclLane *l) {
     for (int64_t i = l->done; i < l->started; i++) {
-        if (l->needed[i % NCCL_MOST] && cuda_happened(l->ready[i % NCCL_MOST])) {
-            return lane_oldest(l);
-        }
+        const NcclOp *o = lane_op(l, i);
+        if (o->needed && cuda_happened(o->ready)) { return lane_oldest(l); }
     }
     return NULL;
 }
@@ -190,14 +191,14 @@ static inline void lane_open(NcclLane *l) {
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&l->carrier, cudaStreamNonBlocking, greatest));
     for (int i = 0; i < NCCL_MOST; i++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&l->ready[i], cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventCreateWithFlags(&l->carried[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&l->ops[i].ready, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&l->ops[i].carried, cudaEventDisableTiming));
     }
 }
 static inline void lane_close(NcclLane *l) {
     for (int i = 0; i < NCCL_MOST; i++) {
-        CUDA_CHECK(cudaEventDestroy(l->ready[i]));
-        CUDA_CHECK(cudaEventDestroy(l->carried[i]));
+        CUDA_CHECK(cudaEventDestroy(l->ops[i].ready));
+        CUDA_CHECK(cudaEventDestroy(l->ops[i].carried));
     }
     CUDA_CHECK(cudaStreamDestroy(l->carrier));
 }
@@ -354,15 +355,15 @@ static inline const CommOp *lane_begin(Comm *c, NcclLane *l, const CommOp *op) {
         (void)cuda_done(cudaStreamQuery(l->carrier));
         comm_progress();
     }
-    int64_t i = l->started % NCCL_MOST;
-    l->ops[i] = *op;
-    l->needed[i] = false;
-    CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream)));
-    CUDA_CHECK(cudaStreamWaitEvent(l->carrier, l->ready[i], 0));
-    return &l->ops[i];
+    NcclOp *begun = lane_op(l, l->started);
+    begun->op = *op;
+    begun->needed = false;
+    CUDA_CHECK(cudaEventRecord(begun->ready, compute_stream(n->stream)));
+    CUDA_CHECK(cudaStreamWaitEvent(l->carrier, begun->ready, 0));
+    return &begun->op;
 }
 static inline int64_t lane_end(NcclLane *l) {
-    CUDA_CHECK(cudaEventRecord(l->carried[l->started % NCCL_MOST], l->carrier));
+    CUDA_CHECK(cudaEventRecord(lane_op(l, l->started)->carried, l->carrier));
     return -++l->started;
 }
 // Makes the compute stream wait for an operation.
@@ -370,14 +371,14 @@ static inline void nccl_wait(Comm *c, CommRequest r) {
     Nccl *n = nccl_state(c);
     NcclLane *l = &n->lanes[r.message];
     cudaStream_t stream = compute_stream(n->stream);
-    const int64_t i = (-r.number - 1) % NCCL_MOST;
+    NcclOp *o = lane_op(l, -r.number - 1);
     if (l->done >= -r.number) { return; }
     if (r.message) {
         // the event's first use, at the start, is already queued on both streams
-        CUDA_CHECK(cudaEventRecord(l->ready[i], stream));
-        l->needed[i] = true;
+        CUDA_CHECK(cudaEventRecord(o->ready, stream));
+        o->needed = true;
     }
-    CUDA_CHECK(cudaStreamWaitEvent(stream, l->carried[i], 0));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, o->carried, 0));
 }
 static inline int64_t nccl_begin_message(Comm *c, const CommOp *op) {
     Nccl *n = nccl_state(c);

@@ -56,11 +56,10 @@ static int comm_deadline_s;
 static void comm_deadline_missed(int signal_number) {
     (void)signal_number;
     SignalText t = {"", 0};
-    signal_text_add(&t, "train_gpt: rank ");
-    signal_text_add_int(&t, speaker.rank);
-    signal_text_add(&t, ": MPI's start or end took longer than ");
-    signal_text_add_int(&t, comm_deadline_s);
-    signal_text_add(&t, " s\n  hint: a rank is stopped or cut off, or a host cannot be reached\n");
+    signal_text_print(&t,
+                      "train_gpt: rank %d: MPI's start or end took longer than %d s\n"
+                      "  hint: a rank is stopped or cut off, or a host cannot be reached\n",
+                      speaker.rank, comm_deadline_s);
     signal_text_write(&t);
     _exit(EXIT_PEER);
 }
@@ -74,22 +73,14 @@ static inline void comm_deadline(int seconds) { // 0: ends the deadline
 // What this rank waits for
 
 static inline void comm_describe(SignalText *t, const CommOp *op) {
+    const CommLabel *label = &op->label;
     const bool message = op->kind == COMM_SEND;
-    if (op->counted && !message) {
-        signal_text_add(t, comm_kind_names[op->kind]);
-        signal_text_add(t, " of ");
-    }
-    signal_text_add(t, op->label.what ? op->label.what : "?");
-    if (op->label.unit >= 0) {
-        signal_text_add(t, message ? " of unit " : " ");
-        signal_text_add_int(t, op->label.unit);
-    }
-    if (message) {
-        signal_text_add(t, op->send ? " to rank " : " from rank ");
-        signal_text_add_int(t, op->peer);
-    }
-    signal_text_add(t, ", step ");
-    signal_text_add_int(t, op->label.step + 1); // counted from 1, as in the log
+    if (op->counted) { signal_text_print(t, "%s of ", comm_kind_names[op->kind]); }
+    signal_text_add(t, label->what ? label->what : "?");
+    if (label->unit >= 0) { signal_text_print(t, message ? " of unit %d" : " %d", label->unit); }
+    if (message) { signal_text_print(t, op->send ? " to rank %d" : " from rank %d", op->peer); }
+    // steps count from 1, as in the log
+    signal_text_print(t, ", step %" PRId64, label->step + 1);
 }
 // Describes what this rank waits for. Safe in signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {

@@ -38,18 +38,9 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
         return;
     }
     signal_text_add(t, action_name(a->kind));
-    if (a->unit >= 0) {
-        signal_text_add(t, " of unit ");
-        signal_text_add_int(t, a->unit);
-        signal_text_add(t, ", micro-batch ");
-        signal_text_add_int(t, a->micro);
-    }
-    if (a->storage >= 0) {
-        signal_text_add(t, " of storage ");
-        signal_text_add_int(t, a->storage);
-    }
-    signal_text_add(t, ", step ");
-    signal_text_add_int(t, e->step + 1);
+    if (a->unit >= 0) { signal_text_print(t, " of unit %d, micro-batch %d", a->unit, a->micro); }
+    if (a->storage >= 0) { signal_text_print(t, " of storage %d", a->storage); }
+    signal_text_print(t, ", step %" PRId64, e->step + 1);
 }
 
 // Returns the slot of a storage's borrowed parameters: in training that of the use, else the

@@ -65,9 +65,7 @@ static inline void request_stop(int signal_number) {
     stop_requested = 1;
     if (signal_number != SIGTERM) { return; } // SIGUSR1 reaches every rank: no note
     SignalText t = {"", 0};
-    signal_text_add(&t, "note: rank ");
-    signal_text_add_int(&t, signalled->comm->rank);
-    signal_text_add(&t, ": SIGTERM in ");
+    signal_text_print(&t, "note: rank %d: SIGTERM in ", signalled->comm->rank);
     executor_describe(&signalled->executor, &t);
     signal_text_add(&t, ", waiting for ");
     comm_describe_waiting(signalled->comm, &t);

@@ -2,9 +2,9 @@
 // build/test_comm_nccl`, N = 1 to 4.
 //
 // Every collective over subsets of the ranks (TEST_ALL=1: all of them, in ascending and descending
-// order, each with every shape of slices), by NCCL and staged, must leave every bit as comm.h's messages between processors do
-// (which test_comm.c checks), guards and bytes sent included; but not what the room behind an array
-// holds. Values are such that all sums are exact, in any order and in bf16 too; what rounding to
+// order, each with every shape of slices), by NCCL and staged, must leave every bit as comm.h's
+// messages between processors do (which test_comm.c checks), guards and bytes sent included; but
+// not what the room behind an array holds. Values are such that all sums are exact, in any order and in bf16 too; what rounding to
 // bf16 takes away shows. NCCL is called once for each collective.
 //
 // All collectives of a round are in flight together. Their inputs are still being written when they
