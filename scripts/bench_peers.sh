@@ -1,6 +1,7 @@
 #!/bin/sh
-# Compares ./train_gpt with the current PyTorch on this machine's processor. Usage: scripts/bench_peers.sh [options]
-# Options go to bench_peers.py (--help lists them). The first call installs PyTorch and Opacus from PyPI into .venv-peers.
+# Compares ./train_gpt with the current PyTorch on this machine's processor. Usage:
+# scripts/bench_peers.sh [options] Options go to bench_peers.py (--help lists them). The first call
+# installs PyTorch and Opacus from PyPI into .venv-peers.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-peers

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# cluster.sh: one Linux machine as a cluster. N nodes of M ranks, a network of a chosen speed between the nodes, and for each
-# rank a share of a core and of memory. For root. What was measured on a laptop then says something about a cluster.
+# cluster.sh: one Linux machine as a cluster. N nodes of M ranks, a network of a chosen speed
+# between the nodes, and for each rank a share of a core and of memory. For root. What was measured
+# on a laptop then says something about a cluster.
 #
 #   scripts/cluster.sh 2x2 --rate 200mbit --cpu 25 -- ./train_gpt FLAG...    makes a cluster of 2 nodes with 2 ranks each, runs
 #                                                                            the program on its 4 ranks, removes the cluster
@@ -17,18 +18,20 @@
 #   --name NAME      of the cluster (default: a free one, or the only one there is)
 #   --json FILE      of a run: {"nodes":[{"name":"node0","sent":BYTES,"received":BYTES},...],"seconds":S,"status":CODE}
 #
-# After a run, stderr and --json tell what each node's interface sent and received meanwhile. SIGUSR1 goes on to mpirun;
-# Ctrl-C and SIGTERM end the run (and the one-shot form's cluster).
-# Exit status: the command's, or 0 done, 2 bad usage, 3 the cluster could not be made, 77 this machine lacks what it takes:
-# every missing thing is named.
+# After a run, stderr and --json tell what each node's interface sent and received meanwhile.
+# SIGUSR1 goes on to mpirun; Ctrl-C and SIGTERM end the run (and the one-shot form's cluster). Exit
+# status: the command's, or 0 done, 2 bad usage, 3 the cluster could not be made, 77 this machine
+# lacks what it takes: every missing thing is named.
 #
-# How. One process, the switch, is the first of a PID namespace that everything else of the cluster lives in, and has a
-# network namespace with a bridge: when it dies, the kernel ends all other processes, and with them go the namespaces, the
-# links and the mounts. A node is a process with its own network, host name, /etc/hosts and /dev/shm (or shared memory of Open
-# MPI's nodes would collide), and a cable (veth) into the bridge. The rate is set at both ends of the cable; frames are those
-# of a cluster, 9000 bytes. mpirun runs on node0 and reaches the others through this script in place of ssh. Each node sees
-# only the cores of its own ranks. The machine's own network is not touched, so clusters side by side never meet.
-# Quotas are cgroups (version 1 or 2, whichever has the controller) below the caller's own, so that limits on the caller hold.
+# How. One process, the switch, is the first of a PID namespace that everything else of the cluster
+# lives in, and has a network namespace with a bridge: when it dies, the kernel ends all other
+# processes, and with them go the namespaces, the links and the mounts. A node is a process with its
+# own network, host name, /etc/hosts and /dev/shm (or shared memory of Open MPI's nodes would
+# collide), and a cable (veth) into the bridge. The rate is set at both ends of the cable; frames
+# are those of a cluster, 9000 bytes. mpirun runs on node0 and reaches the others through this
+# script in place of ssh. Each node sees only the cores of its own ranks. The machine's own network
+# is not touched, so clusters side by side never meet. Quotas are cgroups (version 1 or 2, whichever
+# has the controller) below the caller's own, so that limits on the caller hold.
 set -euo pipefail
 
 self=$(realpath "$0")
@@ -137,11 +140,13 @@ node_cores() { # NODE: prints the cores that its ranks live on, for taskset; mor
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Quotas: cgroups. Version 2 is told by its cgroup.subtree_control, which names the controllers that children have.
+# Quotas: cgroups. Version 2 is told by its cgroup.subtree_control, which names the controllers that
+# children have.
 cgroup_passes_on() { grep -qw "$2" "$1/cgroup.subtree_control" 2>/dev/null; } # DIRECTORY CONTROLLER
 
-# Prints the directory below which cgroups with this controller can be made: the caller's own cgroup; in version 2, where one
-# with processes cannot pass controllers on, its nearest ancestor that does, or else the root.
+# Prints the directory below which cgroups with this controller can be made: the caller's own
+# cgroup; in version 2, where one with processes cannot pass controllers on, its nearest ancestor
+# that does, or else the root.
 cgroup_parent() { # CONTROLLER
     local mount type options own
     while read -r _ mount type options _; do
@@ -306,8 +311,8 @@ load() {
 }
 list() { [ ! -d $states ] || ls $states; }
 
-# Prints the processes that hold the cluster's switch, as the machine numbers them. They are known by their arguments, so
-# that no stale number is ever trusted.
+# Prints the processes that hold the cluster's switch, as the machine numbers them. They are known
+# by their arguments, so that no stale number is ever trusted.
 holders() { # [PROGRAM]
     local file words
     for file in /proc/[0-9]*/cmdline; do
@@ -367,7 +372,8 @@ remove() { # all that there is of it, however far it came
     for ((try = 0; try < 200; try++)); do
         left=$(holders)
         [ -n "$left" ] || break
-        # process 1; its parent in the machine buries it and ends, unless the cluster did not come that far
+        # process 1; its parent in the machine buries it and ends, unless the cluster did not come
+        # that far
         doomed=$(holders bash)
         ((try < 20)) || doomed=$left
         # shellcheck disable=SC2086 # several numbers

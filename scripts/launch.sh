@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# launch.sh: starts a training run under mpirun and, after a crash, starts it again from its newest checkpoint.
+# launch.sh: starts a training run under mpirun and, after a crash, starts it again from its newest
+# checkpoint.
 #
 #   scripts/launch.sh [option ...] -- ./train_gpt --flag value ...
 #
@@ -10,12 +11,12 @@
 #   --retry-resources SECONDS   exit 3 (disk, memory) counts as a crash, after so many seconds; it ends the run otherwise
 #   anything else               an option of mpirun
 #
-# A restart takes --resume 1 if this run has a checkpoint (never one that lay in --out before a run that does not resume),
-# and begins anew otherwise. Before it, what is left of the last start is killed, and OUT/lock must be free.
-# SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop the run gracefully: it saves and ends with 0. The second one ends it at once, as
-# far as mpirun does; the third kills what is on this machine.
-# Exit status: 0 done or stopped, 2 bad input (never retried), 3 resources, 4 crashed and out of restarts, 128 + n ended by a
-# second signal n.
+# A restart takes --resume 1 if this run has a checkpoint (never one that lay in --out before a run
+# that does not resume), and begins anew otherwise. Before it, what is left of the last start is
+# killed, and OUT/lock must be free. SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop the run gracefully: it
+# saves and ends with 0. The second one ends it at once, as far as mpirun does; the third kills what
+# is on this machine. Exit status: 0 done or stopped, 2 bad input (never retried), 3 resources, 4
+# crashed and out of restarts, 128 + n ended by a second signal n.
 set -euo pipefail
 lock_wait=60  # seconds for another process to let OUT/lock go
 alone_limit=5 # looks, 2 seconds apart, that mpirun may live without its ranks
@@ -49,8 +50,8 @@ program=$2
 command -v "$program" >/dev/null || refuse "$program cannot be run: build it with make"
 shift 2
 
-# Of the program's flags: the folder of its checkpoints, and whether it resumes in any case. The last one counts, so starts
-# that resume add theirs behind.
+# Of the program's flags: the folder of its checkpoints, and whether it resumes in any case. The
+# last one counts, so starts that resume add theirs behind.
 out='' resumes=0 resume=$continue flags=("$@")
 while (($#)); do
     case $1 in
@@ -63,16 +64,19 @@ while (($#)); do
 done
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints: a line "inode OUT/step_N/manifest" each. Names are those that train_gpt makes: 8 to 18 digits, zeros only to 8.
+# Checkpoints: a line "inode OUT/step_N/manifest" each. Names are those that train_gpt makes: 8 to
+# 18 digits, zeros only to 8.
 
 names='/step_([0-9]{8}|[1-9][0-9]{8,17})/manifest$'
 checkpoints() { [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true; }
 newest() { checkpoints | grep -vxFf <(echo "$earlier") | sort -V -k 2 | tail -n 1 || true; }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# mpirun has a session of its own, so that Ctrl-C reaches this script alone, and so that its ranks are known
+# mpirun has a session of its own, so that Ctrl-C reaches this script alone, and so that its ranks
+# are known
 
-# Prints the processes of mpirun's session, those aside that only wait for their parent to take note of their end.
+# Prints the processes of mpirun's session, those aside that only wait for their parent to take note
+# of their end.
 session() {
     local file line
     for file in /proc/[0-9]*/stat; do
@@ -89,9 +93,9 @@ start() {
     ((stops == 0)) || kill -USR1 "$mpirun"
 }
 
-# Waits until mpirun has ended; sets status. Open MPI 4.1 may hang when a rank dies while the ranks connect: an mpirun that had
-# ranks here and has been without for some time is killed. It also loses a SIGUSR1 that comes before its ranks are there:
-# a stop is asked for again and again.
+# Waits until mpirun has ended; sets status. Open MPI 4.1 may hang when a rank dies while the ranks
+# connect: an mpirun that had ranks here and has been without for some time is killed. It also loses
+# a SIGUSR1 that comes before its ranks are there: a stop is asked for again and again.
 await() {
     local processes seen=0 alone=0 tick
     while kill -0 "$mpirun" 2>/dev/null; do
@@ -110,8 +114,8 @@ await() {
     wait "$mpirun" 2>/dev/null || status=$?
 }
 
-# Kills what is left of the session, and removes what it had: an mpirun that ended by itself leaves nothing, a killed one leaves
-# its ranks, on their way or stuck, and Open MPI's files.
+# Kills what is left of the session, and removes what it had: an mpirun that ended by itself leaves
+# nothing, a killed one leaves its ranks, on their way or stuck, and Open MPI's files.
 end_session() {
     local left pid files='' end=$((SECONDS + 30))
     [ -n "$mpirun" ] || return 0
@@ -128,7 +132,8 @@ end_session() {
     rm -rf $files "${TMPDIR:-/tmp}"/ompi.*."$(id -u)/pid.$mpirun"
 }
 
-# A process of an earlier start, on another machine perhaps, may still hold the lock. Past the limit the program says so.
+# A process of an earlier start, on another machine perhaps, may still hold the lock. Past the limit
+# the program says so.
 await_lock() { [ -z "$out" ] || [ ! -e "$out/lock" ] || flock --timeout "$lock_wait" "$out/lock" true || true; }
 
 stop() { # NAME NUMBER

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh: formatting, static analysis, and what a reader would stumble over. Clean, or exit status 1.
+# lint.sh: formatting, static analysis, and what a reader would stumble over. Clean, or exit status
+# 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # What is generated is in build/.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_gpt2_124M.sh [--FLAG VALUE ...]: GPT-2 124M on 10 billion tokens of FineWeb, on 8 GPUs of 40 GB or more.
-# Flags given here take the place of those below; RANKS and PROGRAM in the environment those of the 8 GPUs and of the GPU build.
+# run_gpt2_124M.sh [--FLAG VALUE ...]: GPT-2 124M on 10 billion tokens of FineWeb, on 8 GPUs of 40
+# GB or more. Flags given here take the place of those below; RANKS and PROGRAM in the environment
+# those of the 8 GPUs and of the GPU build.
 #
 #   Data      FineWeb's sample of 10 billion tokens as shards of llm.c's format, data/fineweb_train_*.bin and data/fineweb_val_*.bin, and
 #             data/hellaswag_val.bin: dev/data/fineweb.py and dev/data/hellaswag.py of https://github.com/karpathy/llm.c write them
@@ -8,7 +9,8 @@
 #   Memory    21.8 GiB on each GPU (predicted; --dry-run has the table)
 #   Time      not measured
 #   Goal      HellaSwag about 0.30 at the end, as OpenAI's 124M (0.294) and llm.c after the same tokens (0.299); not measured
-# The hyperparameters are those of llm.c's recipe for this model. To go on after a stop or a crash: --resume 1.
+# The hyperparameters are those of llm.c's recipe for this model. To go on after a stop or a crash:
+# --resume 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/recipe.sh

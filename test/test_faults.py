@@ -103,7 +103,8 @@ class Actions(unittest.TestCase):
             self.assertEqual(job.code, EXIT_PEER, job.err)
             self.assertRegex(
                 job.err,
-                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in "
+                rf"[a-z_ ]+( \d+)?, step {STEPS_THEN}",
             )
 
         self.each("stop", 3, check)
@@ -113,7 +114,8 @@ class Actions(unittest.TestCase):
             self.assertEqual(job.code, EXIT_PEER, job.err)
             self.assertRegex(
                 job.err,
-                rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+                rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in "
+                rf"[a-z_ ]+( \d+)?, step {STEPS_THEN}",
             )
 
         self.each("hang", 2, check, watchdog=3)
@@ -168,7 +170,8 @@ class Actions(unittest.TestCase):
         os.kill(job.pids()[1], signal.SIGTERM)
         self.assertRegex(
             job.done().err,
-            r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n",
+            r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, "
+            r"waiting for .*; stopping after this step\n",
         )
 
 

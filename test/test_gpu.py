@@ -558,7 +558,8 @@ class Ranks(TestCase):
             if code:
                 self.assertRegex(
                     said,
-                    rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of parameters|reduce_scatter of gradient) \d, step [23]",
+                    rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of "
+                    rf"parameters|reduce_scatter of gradient) \d, step [23]",
                 )
 
         # NCCL finds it before the watch does; the measurements at start take some 60 looks, waiting
@@ -570,7 +571,8 @@ class Ranks(TestCase):
             )[1]
             self.assertRegex(
                 said,
-                r"NCCL: .*, in reduce_scatter of gradient \d, step 1; no answer from rank 1 on \S+\n",
+                r"NCCL: .*, in reduce_scatter of gradient \d, step 1; no answer from rank 1 on "
+                r"\S+\n",
             )
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # they mostly wait
@@ -602,7 +604,8 @@ class Ranks(TestCase):
             self.assertIn(f"still open, by {transport}", done.stdout)
             self.assertRegex(
                 done.stderr,
-                r"lost rank 1 on \S+: no sign of progress for \d.\d s, in activations of unit 3 from rank 1, step 18\n",
+                r"lost rank 1 on \S+: no sign of progress for \d.\d s, in activations of unit 3 "
+                r"from rank 1, step 18\n",
             )
 
     def test_nccl_fails(self):
@@ -610,7 +613,8 @@ class Ranks(TestCase):
         _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "150"})
         self.assertRegex(
             said,
-            r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+ of \w+ \d, step \d)\n",
+            r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+ "
+            r"of \w+ \d, step \d)\n",
         )
 
 
