@@ -21,7 +21,7 @@
 //            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
 //            from the last to the first, each with B_j of micro-batch N - 1.
 // Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
-//            (state/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            (state/policy.h: Pieces). Each piece has separate passes, with the versions of its
 //            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
 //            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
 //            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...
@@ -31,6 +31,8 @@
 
 #include "state/layout.h"    // storages, stages
 #include "engine/schedule.h" // actions
+
+#include <limits.h> // INT_MAX
 
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
@@ -229,7 +231,7 @@ static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The way of sums (state/layout.h: SumWay). With the chain alone, the ranks in the middle would
+// The way of sums (policy.h: SumWay). With the chain alone, the ranks in the middle would
 // receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
 // - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
 // another 1 / N straight to the owner. The order of addition stays the same.
@@ -264,7 +266,7 @@ static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double
     }
 }
 static inline SumWay *cyclic_ways(const GptModel *m, int N) {
-    SumWay *way = (SumWay *)checked_calloc((size_t)m->storages, sizeof(SumWay), "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     double all = 0;
     for (int i = 0; i < m->storages; i++) { all += (double)gpt_storage_elements(m, i); }
     if (N > 2) {
@@ -276,7 +278,7 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
 // Where the ranks of a stage take turns, the sum stays with the owner. That needs fewer messages
 // than a chain, since the owner makes some of the gradients itself.
 static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
-    SumWay *way = (SumWay *)checked_calloc((size_t)m->storages, sizeof(SumWay), "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
     return way;
 }
@@ -359,7 +361,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.cut = cyclic_cut(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     cyclic_check_share(&p, m, o->share);
-    double *weight = (double *)checked_calloc((size_t)p.N, sizeof(double), "cyclic stages");
+    double *weight = new_array(double, p.N, "cyclic stages");
     for (int i = 0; i < m->storages; i++) {
         weight[cyclic_stage_of_unit(&p, gpt_unit_of_storage(m, i))] +=
             (double)gpt_storage_elements(m, i);
@@ -378,7 +380,7 @@ static inline Placement cyclic_placement(const CyclicPlan *p) {
         Stage *stage = &placement.stage[j];
         *stage = p->cut.stage[j];
         stage->replicas = cyclic_width(p, j);
-        stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
+        stage->ranks = new_array(int, stage->replicas, "placement");
         for (int k = 0; k < stage->replicas; k++) { stage->ranks[k] = cyclic_first_rank(p, j) + k; }
     }
     return placement;

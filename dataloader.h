@@ -1,16 +1,5 @@
 // dataloader.h: token shards on disk -> batches of (inputs, targets); tokens -> text.
 //
-// Files      llm.c's formats, little-endian, with a header of 256 int32:
-//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. llm.c
-//                       leaves the other header words zero. Here words 3 and 4 of a labelled shard
-//                       are the number of labels and the first label's token, and words 5 to 8 name
-//                       the tokenizer that made the tokens.
-//            choices    magic 20240522, version 1, number of examples, bytes of the longest; then
-//                       the examples as uint16 words: a context, four completions, and the index of
-//                       the right one (HellaSwag)
-//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text token (version 2);
-//                       then for each token one length byte (1-255) and that many bytes. It only
-//                       decodes.
 // Stream     The tokens 0 .. n-1: all shards of a pattern, joined in byte order of their names. The
 //            shards are mapped, not copied. A shard must not change while it is in use: truncating
 //            it ends the program with SIGBUS.
@@ -44,42 +33,20 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
-#include "base/base.h" // die, mix64, random_u64
-#include "ops/noise.h" // random numbers of private runs
+#include "model/choices_file.h" // multiple choices
+#include "model/tokenizer.h"    // shards and the tokenizer that made them
+#include "ops/noise.h"          // random numbers of private runs
 
-#include <fcntl.h>    // open
-#include <glob.h>     // patterns of file names
-#include <sys/mman.h> // mmap
-#include <sys/stat.h> // fstat
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the file formats are little-endian and read as they are"
-#endif
+#include <glob.h> // patterns of file names
 
 enum {
-    DATA_HEADER_BYTES = 1024,
-    SHARD_MAGIC = 20240520,
-    SHARD_MAGIC_LLAMA3 = 20240801, // uint32 tokens: refused by name
-    TOKENIZER_MAGIC = 20240328,
-    CHOICES_MAGIC = 20240522,
-    CHOICES = 4,           // completions of an example
-    CHOICES_START = 65535, // begins an example
-    CHOICES_MOST = 65536,  // limit of examples: their number is a uint16
-    GPT2_EOT = 50256,
-    DATA_VOCAB_MAX = 65536, // limit of uint16 tokens
     // low bits of a document window's table entry; its upper 40 bits are the first token
     TARGET_BITS = 24,
     // a position is never moved with probability 2^-64; streams have fewer than 2^40 positions
-    PERMUTATION_ROUNDS = 64,
-    BYTE_TOKENS = 256,
-    FEW_TOKENS = 1000, // fewer tokens than this say nothing about their tokenizer
-    // limit to which a model's vocabulary may be padded, however small the tokenizer's is
-    PADDED_VOCAB_LEAST = 1024
+    PERMUTATION_ROUNDS = 64
 };
 // "shuffle" in ASCII: separates these random numbers from all others
 static const uint64_t PERMUTATION_STREAM = 0x73687566666c65;
-#define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
-
 typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
 
 typedef struct {
@@ -93,27 +60,12 @@ typedef struct {
     int64_t windows_per_document; // limit of document windows of a document; 0: none
 } DatasetOptions;
 
-// Identifies the tokenizer that made some tokens. Data of different tokenizers in one run are
-// refused.
-typedef struct {
-    int32_t vocab; // number of its tokens; 0: unknown tokenizer
-    uint64_t hash; // tokenizer_hash()
-} TokenizerId;
-
 typedef struct {
     void *map; // the whole file
     size_t bytes;
     const uint16_t *tokens; // inside the map
     int64_t begin, count;   // first token's index in the stream; number of tokens (> 0)
 } TokenShard;
-
-// Properties of a shard, from its header and its tokens.
-typedef struct {
-    int64_t count;
-    int32_t labels, first_label;
-    int32_t largest; // largest token; -1: no tokens
-    TokenizerId tokenizer;
-} ShardFacts;
 
 typedef struct {
     int32_t masked; // number of leading masked targets, which belong to the context
@@ -140,324 +92,6 @@ typedef struct {
     bool like_bytes;
     ChoiceRow *rows; // [windows] of choices; else NULL
 } Dataset;
-
-// -------------------------------------------------------------------------------------------------
-// Files
-
-// Maps a file read-only and sets *bytes. The file must be regular and have at least a header. The
-// caller unmaps it.
-static inline void *data_map_file(const char *path, const char *what, const char *hint,
-                                  size_t *bytes) {
-    // O_NONBLOCK: opening a pipe without a writer would block
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
-    struct stat info;
-    if (fstat(fd, &info) != 0) {
-        die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode)) {
-        die(EXIT_INPUT, hint, "%s: expected %s, found %s", path, what,
-            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)"
-                                  : "no regular file");
-    }
-    if (info.st_size < DATA_HEADER_BYTES) {
-        die(EXIT_INPUT, hint,
-            "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,
-            what, (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
-    }
-    *bytes = (size_t)info.st_size;
-    void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) {
-        die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path,
-            *bytes, strerror(errno));
-    }
-    close(fd);
-    return map;
-}
-
-// Returns the first index i with low <= tokens[i] <= high, or count. The loop over whole blocks is
-// vectorised.
-static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t low, int32_t high) {
-    enum { BLOCK = 256 }; // a constant trip count, so that -O2 vectorises too
-    int64_t i = 0;
-    uint16_t first = (uint16_t)low, width = (uint16_t)(high - low);
-    for (; i + BLOCK <= count; i += BLOCK) {
-        uint16_t found = 0;
-        for (int j = 0; j < BLOCK; j++) {
-            found |= (uint16_t)((uint16_t)(tokens[i + j] - first) <= width);
-        }
-        if (found) { break; }
-    }
-    while (i < count && (tokens[i] < low || tokens[i] > high)) { i++; }
-    return i;
-}
-
-// Returns the largest token, or -1 if there are none. Calls keep_alive() now and then, since a slow
-// disk may take long.
-static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
-    enum { STEP = 1 << 22, BLOCK = 256 }; // constant trip counts, as in find_token
-    uint16_t largest[BLOCK] = {0};
-    uint16_t most = 0;
-    int64_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        for (int j = 0; j < BLOCK; j++) {
-            largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
-        }
-        if (i % STEP == 0) { keep_alive(); }
-    }
-    for (int64_t j = 0; i + j < count; j++) {
-        largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
-    }
-    for (int j = 0; j < BLOCK; j++) { most = largest[j] > most ? largest[j] : most; }
-    return count ? most : -1;
-}
-
-// Returns the tokenizer that a shard's header names. Words 5 to 8: TOKENIZER_MAGIC (else no
-// tokenizer is named), its vocabulary, the lower and the upper half of its hash.
-static inline TokenizerId shard_tokenizer(const char *path, const int32_t *header) {
-    TokenizerId id = {0, 0};
-    if (header[5] != TOKENIZER_MAGIC) { return id; }
-    id.vocab = header[6];
-    id.hash = (uint64_t)(uint32_t)header[8] << 32 | (uint32_t)header[7];
-    if (id.vocab < 1 || id.vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d",
-            path, (int)DATA_VOCAB_MAX, (int)id.vocab);
-    }
-    return id;
-}
-
-// Checks the size, magic and version of a shard. Returns its token count, which may be 0.
-static inline int64_t shard_check_header(const char *path, const int32_t *header, size_t bytes) {
-    if (header[0] == SHARD_MAGIC_LLAMA3) {
-        die(EXIT_INPUT, DATA_HINT,
-            "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, "
-            "uint32), which are not supported",
-            path, (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
-    }
-    if (header[0] != SHARD_MAGIC) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a shard of tokens (magic %d), found magic %d",
-            path, (int)SHARD_MAGIC, (int)header[0]);
-    }
-    if (header[1] != 1) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected shard version 1, found %d", path, (int)header[1]);
-    }
-    int64_t count = header[2];
-    if (count < 0) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a token count >= 0, found %" PRId64, path, count);
-    }
-    if (bytes != (size_t)DATA_HEADER_BYTES + 2 * (size_t)count) {
-        die(EXIT_INPUT, "the file is cut off or damaged: make or copy it again",
-            "%s: expected %" PRId64 " bytes for %" PRId64 " tokens, found %zu", path,
-            DATA_HEADER_BYTES + 2 * count, count, bytes);
-    }
-    return count;
-}
-
-// Checks a shard's header, size and tokens. All tokens must be below vocab.
-static inline ShardFacts shard_check(const char *path, const void *map, size_t bytes,
-                                     int32_t vocab) {
-    int32_t header[9];
-    memcpy(header, map, sizeof header);
-    ShardFacts f;
-    memset(&f, 0, sizeof f);
-    f.count = shard_check_header(path, header, bytes);
-    const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
-    f.largest = largest_token(tokens, f.count);
-    if (f.largest >= vocab) {
-        int64_t bad = find_token(tokens, f.count, vocab, DATA_VOCAB_MAX - 1);
-        die(EXIT_INPUT,
-            "the shard was made with a larger vocabulary than the model has: change one of them",
-            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path,
-            (int)vocab, (int)tokens[bad], bad);
-    }
-    f.labels = header[3];
-    f.first_label = f.labels ? header[4] : 0;
-    if (f.labels < 0 || f.first_label < 0 || (int64_t)f.labels + f.first_label > vocab) {
-        die(EXIT_INPUT,
-            "words 3 and 4 of the header are how many labels there are, and the first of their "
-            "tokens",
-            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path,
-            (int)vocab, (int)f.labels, (int)f.first_label);
-    }
-    f.tokenizer = shard_tokenizer(path, header);
-    if (f.tokenizer.vocab && f.largest >= f.tokenizer.vocab) {
-        die(EXIT_INPUT, "the file is damaged: make or copy it again",
-            "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
-            (int)f.tokenizer.vocab, (int)f.largest);
-    }
-    return f;
-}
-
-// -------------------------------------------------------------------------------------------------
-// Tokenizer: the text of each token
-
-typedef struct {
-    int32_t vocab; // number of tokens with known text; without a file 0, unless tokens are bytes
-    int32_t eot;   // end-of-text token; -1 if unknown
-    // read from a file: end-of-text has no text; else every token below 256 is one byte
-    bool from_file;
-    TokenizerId id;  // of a tokenizer file
-    uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
-    unsigned char *text;
-} Tokenizer;
-
-// Hash of a tokenizer: FNV-1a of the vocabulary and the end-of-text token as int32, then of all
-// tokens as in the file (length byte and bytes). prepare_data.py writes the same hash into shard
-// headers.
-static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
-    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) {
-        hash = (hash ^ *p) * UINT64_C(0x100000001b3);
-    }
-    return hash;
-}
-static inline uint64_t tokenizer_hash(int32_t vocab, int32_t eot, const void *text, size_t bytes) {
-    const int32_t words[2] = {vocab, eot};
-    return fnv1a(fnv1a(UINT64_C(0xcbf29ce484222325), words, sizeof words), text, bytes);
-}
-static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
-    return a.vocab == b.vocab && a.hash == b.hash;
-}
-#define TOKENIZER_ID "%d tokens, hash %016" PRIx64 // in messages
-#define TOKENIZER_ID_OF(id) (int)(id).vocab, (id).hash
-
-#define TOKENIZER_HINT                                                                             \
-    "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
-
-// Checks the header of a tokenizer file; sets vocab and eot.
-static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
-    int32_t header[4];
-    memcpy(header, map, sizeof header);
-    if (header[0] != TOKENIZER_MAGIC) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path,
-            (int)TOKENIZER_MAGIC, (int)header[0]);
-    }
-    if (header[1] != 1 && header[1] != 2) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path,
-            (int)header[1]);
-    }
-    t->vocab = header[2];
-    t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
-    if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path,
-            (int)DATA_VOCAB_MAX, (int)t->vocab);
-    }
-    if (t->eot < 0 || t->eot >= t->vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT,
-            "%s: expected an end-of-text token below the vocabulary of %d, found %d", path,
-            (int)t->vocab, (int)t->eot);
-    }
-}
-
-// Finds where each token begins in text[size]. Checks every length against the bytes that are left.
-static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
-    t->begin = (uint32_t *)checked_calloc((size_t)t->vocab, sizeof *t->begin, "the tokenizer");
-    size_t at = 0;
-    for (int32_t id = 0; id < t->vocab; id++) {
-        if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
-            die(EXIT_INPUT, TOKENIZER_HINT,
-                "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id,
-                (int)t->vocab, at < size && t->text[at] == 0 ? "none" : "the end of the file");
-        }
-        t->begin[id] = (uint32_t)at;
-        at += 1 + (size_t)t->text[at];
-    }
-    if (at != size) {
-        die(EXIT_INPUT, TOKENIZER_HINT,
-            "%s: expected the end of the file after %d tokens (%zu bytes), found more", path,
-            (int)t->vocab, DATA_HEADER_BYTES + at);
-    }
-}
-
-// The tokenizer that is assumed without a file. Tokens of a vocabulary of up to 256 are bytes, with
-// end-of-text 0. Tokens of a larger vocabulary have no known text; end-of-text is then 50256 if the
-// vocabulary contains it.
-static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    t.vocab = vocab <= 256 ? vocab : 0;
-    t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
-    t.text = (unsigned char *)checked_malloc(2 * 256, "the tokenizer");
-    for (int i = 0; i < 256; i++) {
-        t.text[2 * i] = 1;
-        t.text[2 * i + 1] = (unsigned char)i;
-    }
-    tokenizer_index(&t, "", 2 * (size_t)t.vocab);
-    return t;
-}
-
-// Finds NAME_tokenizer.bin in the folder of shards whose name or pattern begins with NAME_train or
-// NAME_val. Writes its path to `path` and returns that; NULL if the file cannot be read.
-static inline const char *tokenizer_find(const char *shards, char *path, size_t bytes) {
-    const char *slash = strrchr(shards, '/'), *name = slash ? slash : shards, *end = NULL;
-    static const char *const parts[] = {"_train", "_val"};
-    for (int i = 0; i < 2; i++) {
-        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) {
-            end = !end || at > end ? at : end;
-        }
-    }
-    if (!end) { return NULL; }
-    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
-    return access(path, R_OK) ? NULL : path;
-}
-
-// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank may call it alone. Ends the
-// program (EXIT_INPUT) if the file is bad.
-static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
-    if (!path) { return tokenizer_of_bytes(vocab); }
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    t.from_file = true;
-    size_t bytes;
-    void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
-    tokenizer_header(&t, path, map);
-    if (t.eot >= vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT,
-            "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
-            (int)vocab, (int)t.eot);
-    }
-    // one byte more than possible, so that tokenizer_index() detects a file that is too long
-    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
-    if (size > most) { size = most; }
-    t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
-    memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
-    munmap(map, bytes);
-    tokenizer_index(&t, path, size);
-    t.id.vocab = t.vocab;
-    t.id.hash = tokenizer_hash(t.vocab, t.eot, t.text, size);
-    return t;
-}
-
-static inline void tokenizer_close(Tokenizer *t) {
-    free(t->begin);
-    free(t->text);
-    memset(t, 0, sizeof *t);
-}
-
-// Returns the tokenizer in the folder of a shard whose header names none. `last` caches the last
-// file, since many shards have the same one.
-typedef struct {
-    char path[1100];
-    TokenizerId id;
-} TokenizerBeside;
-static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *shard,
-                                           int32_t vocab) {
-    const TokenizerId unknown = {0, 0};
-    char path[sizeof last->path];
-    if (!tokenizer_find(shard, path, sizeof path)) { return unknown; }
-    if (strcmp(path, last->path) != 0) {
-        Tokenizer t = tokenizer_open(path, vocab);
-        snprintf(last->path, sizeof last->path, "%s", path);
-        last->id = t.id;
-        tokenizer_close(&t);
-    }
-    return last->id;
-}
-
-// Returns whether tokens of unknown origin are probably bytes: this many tokens of a larger
-// vocabulary would include larger ones.
-static inline bool like_bytes(int64_t count, int32_t largest) {
-    return count >= FEW_TOKENS && largest < BYTE_TOKENS;
-}
 
 // -------------------------------------------------------------------------------------------------
 // Shards of a data set
@@ -522,8 +156,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
     memset(&beside, 0, sizeof beside);
-    ds->shards =
-        (TokenShard *)checked_calloc(names.gl_pathc, sizeof(TokenShard), "the list of shards");
+    ds->shards = new_array(TokenShard, names.gl_pathc, "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
@@ -742,54 +375,6 @@ static inline void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-// -------------------------------------------------------------------------------------------------
-// One tokenizer for all data of a run. A shard's header, a tokenizer file in its folder and
-// --tokenizer may each name the tokenizer; all names must agree. Where none is known, only tokens
-// that are too large or suspiciously small can be detected.
-
-typedef struct {
-    TokenizerId id;
-    const char *flag, *name; // the flag and file that named it first
-} CommonTokenizer;
-
-#define TOKENIZERS_HINT                                                                            \
-    "take training shards, validation shards and tokenizer from one run of "                       \
-    "scripts/prepare_data.py"
-
-// Adds the tokenizer that `flag name` has; id may be unknown.
-static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag,
-                                        const char *name) {
-    if (!id.vocab) { return; }
-    if (!common->id.vocab) {
-        const CommonTokenizer first = {id, flag, name};
-        *common = first;
-    }
-    if (!tokenizer_same(common->id, id)) {
-        die(EXIT_INPUT, TOKENIZERS_HINT,
-            "%s %s: expected the tokenizer that %s %s has (" TOKENIZER_ID
-            "), found another one (" TOKENIZER_ID ")",
-            flag, name, common->flag, common->name, TOKENIZER_ID_OF(common->id),
-            TOKENIZER_ID_OF(id));
-    }
-}
-
-// Returns whether a model's vocabulary fits a tokenizer of `tokens` tokens. It may be padded to
-// twice that, or to PADDED_VOCAB_LEAST.
-static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) {
-    return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST);
-}
-static inline void common_tokenizer_check_model(const CommonTokenizer *common, int32_t vocab) {
-    if (common->id.vocab && !vocabulary_fits(vocab, common->id.vocab)) {
-        die(EXIT_INPUT,
-            "give a model with the vocabulary of the tokenizer, such as "
-            "layers=L,heads=H,channels=C,vocab=V, or other shards",
-            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d "
-            "at most)",
-            common->flag, common->name, (int)common->id.vocab, (int)vocab,
-            (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
-    }
-}
-
 // Checks the tokens of the data set `name` against the tokenizer or, if that is unknown, the
 // model's vocabulary.
 static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds,
@@ -812,107 +397,21 @@ static inline void common_tokenizer_check(const CommonTokenizer *common, const D
 // Choices: a context and completions. The model chooses the completion with the lowest loss per
 // token.
 
-#define CHOICES_HINT                                                                               \
-    "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
-
-// The file while it is read. Positions count its words after the header. Everything is checked
-// before it is read.
-typedef struct {
-    const char *path;
-    const uint16_t *words;
-    int64_t end;     // words of the file; inside an example: the example's end
-    int64_t example; // its number, which the file repeats
-} ChoiceFile;
-
-static inline int64_t choices_byte(int64_t at) { return DATA_HEADER_BYTES + 2 * at; }
-
-// Returns the word at `at`. Ends the program unless low <= word <= high.
-static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *what, int64_t low,
-                                   int64_t high) {
-    if (at >= f->end) {
-        die(EXIT_INPUT, CHOICES_HINT,
-            "%s: example %" PRId64 ": expected %s at byte %" PRId64 ", found the end", f->path,
-            f->example, what, choices_byte(at));
-    }
-    int64_t word = f->words[at];
-    if (word < low || word > high) {
-        die(EXIT_INPUT, CHOICES_HINT,
-            "%s: example %" PRId64 ": expected %s (%" PRId64 " to %" PRId64 ") at byte %" PRId64
-            ", found %" PRId64,
-            f->path, f->example, what, low, high, choices_byte(at), word);
-    }
-    return word;
-}
-
-// Checks a length and that many tokens at *at, and moves *at behind them. Returns the position of
-// the first token.
-static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const char *what,
-                                     int32_t vocab, int64_t *count) {
-    *count = choices_word(f, *at, what, 1, f->end - *at - 1);
-    int64_t begin = *at + 1;
-    for (*at = begin; *at < begin + *count; (*at)++) {
-        choices_word(f, *at, "a token", 0, vocab - 1);
-    }
-    return begin;
-}
-
-// Appends the row of a completion: the context's tokens, then the completion's.
-static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t context_count,
-                              const uint16_t *completion, int64_t count, bool right) {
-    uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
-    memcpy(out, context, (size_t)context_count * sizeof *out);
-    memcpy(out + context_count, completion, (size_t)count * sizeof *out);
-    int64_t targets = context_count + count - 1;
-    ChoiceRow row = {(int32_t)(context_count - 1), right};
-    ds->rows[ds->windows] = row;
-    ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)targets;
-    ds->tokens += context_count + count;
-    ds->options.T = max_i64(ds->options.T, targets);
-}
-
-// Reads the example at word `at` and appends its rows. Returns the position of the next example.
-static inline int64_t add_example(Dataset *ds, ChoiceFile f, int64_t at) {
-    int64_t begin = at, context_count, count;
-    choices_word(&f, at++, "the mark of an example", CHOICES_START, CHOICES_START);
-    int64_t bytes = choices_word(&f, at++, "the bytes of an example", 2, 2 * (f.end - begin));
-    f.end = begin + bytes / 2;
-    choices_word(&f, at++, "the number of the example", f.example, f.example);
-    int64_t right = choices_word(&f, at++, "a label", 0, CHOICES - 1);
-    choices_word(&f, at++, "the number of completions", CHOICES, CHOICES);
-    int64_t context =
-        choices_tokens(&f, &at, "the length of a context", ds->options.vocab, &context_count);
+// Appends the rows of an example: the context's tokens, then those of a completion.
+static inline void add_choices(Dataset *ds, const ChoiceExample *e) {
+    const ChoiceTokens *context = &e->context;
     for (int c = 0; c < CHOICES; c++) {
-        int64_t completion =
-            choices_tokens(&f, &at, "the length of a completion", ds->options.vocab, &count);
-        add_choice(ds, f.words + context, context_count, f.words + completion, count, c == right);
+        const ChoiceTokens *completion = &e->completion[c];
+        uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
+        const int64_t count = context->count + completion->count;
+        const ChoiceRow row = {(int32_t)(context->count - 1), c == e->right};
+        memcpy(out, context->tokens, (size_t)context->count * sizeof *out);
+        memcpy(out + context->count, completion->tokens, (size_t)completion->count * sizeof *out);
+        ds->rows[ds->windows] = row;
+        ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)(count - 1);
+        ds->tokens += count;
+        ds->options.T = max_i64(ds->options.T, count - 1);
     }
-    if (2 * (at - begin) != bytes) {
-        die(EXIT_INPUT, CHOICES_HINT,
-            "%s: example %" PRId64 ": expected its %" PRId64
-            " bytes to hold %d completions, found more than they need",
-            f.path, f.example, bytes, (int)CHOICES);
-    }
-    return at;
-}
-
-// Checks the header. Returns the number of examples; *longest is the size of the largest, in bytes.
-static inline int64_t choices_header(const char *path, const void *map, int64_t *longest) {
-    int32_t header[4];
-    memcpy(header, map, sizeof header);
-    if (header[0] != CHOICES_MAGIC) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected multiple choices (magic %d), found magic %d",
-            path, (int)CHOICES_MAGIC, (int)header[0]);
-    }
-    if (header[1] != 1) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected version 1 of multiple choices, found %d", path,
-            (int)header[1]);
-    }
-    if (header[2] < 1 || header[2] > CHOICES_MOST) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path,
-            (int)CHOICES_MOST, (int)header[2]);
-    }
-    *longest = header[3];
-    return header[2];
 }
 
 // Opens a file of multiple choices as a data set with CHOICES windows for each example. Its T is
@@ -929,11 +428,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     ds.options.windows = WINDOWS_DOCUMENT;
     ds.options.T = 0;
     ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token serves
-    ds.table = (uint64_t *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.table,
-                                          "multiple choices");
-    ds.rows = (ChoiceRow *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.rows,
-                                          "multiple choices");
-    ds.shards = (TokenShard *)checked_calloc(1, sizeof *ds.shards, "multiple choices");
+    ds.table = new_array(uint64_t, CHOICES * examples, "multiple choices");
+    ds.rows = new_array(ChoiceRow, CHOICES * examples, "multiple choices");
+    ds.shards = new_array(TokenShard, 1, "multiple choices");
     ds.shards[0].bytes = CHOICES * bytes;
     ds.shard_count = 1;
     // MAP_NORESERVE: only pages that are written take memory
@@ -947,7 +444,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
                     (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
     for (; f.example < examples; f.example++) {
-        int64_t next = add_example(&ds, f, at);
+        ChoiceExample example;
+        const int64_t next = choices_example(f, at, options.vocab, &example);
+        add_choices(&ds, &example);
         most = max_i64(most, 2 * (next - at));
         at = next;
     }
@@ -1098,8 +597,7 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
 // part begins. Returns how many windows are left.
 static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t parts, int64_t most,
                                     NoiseStream stream, int64_t *begins) {
-    int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"),
-            *all = part + count, left = 0;
+    int64_t *part = new_array(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
     for (int64_t i = 0; i < count; i++) {
         part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);
@@ -1134,37 +632,10 @@ static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, 
     return window % CHOICES == CHOICES - 1 && choice->right;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The text of tokens
-
-// Returns the bytes of a token (not terminated) and sets their number; NULL and 0 for an unknown
-// token (such as -1).
-static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {
-    bool known = id >= 0 && id < t->vocab;
-    *length = known ? t->text[t->begin[id]] : 0;
-    return known ? t->text + t->begin[id] + 1 : NULL;
-}
-
-// Returns how many bytes of text a token has: none for end-of-text and unknown tokens.
-static inline int tokenizer_bytes(const Tokenizer *t, int32_t id) {
-    int length;
-    tokenizer_decode(t, id, &length);
-    return t->from_file && id == t->eot ? 0 : length;
-}
-
-// Returns the bytes of text of targets[count] together, for bits per byte. Masked targets (-1) have
-// none. 0 if the text is not known.
-static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *targets,
-                                            int64_t count) {
-    int64_t sum = 0;
-    for (int64_t i = 0; i < count; i++) { sum += tokenizer_bytes(t, targets[i]); }
-    return sum;
-}
-
-// The same for the targets of samples 0 .. samples - 1.
+// Returns the bytes of text of the targets of samples 0 .. samples - 1.
 static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t, int64_t samples) {
     int64_t T = ds->options.T, bytes = 0;
-    int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
+    int32_t *tokens = new_array(int32_t, 2 * T, "targets");
     for (int64_t g = 0; g < samples; g++) {
         dataset_fill(ds, g, 1, tokens, tokens + T);
         bytes += tokenizer_count_bytes(t, tokens + T, T);
@@ -1172,24 +643,6 @@ static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t
     }
     free(tokens);
     return bytes;
-}
-
-// Writes a token's text. Control characters except newline and tab become \xNN, so that a sample
-// cannot drive a terminal. Other bytes are written unchanged, since a character may span several
-// tokens. An unknown token becomes [id].
-static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
-    int length;
-    const unsigned char *bytes = tokenizer_decode(t, id, &length);
-    if (!bytes) { fprintf(out, "[%d]", (int)id); }
-    for (int i = 0; i < length; i++) {
-        bool control =
-            (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;
-        if (control) {
-            fprintf(out, "\\x%02x", bytes[i]);
-        } else {
-            fputc(bytes[i], out);
-        }
-    }
 }
 
 #endif

@@ -6,7 +6,7 @@
 //             else changes: a block computes what it would with a copy of its own. Its gradient is
 //             added to those of the others, in fp32, wherever they are: on one rank, in several
 //             stages of a pipeline (layout.h: tied), in slices. The gradient of the storage is the
-//             mean over its layers (zero.h: store_mean), and counts once in the norm. States,
+//             mean over its layers (update.h: store_mean), and counts once in the norm. States,
 //             traffic and checkpoints shrink accordingly.
 // Delinking   at step --delink-at, or at the start with --delink: each block gets a copy of the
 //             storage that it shared, and of its moments. So the function stays the same, bit by
@@ -18,7 +18,7 @@
 // Transition  Delinking changes the layout between two steps. Only states survive from the old
 //             model, and they leave the device, so that nothing is stored there twice: the budgets
 //             of offload.h hold in both layouts and between them, and all of it is predicted at the
-//             start (memory_plan.h: forecast_delinked). All states pass through all ranks once, a
+//             start (memory_plan.h: plan_delinked). All states pass through all ranks once, a
 //             piece at a time, as they would from a checkpoint. So any layout can follow any other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -84,8 +84,7 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
 // already, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
-    float **packed =
-        (float **)checked_calloc((size_t)(FILE_KINDS * storages), sizeof(float *), "shared states");
+    float **packed = new_array(float *, FILE_KINDS *storages, "shared states");
     for (int i = 0; i < FILE_KINDS * storages; i++) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
         if (!bytes || store_place(from, (StateKind)(i / storages), i % storages) != PLACE_DEVICE) {
@@ -122,7 +121,7 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     slices_free(&slices);
 }
 // Clears moments that are reset: their memory or file may hold those of an earlier model
-// (trainer.h: files).
+// (trainer.h: Run).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
         if (gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0) {

@@ -8,6 +8,7 @@
 #include "base/base.h" // die's headers
 
 #include <fcntl.h>    // open
+#include <sys/mman.h> // mmap
 #include <sys/stat.h> // kinds of files
 
 enum { PATH_BYTES = 4096, PATH_LINKS = 40 }; // as Linux limits them
@@ -118,6 +119,39 @@ static inline const char *path_name(const char *path) {
 static inline bool path_in(const char *path, const char *folder) {
     const size_t n = strcmp(folder, "/") ? strlen(folder) : 0;
     return *folder && !strncmp(path, folder, n) && path[n] == '/' && path[n + 1];
+}
+
+// The header of data files: 256 int32.
+enum { DATA_HEADER_BYTES = 1024 };
+// Maps a file read-only and sets *bytes. The file must be regular and have at least a header. The
+// caller unmaps it.
+static inline void *data_map_file(const char *path, const char *what, const char *hint,
+                                  size_t *bytes) {
+    // O_NONBLOCK: opening a pipe without a writer would block
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
+    struct stat info;
+    if (fstat(fd, &info) != 0) {
+        die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno));
+    }
+    if (!S_ISREG(info.st_mode)) {
+        die(EXIT_INPUT, hint, "%s: expected %s, found %s", path, what,
+            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)"
+                                  : "no regular file");
+    }
+    if (info.st_size < DATA_HEADER_BYTES) {
+        die(EXIT_INPUT, hint,
+            "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,
+            what, (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
+    }
+    *bytes = (size_t)info.st_size;
+    void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) {
+        die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path,
+            *bytes, strerror(errno));
+    }
+    close(fd);
+    return map;
 }
 
 #endif

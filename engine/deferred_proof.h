@@ -282,13 +282,12 @@ static inline void deferred_walk_start(DeferredWalk *w) {
     static const char what[] = "deferred operations";
     const Program *p = w->program;
     const size_t ranks = (size_t)p->ranks;
-    w->ranks = (DeferredRank *)checked_calloc(ranks, sizeof(DeferredRank), what);
+    w->ranks = new_array(DeferredRank, ranks, what);
     for (size_t r = 0; r < ranks; r++) {
-        w->ranks[r].noted = (int *)checked_malloc((size_t)p->rank[r].count * sizeof(int), what);
+        w->ranks[r].noted = new_array(int, p->rank[r].count, what);
     }
-    w->storages = (DeferredStorage *)checked_calloc(ranks * (size_t)p->map.storages,
-                                                    sizeof(DeferredStorage), what);
-    w->posted = (Posted *)checked_calloc(deferred_walk_channels(p), sizeof(Posted), what);
+    w->storages = new_array(DeferredStorage, ranks * (size_t)p->map.storages, what);
+    w->posted = new_array(Posted, deferred_walk_channels(p), what);
     w->share[0] = 1 + deferred_walk_draw(w, 250);
     w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
     w->newest = deferred_walk_draw(w, 2);

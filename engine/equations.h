@@ -182,10 +182,10 @@ typedef struct {
     int policies;         // number of placement policies to try
     EquationList *list; // [units][bins] by the unit behind a beginning, and by its number of ranks
     int bins;
-    int width;    // maximum of beginnings of a list that are continued
-    bool cut;     // some list had more
-    int64_t work; // about how many ends of stages have been examined
-    Plan best;    // best plan so far; 0 stages: none
+    int width;      // maximum of beginnings of a list that are continued
+    bool cut;       // some list had more
+    int64_t work;   // about how many ends of stages have been examined
+    StagePlan best; // best plan so far; 0 stages: none
     double best_s;
     PlanCosts costs;         // costs of the plan that is examined
     int *scratch, *ranks;    // buffers of plan_place()
@@ -234,7 +234,7 @@ static inline EquationList *equation_list(const EquationSearch *e, int unit, int
     return &e->list[unit * e->bins + (int)((int64_t)(used - 1) * e->bins / task_ranks(e->task))];
 }
 // Keeps a plan if it is the best so far.
-static inline void equation_offer(EquationSearch *e, const Plan *plan) {
+static inline void equation_offer(EquationSearch *e, const StagePlan *plan) {
     plan_place(e->task, plan, e->ranks, e->scratch);
     if (!plan_costs(e->task, plan, e->ranks, &e->costs)) { return; }
     double step_s = plan_by_equations(&e->costs);
@@ -320,8 +320,9 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
 // The search
 
 // Returns the stages of a beginning that ends before this unit.
-static inline Plan equation_plan(const EquationSearch *e, const EquationBeginning *b, int unit) {
-    Plan p;
+static inline StagePlan equation_plan(const EquationSearch *e, const EquationBeginning *b,
+                                      int unit) {
+    StagePlan p;
     memset(&p, 0, sizeof p);
     p.micro_batch = e->task->micro_batch;
     p.kind = PIPELINE_DAPPLE;
@@ -336,8 +337,8 @@ static inline Plan equation_plan(const EquationSearch *e, const EquationBeginnin
     }
     return p;
 }
-static inline Plan plan_append(const Plan *p, int units, int replicas, int policy) {
-    Plan q = *p;
+static inline StagePlan plan_append(const StagePlan *p, int units, int replicas, int policy) {
+    StagePlan q = *p;
     q.units[q.stages] = units;
     q.replicas[q.stages] = replicas;
     q.policy[q.stages++] = (unsigned char)policy;
@@ -382,7 +383,7 @@ static inline EquationStage equation_stage(const EquationSearch *e, const PlanRa
                                  m->parameters[end] - m->parameters[first]);
     return s;
 }
-static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, int first,
+static inline bool equation_fits(const EquationSearch *e, const StagePlan *p, int n, int first,
                                  int end) {
     const double rows = plan_held_rows(e->task->micro_batch, n);
     double bytes;
@@ -392,7 +393,7 @@ static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, 
 // A beginning that is continued, and the stage that continues it.
 typedef struct {
     const EquationBeginning *from;
-    Plan plan;       // plan of the beginning
+    StagePlan plan;  // plan of the beginning
     int unit, index; // unit before which it ends; index in that list
     int left;        // ranks that remain after the next stage
     PlanRanks here, next, rest;
@@ -427,7 +428,7 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
         if (rest_fits) { closed = equation_append(&states[i], &last_link, &last, e->others, ends); }
         for (int k = 0; k < closed; k++) {
             if (!ends[k].pivoted || ends[k].cost[0] >= e->best_s) { continue; }
-            Plan p = plan_append(&step->plan, end - step->unit, step->next.n, step->policy);
+            StagePlan p = plan_append(&step->plan, end - step->unit, step->next.n, step->policy);
             p = plan_append(&p, units - end, step->left, step->policy);
             equation_offer(e, &p);
         }

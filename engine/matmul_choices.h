@@ -5,8 +5,8 @@
 #ifndef MATMUL_CHOICES_H
 #define MATMUL_CHOICES_H
 
-#include "state/checkpoint.h" // choices in checkpoints
-#include "engine/costs.h"     // time_units runs each unit once
+#include "state/checkpoint.h"  // choices in checkpoints
+#include "engine/unit_times.h" // time_units runs each unit once
 
 // Collects the products that any rank uses, each once. All ranks call it and get the same list.
 static inline void matmuls_of_all_ranks(Comm *comm, const MatmulChoices *mine, MatmulChoices *all) {

@@ -1,10 +1,6 @@
-// plan_costs.h: what a pipeline plan costs: models from profiles, links of a cluster, placement,
-// memory, and the replay of a plan's schedule, which decides.
+// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay of
+// a plan's schedule, which decides.
 //
-// Models     A model is what a profile says: a list of units, each with the time that a sample
-//            takes forward and backward, the bytes of activations and parameters, and the bytes
-//            that cross the border before the unit. All of these but the parameters scale with the
-//            samples. Prefix sums give the cost of any stage.
 // Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
 //            which its ranks are taken from the nodes:
 //              APPEND   nodes in use first, beginning with the last node of the stage before
@@ -13,277 +9,13 @@
 //                       and large activations
 //              SPREAD   from the nodes with the most free ranks (not in the paper)
 // Invariants The stages of a plan have all units in order, and all ranks. The size of a micro-batch
-// divides the samples of a step.
-#ifndef PLAN_H
-#define PLAN_H
+//            divides the samples of a step.
+#ifndef PLAN_COSTS_H
+#define PLAN_COSTS_H
 
-#include "base/json.h"        // profiles
-#include "options.h"          // Cluster
-#include "pipeline.h"         // schedules, whose simulation decides
-#include "engine/simulator.h" // how long a plan's step takes
-
-// -------------------------------------------------------------------------------------------------
-// Models
-// maxima: of a profile; of a plan
-enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
-typedef struct {
-    int units;
-    // [units + 1] seconds of a sample in the units before this one
-    double *forward, *backward;
-    double *weight; // [units + 1] the part of backward that is weight parts
-    // [units + 1] bytes of activations that a sample's backward pass needs from the units before
-    double *activations;
-    // [units + 1] further bytes of gradients that a sample's waiting weight parts need
-    double *waiting;
-    double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
-    // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
-    double *cut;
-    // bytes of parameters, gradients and optimizer states for each byte of gradients
-    double states;
-    double batch; // samples with which the profile was taken
-} PlanModel;
-
-static inline PlanModel plan_model_make(int units) {
-    size_t n = (size_t)units + 1;
-    // fp32: parameters, gradients and two moments
-    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1};
-    m.forward = (double *)checked_calloc(7 * n, sizeof(double), "model");
-    m.backward = m.forward + n;
-    m.activations = m.forward + 2 * n;
-    m.parameters = m.forward + 3 * n;
-    m.cut = m.forward + 4 * n;
-    m.weight = m.forward + 5 * n;
-    m.waiting = m.forward + 6 * n;
-    return m;
-}
-static inline void plan_model_free(PlanModel *m) {
-    free(m->forward);
-    memset(m, 0, sizeof *m);
-}
-// Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
-// order. Half of the backward pass counts as the weight part, as for matrix products, and a waiting
-// weight part needs one gradient for each activation. plan_model_split() replaces these
-// assumptions.
-static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
-                                  double activation_bytes, double parameter_bytes) {
-    m->forward[u + 1] = m->forward[u] + forward_s;
-    m->backward[u + 1] = m->backward[u] + backward_s;
-    m->weight[u + 1] = m->weight[u] + backward_s / 2;
-    m->activations[u + 1] = m->activations[u] + activation_bytes;
-    m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
-    m->waiting[u + 1] = m->waiting[u] + activation_bytes;
-}
-// Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
-// waits.
-static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
-    m->weight[u + 1] = m->weight[u] + weight_s;
-    m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
-}
-
-// A profile while it is read: nodes in the file's order, edges as pairs of their indices.
-typedef struct {
-    const char *file;
-    Json json;
-    int model, nodes, edges;
-    double batch;
-    int *value, *place; // [nodes] value in the JSON file; unit that the node becomes
-    double *id;         // [nodes]
-    int (*edge)[2];     // [edges] indices of two nodes
-} ProfileReader;
-
-__attribute__((noreturn, format(printf, 2, 3))) static inline void
-profile_refuse(const ProfileReader *r, const char *format, ...) {
-    char what[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    die(EXIT_INPUT,
-        "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json",
-        "%s: %s", r->file, what);
-}
-// Returns a member of an object that must be a number from low to high.
-static inline double profile_number(const ProfileReader *r, int object, const char *name,
-                                    double low, double high) {
-    int v = json_get(&r->json, object, name);
-    if (!json_is(&r->json, v, JSON_NUMBER)) {
-        profile_refuse(r, "\"%s\" is missing, or no number, at byte %zu", name,
-                       (size_t)(r->json.values[object].text - r->json.text));
-    }
-    double x = r->json.values[v].number;
-    if (!(x >= low && x <= high)) {
-        profile_refuse(r, "\"%s\" must be from %g to %g, found %g", name, low, high, x);
-    }
-    return x;
-}
-// Returns the bytes of a node's outputs: "act_bytes" is a number, or a list with one for each
-// tensor.
-static inline double profile_outputs(const ProfileReader *r, int node) {
-    const double most = 1e15;
-    int list = json_get(&r->json, node, "act_bytes");
-    double sum = 0;
-    if (!json_is(&r->json, list, JSON_ARRAY)) {
-        return profile_number(r, node, "act_bytes", 0, most);
-    }
-    for (int i = json_first(&r->json, list); i >= 0; i = json_next(&r->json, list, i)) {
-        double x = json_is(&r->json, i, JSON_NUMBER) ? r->json.values[i].number : -1;
-        if (!(x >= 0 && x <= most)) {
-            profile_refuse(r, "\"act_bytes\" must be numbers from 0 to %g", most);
-        }
-        sum += x;
-    }
-    return sum;
-}
-static inline bool profile_is_input(const ProfileReader *r, int node) {
-    int name = json_get(&r->json, node, "name");
-    const JsonValue *v = &r->json.values[name];
-    if (!json_is(&r->json, name, JSON_STRING)) { profile_refuse(r, "a node has no \"name\""); }
-    return v->bytes >= 5 && !memcmp(v->text, "Input", 5);
-}
-
-// Returns the model of this name in the file; for an empty name, the only one.
-static inline int profile_find_model(const ProfileReader *r, const char *name) {
-    const Json *j = &r->json;
-    int models = json_get(j, 0, "models"), count = json_members(j, models);
-    if (!json_is(j, models, JSON_OBJECT) || !count) {
-        profile_refuse(r, "there are no \"models\"");
-    }
-    int model = *name ? json_get(j, models, name) : count == 1 ? json_first(j, models) : -1;
-    if (model >= 0) { return model; }
-    char names[300] = "";
-    for (int i = json_first(j, models), n = 0; i >= 0 && n < 200; i = json_next(j, models, i)) {
-        n += snprintf(names + n, sizeof names - (size_t)n, " %.*s",
-                      (int)min_i64((int64_t)j->values[i].name_bytes, 60), j->values[i].name);
-    }
-    profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL",
-                   name, *name ? "\"" : "", names);
-}
-static inline int profile_node_of_id(const ProfileReader *r, double id) {
-    for (int i = 0; i < r->nodes; i++) {
-        if (r->id[i] == id) { return i; }
-    }
-    return -1;
-}
-static inline void profile_read_nodes(ProfileReader *r) {
-    int list = json_get(&r->json, r->model, "nodes"), at = json_first(&r->json, list),
-        count = json_members(&r->json, list);
-    if (count < 1 || count > PLAN_UNITS) {
-        profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count);
-    }
-    r->value = (int *)checked_calloc((size_t)count * 2, sizeof(int), "profile");
-    r->place = r->value + count;
-    r->id = (double *)checked_calloc((size_t)count, sizeof(double), "profile");
-    for (; r->nodes < count; r->nodes++, at = json_next(&r->json, list, at)) {
-        if (!json_is(&r->json, at, JSON_OBJECT)) {
-            profile_refuse(r, "node %d of the list is no object", r->nodes + 1);
-        }
-        double id = profile_number(r, at, "id", 0, 1e9);
-        if (profile_node_of_id(r, id) >= 0) { profile_refuse(r, "two nodes have the id %g", id); }
-        r->value[r->nodes] = at;
-        r->id[r->nodes] = id;
-    }
-}
-static inline void profile_read_edges(ProfileReader *r) {
-    const Json *j = &r->json;
-    int list = json_get(j, r->model, "edges"), count = json_members(j, list),
-        at = json_first(j, list);
-    if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) {
-        profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES);
-    }
-    r->edge = (int(*)[2])checked_calloc((size_t)count, sizeof(int[2]), "profile");
-    for (; r->edges < count; r->edges++, at = json_next(j, list, at)) {
-        int end = json_is(j, at, JSON_ARRAY) && json_members(j, at) == 2 ? json_first(j, at) : -1;
-        for (int k = 0; k < 2; k++, end = end >= 0 ? json_next(j, at, end) : -1) {
-            int node =
-                json_is(j, end, JSON_NUMBER) ? profile_node_of_id(r, j->values[end].number) : -1;
-            if (node < 0) { profile_refuse(r, "edge %d is no pair of ids of nodes", r->edges + 1); }
-            r->edge[r->edges][k] = node;
-        }
-    }
-}
-// Orders the nodes as units: in the file's order if every edge goes forward in it. Otherwise the
-// next unit is always the node with the least id among those whose inputs are ordered.
-static inline void profile_order(ProfileReader *r) {
-    bool forward = true;
-    int *inputs = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
-    for (int e = 0; e < r->edges; e++) {
-        forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++;
-    }
-    for (int i = 0; i < r->nodes; i++) { r->place[i] = forward ? i : -1; }
-    for (int n = 0; n < r->nodes && !forward; n++) {
-        int next = -1;
-        for (int i = 0; i < r->nodes; i++) {
-            if (r->place[i] < 0 && !inputs[i] && (next < 0 || r->id[i] < r->id[next])) { next = i; }
-        }
-        if (next < 0) { profile_refuse(r, "its \"edges\" form a cycle"); }
-        r->place[next] = n;
-        for (int e = 0; e < r->edges; e++) { inputs[r->edge[e][1]] -= r->edge[e][0] == next; }
-    }
-    free(inputs);
-}
-// A node's outputs cross every border up to the last node that uses them.
-static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
-    int *last = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
-    for (int e = 0; e < r->edges; e++) {
-        last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
-    }
-    for (int i = 0; i < r->nodes; i++) {
-        for (int u = r->place[i] + 1; u <= last[i]; u++) { m->cut[u] += outputs[i]; }
-    }
-    free(last);
-}
-static inline PlanModel profile_units(const ProfileReader *r) {
-    PlanModel m = plan_model_make(r->nodes);
-    m.batch = r->batch;
-    double *outputs = (double *)checked_calloc((size_t)r->nodes, sizeof(double), "profile");
-    int *node_at = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
-    for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }
-    for (int u = 0; u < m.units; u++) {
-        int node = r->value[node_at[u]];
-        double scale = profile_is_input(r, node) ? 0 : 1, per_sample = scale / r->batch,
-               seconds = 1e-3 * per_sample;
-        double forward = profile_number(r, node, "fwd_ms", 0, 1e9),
-               backward = profile_number(r, node, "bwd_ms", 0, 1e9);
-        outputs[node_at[u]] = per_sample * profile_outputs(r, node);
-        plan_model_add(&m, u, seconds * forward, seconds * backward, outputs[node_at[u]],
-                       scale * profile_number(r, node, "param_bytes", 0, 1e15));
-    }
-    profile_fill_cuts(r, outputs, &m);
-    free(outputs);
-    free(node_at);
-    if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
-        profile_refuse(r, "no node takes any time");
-    }
-    return m;
-}
-
-// Reads --profile FILE[:MODEL]:
-//   {"models":{NAME:{"profile_batch_size":, "edges":[[from,to]],
-//     "nodes":[{"id":,"name":,"fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}]}}}
-// Times and activations are those of the whole batch. Ends the program (EXIT_INPUT) on any other
-// text.
-static inline PlanModel profile_load(const char *text) {
-    char file[OPTION_TEXT_MAX + 1];
-    // the name of a file may contain a colon
-    const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
-    snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
-    ProfileReader r;
-    memset(&r, 0, sizeof r);
-    r.file = file;
-    r.json = json_open("--profile takes FILE or FILE:MODEL", file);
-    r.model = profile_find_model(&r, colon ? colon + 1 : "");
-    if (!json_is(&r.json, r.model, JSON_OBJECT)) { profile_refuse(&r, "the model is no object"); }
-    r.batch = profile_number(&r, r.model, "profile_batch_size", 1, 1e9);
-    profile_read_nodes(&r);
-    profile_read_edges(&r);
-    profile_order(&r);
-    PlanModel m = profile_units(&r);
-    free(r.value);
-    free(r.id);
-    free(r.edge);
-    json_free(&r.json);
-    return m;
-}
+#include "engine/planner_model.h" // units and their costs
+#include "engine/simulator.h"     // how long a plan's step takes
+#include "pipeline.h"             // schedules, whose simulation decides
 
 // -------------------------------------------------------------------------------------------------
 // Links: seconds of messages, by the constants of --cluster
@@ -336,7 +68,7 @@ typedef struct {
     Warmup warmup;
     int units[PLAN_STAGES], replicas[PLAN_STAGES];
     unsigned char policy[PLAN_STAGES];
-} Plan;
+} StagePlan;
 
 // What to plan for.
 typedef struct {
@@ -417,7 +149,7 @@ static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *u
     return last;
 }
 // Writes the ranks of a plan, stage by stage, to ranks[task_ranks]. scratch: [2 * nodes].
-static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
+static inline void plan_place(const PlanTask *t, const StagePlan *p, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
     // last: the last node of the stage before
     int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
@@ -451,7 +183,7 @@ typedef struct {
 
 // Returns the plan for schedule_pipeline(): one unit and one rank for each stage, after a unit
 // without costs, since the first unit of a model has no input part. The caller frees the placement.
-static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64_t depth) {
+static inline PipelinePlan plan_pipeline(const StagePlan *p, int micro_batches, int64_t depth) {
     // recompute is false: recomputation is in the costs
     PipelinePlan plan = {placement_make(p->stages),
                          p->kind,
@@ -471,7 +203,7 @@ static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64
     }
     return plan;
 }
-static inline int plan_live(const Plan *p, int stage, int depth, int micro_batches) {
+static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_batches) {
     PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1,
                          micro_batches,     depth,   false,     CLIPS_NOTHING};
     return (int)pipeline_live(&plan, stage);
@@ -498,7 +230,7 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, int
 // needs (only the input, if the rest is recomputed) and what waiting weight parts need; and what
 // one backward pass recomputes. Returns how many micro-batches can be in flight in `limit` bytes
 // (0: none).
-static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end,
+static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
                                        double rows, double in_flight, double limit, double *bytes) {
     const PlanModel *m = t->model;
     double inner = rows * (m->activations[end] - m->activations[first]),
@@ -514,7 +246,7 @@ static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int fir
 // Returns whether the plan's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has
 // at most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums. A
 // rank exchanges messages with at most all replicas of the neighbouring stages.
-static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
+static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
     const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
     for (int s = 0; s < p->stages; s++) {
         int64_t peers = (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
@@ -523,7 +255,7 @@ static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
     return true;
 }
 // Returns the samples of a micro-batch that the busiest replica computes.
-static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) {
+static inline double plan_rows(const PlanTask *t, const StagePlan *p, int stage) {
     double share = (double)p->micro_batch / p->replicas[stage];
     return t->even_slices ? share : ceil(share);
 }
@@ -532,7 +264,7 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) {
 static inline double plan_held_rows(int64_t micro_batch, int replicas) {
     return ceil((double)micro_batch / replicas);
 }
-static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
+static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         double fits =
@@ -553,13 +285,14 @@ static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     return true;
 }
 // Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
-static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks, PlanCosts *c) {
+static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
+                              PlanCosts *c) {
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     c->stages = p->stages;
     c->micro_batches = (int)(t->samples / p->micro_batch);
     c->depth = INT32_MAX;
-    if (!plan_memory(t, p, c)) { return false; }
+    if (!stages_memory(t, p, c)) { return false; }
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
         double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
@@ -658,7 +391,7 @@ static inline UnitMap plan_unit_map(int stages) {
 }
 // Returns the step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce;
 // all ranks meet at the end.
-static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_batches) {
+static inline Program stages_program(const StagePlan *p, const PlanCosts *c, int micro_batches) {
     Program program;
     memset(&program, 0, sizeof program);
     program.map = plan_unit_map(p->stages);
@@ -674,22 +407,22 @@ static inline Program plan_program(const Plan *p, const PlanCosts *c, int micro_
     return program;
 }
 // Returns the seconds of a step with this number of micro-batches.
-static inline double plan_replay(const Plan *p, const PlanCosts *c, int micro_batches) {
-    Program program = plan_program(p, c, micro_batches);
+static inline double plan_replay(const StagePlan *p, const PlanCosts *c, int micro_batches) {
+    Program program = stages_program(p, c, micro_batches);
     double step = schedule_simulate(&program, plan_action_cost, c, NULL);
     program_free(&program);
     return step;
 }
 // Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two
 // shorter replays: by then each further micro-batch takes the same time.
-static inline double plan_simulate(const Plan *p, const PlanCosts *c) {
+static inline double plan_simulate(const StagePlan *p, const PlanCosts *c) {
     int half = 2 * p->stages + 16, M = c->micro_batches;
     if (M <= 4 * half || p->kind == PIPELINE_GPIPE) { return plan_replay(p, c, M); }
     double longer = plan_replay(p, c, 2 * half);
     return longer + (longer - plan_replay(p, c, half)) / half * (M - 2 * half);
 }
 // Returns the share of all ranks' time in which they do not compute.
-static inline double plan_bubble(const Plan *p, const PlanCosts *c, double step_s) {
+static inline double plan_bubble(const StagePlan *p, const PlanCosts *c, double step_s) {
     double computing = 0, ranks = 0;
     for (int s = 0; s < p->stages; s++) {
         computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]);

@@ -7,7 +7,9 @@
 #ifndef PROFILE_H
 #define PROFILE_H
 
-#include "engine/report.h" // the log, the progress bar
+#include "engine/executor.h" // actions that run
+#include "engine/log.h"      // the log
+#include "engine/timeline.h" // drawings
 
 enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // after the unit classes: actions of states
 static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head",
@@ -30,9 +32,9 @@ static inline Profile profile_make(const Options *o, int actions) {
     options_profile_steps(o, &p.first, &p.last);
     if (!p.first) { return p; }
     p.actions = actions;
-    p.times = (ActionTime *)checked_calloc((size_t)actions, sizeof(ActionTime), "profile");
-    p.marks = (OpsMark **)checked_calloc(2 * (size_t)actions, sizeof(OpsMark *), "profile");
-    p.marked = (bool *)checked_calloc((size_t)actions, sizeof(bool), "profile");
+    p.times = new_array(ActionTime, actions, "profile");
+    p.marks = new_array(OpsMark *, 2 * actions, "profile");
+    p.marked = new_array(bool, actions, "profile");
     for (int i = 0; i < 2 * actions; i++) { p.marks[i] = ops_mark_make(); }
     return p;
 }
@@ -112,9 +114,9 @@ static inline void profile_print(const Profile *p, Log *log) {
 // several stages, and writes a trace file if `trace` names one. All ranks call it.
 static inline void profile_draw(const Profile *p, Comm *comm, const Program *program,
                                 const char *trace) {
-    int64_t *part = (int64_t *)checked_calloc((size_t)comm->ranks + 1, sizeof(int64_t), "profile");
+    int64_t *part = new_array(int64_t, comm->ranks + 1, "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
-    double *all = (double *)checked_calloc((size_t)part[comm->ranks], sizeof(double), "profile");
+    double *all = new_array(double, part[comm->ranks], "profile");
     memcpy(all + part[comm->rank], p->times,
            (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
     comm_all_gather_doubles(comm, all, part);
@@ -130,7 +132,7 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
 // Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints. All
 // ranks call it.
 static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
-                                  ProgressBar *bar, Log *log) {
+                                  Log *log) {
     const int rank = comm->rank;
     if (!p->first) { return; }
     if (p->steps) { ops_profiler(false); }
@@ -140,7 +142,7 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
                 "\n",
                 p->first, p->last);
     } else if (rank == 0) {
-        progress_break(bar);
+        log_break(log);
         profile_print(p, log);
     }
     if (p->steps) { profile_draw(p, comm, program, trace); }

@@ -525,11 +525,10 @@ static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
         p->plan->mode == CYCLIC_MODEL ? cyclic_limits(p->plan, stage) : limits_of_one();
     program->limits[rank].in_flight = cyclic_live(p->plan, stage);
     p->p2p[rank] = cyclic_p2p(p->plan, p->model, rank);
-    r->made = (Made *)checked_calloc(made, sizeof(Made), "proof");
+    r->made = new_array(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }
-    r->gradient = (int64_t *)checked_calloc(2 * units, sizeof(int64_t), "proof");
-    r->borrowed[0] =
-        (int64_t *)checked_malloc(BORROWED_SLOTS * storages * sizeof(int64_t), "proof");
+    r->gradient = new_array(int64_t, 2 * units, "proof");
+    r->borrowed[0] = new_array(int64_t, BORROWED_SLOTS * storages, "proof");
     memset(r->borrowed[0], 0xff, BORROWED_SLOTS * storages * sizeof(int64_t)); // -1
     for (int i = 0; i < BORROWED_SLOTS; i++) {
         r->borrowed[i] = r->borrowed[0] + i * p->model->storages;
@@ -546,20 +545,19 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->plan = plan;
     p->model = m;
     p->pieces = cyclic_pieces(plan);
-    p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof");
-    p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
+    p->places = new_array(int64_t, units, "proof");
+    p->cut = new_array(bool, units, "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);
-    p->p2p = (P2p *)checked_calloc(ranks, sizeof(P2p), "proof");
-    p->ranks = (ProofRank *)checked_calloc(ranks, sizeof(ProofRank), "proof");
+    p->p2p = new_array(P2p, ranks, "proof");
+    p->ranks = new_array(ProofRank, ranks, "proof");
     for (int r = 0; r < program->ranks; r++) { proof_start_rank(p, &p->ranks[r], r); }
-    p->storages = (ProofStorage *)checked_calloc(storages, sizeof(ProofStorage), "proof");
+    p->storages = new_array(ProofStorage, storages, "proof");
     for (size_t i = 0; i < storages; i++) {
         ProofStorage *s = &p->storages[i];
         s->held = -1;
         s->coming.micro = s->summed[0].micro = s->summed[1].micro = -1;
     }
-    p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches,
-                                        sizeof(int64_t), "proof");
+    p->used = new_array(int64_t, 2 * ranks * units * (size_t)program->micro_batches, "proof");
 }
 static inline void proof_stop(Proof *p) {
     for (int r = 0; r < p->v.program->ranks; r++) {

@@ -50,9 +50,9 @@ typedef struct {
     int units, storages;
     int (*of_unit)[2];  // [units] storages that the unit uses
     int *of_unit_count; // [units] how many: 1 or 2
-    // which action makes the head's part of the gradient of wte: the head's input part (gpt.h). Where
-    // samples are clipped, it is made together with the embedding's part (dp.h: ACTION_KINDS, no
-    // action of its own); if the embedding is on another stage, by TIED. Weight parts make all others
+    // which action makes the head's part of the gradient of wte: the head's input part. Where samples
+    // are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
+    // embedding is on another stage, TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
     // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
     int *param_slot, *grad_slot;
@@ -196,7 +196,7 @@ static inline void program_free(Program *p) {
 // Gives all ranks the same limits.
 static inline void program_limit(Program *p, Limits limits) {
     free(p->limits);
-    p->limits = (Limits *)checked_malloc((size_t)p->ranks * sizeof(Limits), "limits");
+    p->limits = new_array(Limits, p->ranks, "limits");
     for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
 }
 
@@ -260,8 +260,7 @@ static inline void schedule_lower_recompute(Program *p) {
 // clips by itself.
 static inline void lower_clip(Schedule *in, int micro_batches) {
     // [micro] the last, the first of its backward actions
-    int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"),
-        *first = last + micro_batches;
+    int *last = new_array(int, 2 * micro_batches, "lowering"), *first = last + micro_batches;
     Schedule out = {NULL, 0, 0};
     for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
     for (int i = 0; i < in->count; i++) {
@@ -337,7 +336,7 @@ static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
 }
 static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
     const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
-    StashUses of = {(int *)checked_malloc((2 * uses + keys) * sizeof(int), "lowering"), NULL};
+    StashUses of = {new_array(int, 2 * uses + keys, "lowering"), NULL};
     // [units][micro-batches] next use of these activations; [slots] next use of the slot
     int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1};
     of.again = of.next + uses;

@@ -6,8 +6,7 @@
 #ifndef STORE_MODEL_FILE_H
 #define STORE_MODEL_FILE_H
 
-#include "dataloader.h" // data_map_file
-#include "base/files.h" // file_create
+#include "base/files.h" // file_create, data_map_file
 #include "zero.h"       // states
 
 // -------------------------------------------------------------------------------------------------

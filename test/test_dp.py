@@ -2070,7 +2070,7 @@ class Controls(PrivateCheck):
         os.mkdir(folder)
         for name in ["Makefile"] + [
             os.path.relpath(path, ROOT)
-            for pattern in ("*.[ch]", "[!t]*/*.h")
+            for pattern in ("*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
             for path in glob.glob(os.path.join(ROOT, pattern))
         ]:
             os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
@@ -2136,8 +2136,8 @@ class Controls(PrivateCheck):
         no number, and the run goes on; no key is left."""
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         look = (
-            "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char "
-            "*)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
+            "for (size_t i = 0; i + 8 <= sizeof job; i += 4) { uint32_t w[2]; "
+            "memcpy(w, (char *)&job + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
         )
         changes = [
             (
@@ -2147,15 +2147,15 @@ class Controls(PrivateCheck):
             ),
             (
                 "engine/trainer.h",
-                "reason_to_skip(t, *loss, *norm);",
-                "reason_to_skip(t, *loss, t->progress.step == 1 ? (double)NAN : *norm);",
+                "&r->progress, result.loss, result.norm);",
+                "&r->progress, result.loss, r->progress.step == 1 ? (double)NAN : result.norm);",
             ),
             (
                 "train_gpt.c",
-                "    comm_end(&t->comm);\n    return code;",
-                f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" '
-                f': "gone");\n'
-                "    comm_end(&t->comm);\n    return code;",
+                "    comm_end(&job.comm);\n    return code;",
+                f"    bool left = false;\n    {look}\n"
+                '    printf("the key is %s\\n", left ? "left" : "gone");\n'
+                "    comm_end(&job.comm);\n    return code;",
             ),
         ]
         case = dict(Trajectories.RUN, ranks=2, zero=2)
@@ -2170,12 +2170,12 @@ class Controls(PrivateCheck):
     def test_schedules_of_other_batches(self):
         """Those of no sample, and of as many as a step may take, are proved before the first
         step."""
-        for of in sample(("samples", "samples <= t->samples"), 1):
+        for of in sample(("samples", "samples <= p->config->samples"), 1):
             binary = self.program(
                 (
-                    "engine/trainer.h",
-                    "    zero_lower(&p, &t->store.policy, training);",
-                    f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}",
+                    "engine/plan.h",
+                    "    zero_lower(&program, &p->store.policy, training);",
+                    f"    if ({of}) {{ zero_lower(&program, &p->store.policy, training); }}",
                 )
             )
             job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()

@@ -1,7 +1,7 @@
 // test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
 // any form, good and bad; the paper's plans on its configurations A and C; plans against brute
 // force and against PipeDream's; times of planning.
-#include "engine/planner.h"
+#include "engine/plan_answer.h"
 
 #include "harness.h"
 
@@ -16,8 +16,8 @@ static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples
     return t;
 }
 // "units:replicas ..." with a policy's letter (append, fresh, scatter) or none.
-static Plan plan_of(const char *text, int64_t micro_batch) {
-    Plan p;
+static StagePlan plan_of(const char *text, int64_t micro_batch) {
+    StagePlan p;
     memset(&p, 0, sizeof p);
     p.micro_batch = micro_batch;
     p.kind = PIPELINE_DAPPLE;
@@ -31,7 +31,7 @@ static Plan plan_of(const char *text, int64_t micro_batch) {
     }
     return p;
 }
-static bool look_at(const PlanTask *t, const Plan *p, PlanCosts *c, int *ranks) {
+static bool look_at(const PlanTask *t, const StagePlan *p, PlanCosts *c, int *ranks) {
     int scratch[64];
     plan_place(t, p, ranks, scratch);
     return plan_costs(t, p, ranks, c);
@@ -103,7 +103,7 @@ static void expect_ranks(const char *cluster, const char *stages, const char *wa
     char text[300] = "";
     int ranks[64], scratch[64], at = 0;
     PlanTask t = task_of(NULL, cluster, 1);
-    Plan p = plan_of(stages, 1);
+    StagePlan p = plan_of(stages, 1);
     plan_place(&t, &p, ranks, scratch);
     for (int s = 0; s < p.stages; s++) {
         for (int i = 0; i < p.replicas[s]; i++) {
@@ -140,7 +140,7 @@ static void test_costs(void **state) {
     PlanTask t = task_of(&m, "2x2,intra=10,inter=1", 12);
     PlanCosts c;
     int ranks[4];
-    Plan p = plan_of("1:1 2:3", 4);
+    StagePlan p = plan_of("1:1 2:3", 4);
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.micro_batches, 3);
     assert_true(close_to(c.forward[0], 4e-3) && close_to(c.backward[0], 8e-3));
@@ -181,7 +181,7 @@ static void test_replay(void **state) {
     PlanTask t = task_of(&m, "1x2,intra=1", 3);
     PlanCosts c;
     int ranks[2];
-    Plan p = plan_of("1:1 1:1", 1);
+    StagePlan p = plan_of("1:1 1:1", 1);
     assert_true(look_at(&t, &p, &c, ranks));
     double step = plan_simulate(&p, &c);
     assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) &&
@@ -268,12 +268,12 @@ static PlanModel paper_model(const Paper *p) {
     snprintf(text, sizeof text, PROFILES ":%s", p->model);
     return profile_load(text);
 }
-static Plan paper_plan(const PlanTask *t, const char *stages) {
-    Plan p = plan_of(stages, 1);
+static StagePlan paper_plan(const PlanTask *t, const char *stages) {
+    StagePlan p = plan_of(stages, 1);
     return *stages && strcmp(stages, "straight") ? p : plan_even(t, *stages ? task_ranks(t) : 1, 1);
 }
 // Takes a plan where it is better by the equations than the one so far.
-static void prefer(const PlanTask *t, const Plan *p, Plan *best, double *best_s) {
+static void prefer(const PlanTask *t, const StagePlan *p, StagePlan *best, double *best_s) {
     static PlanCosts c;
     int ranks[64];
     if (!look_at(t, p, &c, ranks) || plan_by_equations(&c) >= *best_s) { return; }
@@ -282,8 +282,8 @@ static void prefer(const PlanTask *t, const Plan *p, Plan *best, double *best_s)
 }
 // The best by the equations of the plans that the paper's table 4 has: data parallelism with any
 // micro-batch; straight; and two stages, with any cut, replicas and placement.
-static Plan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
-    Plan best, p = plan_even(t, 1, 1);
+static StagePlan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
+    StagePlan best, p = plan_even(t, 1, 1);
     memset(&best, 0, sizeof best);
     *best_s = INFINITY;
     for (p.micro_batch = 1; p.micro_batch <= t->samples; p.micro_batch++) {
@@ -309,7 +309,7 @@ static void expect_choice(const Paper *p, const char *cluster, const char *stage
     PlanTask t = task_of(&m, cluster, p->samples);
     double step_s;
     t.even_slices = true;
-    Plan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
+    StagePlan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
     t.even_slices = false;
     t.micro_batch = p->pinned > 1 ? p->pinned : 0;
     EquationChoice all = planner_by_equations(&t);
@@ -342,7 +342,7 @@ static void test_paper_plans_are_beaten(void **state) {
         PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
         double begin = (double)clock() / CLOCKS_PER_SEC;
         *a = planner_answer(&t);
-        Plan plan = paper_plan(&t, p->table[i % 3]);
+        StagePlan plan = paper_plan(&t, p->table[i % 3]);
         Candidate theirs = plan_best_setting(&t, &plan);
         print_message("%-12s %c %6.2f s: %5.2f in %d stages, micro-batch %d; table 4 %5.2f",
                       p->model, "ABC"[i % 3], (double)clock() / CLOCKS_PER_SEC - begin,
@@ -370,7 +370,7 @@ static double between(double low, double high) {
 
 typedef struct {
     const PlanTask *task;
-    Plan plan;
+    StagePlan plan;
     int ranks[16], used[16];
     double best;
     int64_t plans;
@@ -504,7 +504,7 @@ static void test_brute_force(void **state) {
 
 // Seconds of the best by the equations of all plans from this unit and rank on, of two stages or
 // more, with the paper's placement policies.
-static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
+static double equations_brute(const PlanTask *t, StagePlan *p, int unit, int rank) {
     const int s = p->stages, units = t->model->units - unit, ranks = task_ranks(t) - rank;
     static PlanCosts c;
     int place[16];
@@ -547,7 +547,7 @@ static void test_equations_search(void **state) {
         t.even_slices = true;
         EquationSearch e = equation_search_make(&t, task_policies(&t, PLACE_PAPER));
         equation_search(&e);
-        Plan p = plan_even(&t, 1, t.micro_batch);
+        StagePlan p = plan_even(&t, 1, t.micro_batch);
         p.stages = 0;
         const double best = equations_brute(&t, &p, 0, 0);
         if (e.cut || !close_to(best, e.best_s)) {

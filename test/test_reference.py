@@ -847,18 +847,17 @@ FAULTS = [
         TRAINER,
         "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?",
     ),
-    ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
+    ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0),"),
     ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
     (
         "v2, storage",
         MAIN,
-        "t->options.grad_clip / {sqrt((double)t->model.storages) " "==> (double)t->model.storages}",
+        "o->grad_clip / {sqrt((double)p->model.storages) " "==> (double)p->model.storages}",
     ),
     (
         "v2, storage, shared",
         MAIN,
-        "t->options.grad_clip / {sqrt((double)t->model.storages) "
-        "==> sqrt((double)t->model.units)}",
+        "o->grad_clip / {sqrt((double)p->model.storages) " "==> sqrt((double)p->model.units)}",
     ),
     (
         "v2, storage",
@@ -867,20 +866,24 @@ FAULTS = [
     ),
     (
         "skip-loss-z",
-        "state/checkpoint.h",
+        "state/manifest.h",
         "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :",
     ),
-    ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
-    ("skip-grad-z", TRAINER, "norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
+    ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&p->loss, {loss ==> norm})"),
+    ("skip-grad-z", TRAINER, "norm_z > {o->skip_grad_z ==> o->skip_grad_z / 8}"),
     # data
     ("windows wrap", "dataloader.h", "window % n * T % {n ==> (n - T)};"),
-    ("sgd", TRAINER, "t->progress.position += {t->samples ==> (t->samples + 1)};"),
+    (
+        "sgd",
+        TRAINER,
+        "r->progress.position += {r->plan->config->samples " "==> (r->plan->config->samples + 1)};",
+    ),
     ("documents", "dataloader.h", "for (int64_t i = {end ==> T}; i < T; i++) { targets[i] = -1; }"),
     (
         "documents, pieces",
         TRAINER,
-        "t->executor.losses, (float)(1.0 / (double)"
-        "{max_i64(targets, 1) ==> (t->samples * t->options.seq_len)})",
+        ".scale = (float)(1.0 / (double)"
+        "{max_i64(targets, 1) ==> (samples * run_options(r)->seq_len)}),",
     ),
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
@@ -902,7 +905,8 @@ FAULTS = [
     (
         "v2, documents",
         TRAINER,
-        "stats.loss / (double){max_i64(counted, 1) " "==> (t->samples * t->options.seq_len)};",
+        "stats.loss / (double){max_i64(counted, 1) "
+        "==> (r->plan->config->samples * run_options(r)->seq_len)},",
     ),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
@@ -922,8 +926,8 @@ FAULTS = [
     (
         "delink",
         MAIN,
-        "options_switches(o) && {t->progress.step >= o->delink_at "
-        "==> t->progress.step > o->delink_at};",
+        "options_switches(o) && {r->progress.step >= o->delink_at "
+        "==> r->progress.step > o->delink_at};",
     ),
     ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
     ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
@@ -935,12 +939,8 @@ FAULTS = [
         "p->restarted = {anew ==> false} ? of.updates : of.restarted;",
     ),
     # one step late
-    (
-        "delay, rate and clip",
-        TRAINER,
-        "make_update(&t->options, lr, {t->progress.pending_norm ==> 0});",
-    ),
-    ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2};"),
+    ("delay, rate and clip", TRAINER, "make_update(o, lr, {r->progress.pending_norm ==> 0});"),
+    ("delay", TRAINER, "r->store.pending = {!skipped ==> !skipped && r->progress.step % 2};"),
     ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
     # the model
     ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
@@ -958,8 +958,8 @@ FAULTS = [
     ),
     ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
     # around steps
-    ("validation", "dataloader.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
-    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)t->val_bytes; }"),
+    ("validation", "model/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
+    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)r->data->val_bytes; }"),
     ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     (
         "texts",
@@ -973,7 +973,11 @@ FAULTS = [
         "model/unit.h",
         "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;",
     ),
-    ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
+    (
+        "speed",
+        TRAINER,
+        "/ seconds / (plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),",
+    ),
 ]
 
 
@@ -1008,7 +1012,7 @@ static inline int fault(int n) {
         folder = os.path.join(scratch(), "faulty")
         sources = [
             path
-            for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h")
+            for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
             for path in glob.glob(os.path.join(ROOT, pattern))
         ]
         for path in sources:

@@ -1,0 +1,147 @@
+// auto_stages.h: --pipeline auto: the planner chooses the stages of this run, for this model, timed
+// here, on these ranks, whose links are measured, or on --cluster.
+#ifndef AUTO_STAGES_H
+#define AUTO_STAGES_H
+
+#include "engine/plan_answer.h" // the planner
+#include "engine/unit_times.h"  // what it plans for
+
+// Computes the bytes of activations and of buffers of one sample in one unit, where up to `works`
+// weight parts may wait.
+static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int unit,
+                              int64_t works, size_t bytes[2]) {
+    ExecutorShape alone = *shape;
+    alone.rows = 1;
+    alone.first = unit;
+    alone.end = unit + 1;
+    alone.recompute = false;
+    alone.limits.works = works;
+    Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
+    executor_free(&counted);
+}
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. states count as those of the
+// optimizer.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
+                                          const Optimizer *optimizer, const UnitTimes *times) {
+    PlanModel model = plan_model_make(m->units);
+    // the gradient of a unit's output
+    const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
+    // parameters in bf16 have a master copy
+    const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
+    model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
+    // the mean of what crosses forward (activations) and backward (gradients)
+    const double cut = (double)(shape->T * gpt_width(m)) *
+                       (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
+    for (int u = 0; u < m->units; u++) {
+        const double *row_s = times->row_s[gpt_unit_class(m, u)];
+        int storages[2], n = gpt_unit_storages(m, u, storages);
+        double elements = 0;
+        for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
+        size_t two[2], three[2];
+        unit_bytes(m, shape, u, 2, two);
+        unit_bytes(m, shape, u, 3, three);
+        plan_model_add(&model, u, row_s[ACT_FORWARD],
+                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], (double)two[0],
+                       4 * elements);
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT],
+                         (double)(three[1] - two[1]) + boundary);
+        model.cut[u] = u ? cut : 0;
+    }
+    return model;
+}
+// Returns the seconds of a message to rank `to` and one from rank `from`, the best of a few, while
+// all ranks do the same.
+static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
+    double best = INFINITY;
+    for (int i = 0; i < 4; i++) {
+        comm_barrier(comm);
+        double start = seconds_now();
+        CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
+                    out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
+        best = fmin(best, seconds_now() - start);
+    }
+    return best;
+}
+// Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
+// call it and get what rank 0 measures. Ends the program (EXIT_INPUT) if nodes have different
+// numbers of ranks.
+static inline Cluster cluster_of_run(Comm *comm) {
+    const size_t little = 1 << 10, much = 1 << 20;
+    Cluster c = cluster_parse("1x1");
+    c.nodes = comm->nodes;
+    c.ranks = comm->ranks / comm->nodes;
+    bool even = c.nodes * c.ranks == comm->ranks;
+    for (int r = 0; r < comm->ranks; r++) { even = even && comm->node_of[r] == r / c.ranks; }
+    if (!even) {
+        die(EXIT_INPUT, "give the stages, or start as many ranks on each, node by node",
+            "--pipeline auto: %d ranks are not equally many on %d nodes, in their order",
+            comm->ranks, c.nodes);
+    }
+    char *data = (char *)checked_calloc(2, much, "measuring links");
+    for (int between = 0; between < 2; between++) {
+        // to the same rank of the next node; or to the next rank, which is on this node except for
+        // the node's last rank
+        const int step = between ? c.ranks : 1;
+        if ((between && c.nodes == 1) || comm->ranks == 1) { continue; }
+        const int to = (comm->rank + step) % comm->ranks,
+                  from = (comm->rank + comm->ranks - step) % comm->ranks;
+        double shorter = measure_exchange(comm, to, from, data, little),
+               longer = measure_exchange(comm, to, from, data, much);
+        const double rate = (double)(much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
+        if (between) {
+            c.inter = c.gather = rate;
+        } else {
+            c.intra = rate;
+        }
+        c.latency = fmax(c.latency, 1e6 * shorter);
+    }
+    if (c.nodes == 1) { c.inter = c.gather = c.intra; }
+    free(data);
+    comm_reset_counters(comm);
+    comm_broadcast(comm, &c, sizeof c, 0);
+    return c;
+}
+
+// Runs the planner for this model, timed here, on these ranks or on --cluster, and writes its
+// choice into the flags. Rank 0 prints it. All ranks call it. *rates receives what was timed;
+// *depth receives how many micro-batches in flight the memory permits. The caller calls
+// placement_free().
+static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m,
+                                 DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
+                                 Rates *rates, int64_t *depth) {
+    ExecutorShape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.dtype = dtype;
+    shape.rows = o->micro_batch;
+    shape.T = o->seq_len;
+    shape.logits = LOGITS_PLENTY;
+    shape.end = m->units;
+    shape.limits = limits_of_one();
+    gpt_work_check(&m->config, shape.rows, shape.T);
+    rates->flops_per_s = measure_flops(s);
+    time_units(&rates->units, m, &shape, rates->flops_per_s, s);
+    comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
+    if (!rates->units.known) {
+        die(EXIT_INPUT, "give the stages",
+            "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
+            "by it");
+    }
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &rates->units);
+    Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
+    PlanTask task = planner_task(&model, &cluster, o, given);
+    StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    o->batch_tokens = task.samples * o->seq_len;
+    o->micro_batch =
+        best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
+    o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0;
+    *depth = plan_depth(&task, &best);
+    o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    o->pipeline_schedule = best.kind;
+    o->pipeline_warmup = best.warmup;
+    plan_model_free(&model);
+    return plan_placement(&task, &best);
+}
+
+#endif

@@ -1,0 +1,280 @@
+// log.h: what rank 0 reports while the run goes on: JSON lines for programs (--log; docs/formats.md
+// has the names), and lines or a progress bar for people. Values that are not finite were not
+// measured or must not be shown.
+#ifndef LOG_H
+#define LOG_H
+
+#include "state/checkpoint.h" // TextBuffer
+#include "options.h"          // the flags in the log header
+
+// -------------------------------------------------------------------------------------------------
+// JSON
+typedef struct {
+    bool terminal, drawn; // drawn: a line is drawn and not ended
+    int64_t steps, first; // last step of the run; steps done before it (resumed)
+    double ms, shown;     // moving average of a step; time of the last plain line
+} ProgressBar;
+typedef struct {
+    FILE *file;  // NULL: no log
+    bool failed; // a write failed (disk full): warned once, training continues
+    ProgressBar bar;
+} Log;
+
+// Full precision. JSON has no infinities: they become null.
+static inline void json_add_number(TextBuffer *t, double x) {
+    if (isfinite(x)) {
+        text_add(t, "%.17g", x);
+    } else {
+        text_add(t, "null");
+    }
+}
+static inline void json_add_field(TextBuffer *t, const char *name, double x) {
+    text_add(t, ",\"%s\":", name);
+    json_add_number(t, x);
+}
+// Returns the bytes of the character at the start of UTF-8 text, 1 to 4. Returns 0 if the bytes are
+// no UTF-8 character: a wrong or missing continuation, a longer form than needed, half of a
+// surrogate pair, or a code above U+10FFFF (RFC 3629). The text ends with 0.
+static inline int utf8_length(const unsigned char *s) {
+    static const unsigned first[] = {0, 0, 0x80, 0x800, 0x10000};
+    static const struct {
+        unsigned char below;
+        int length;
+    } leads[] = {{0x80, 1}, {0xc2, 0}, {0xe0, 2}, {0xf0, 3}, {0xf5, 4}};
+    int lead = 0;
+    while (lead < 5 && s[0] >= leads[lead].below) { lead++; }
+    const int length = lead < 5 ? leads[lead].length : 0;
+    unsigned code = length < 2 ? s[0] : s[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++) {
+        if ((s[i] & 0xc0) != 0x80) { return 0; }
+        code = code << 6 | (s[i] & 0x3fu);
+    }
+    const bool surrogate = code >= 0xd800 && code < 0xe000;
+    return length > 1 && (code < first[length] || surrogate || code > 0x10ffff) ? 0 : length;
+}
+// Writes any bytes as a JSON string in UTF-8. A byte that is no part of a character becomes \udc80
+// to \udcff, half of a surrogate pair. No valid text contains these, so the bytes can be restored
+// (as by Python's os.fsencode).
+static inline void json_add_string(TextBuffer *t, const char *text) {
+    text_add(t, "\"");
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        const int length = utf8_length(s);
+        if (length == 0) {
+            text_add(t, "\\udc%02x", *s);
+        } else if (*s == '"' || *s == '\\') {
+            text_add(t, "\\%c", *s);
+        } else if (*s < 32) {
+            text_add(t, "\\u%04x", *s);
+        } else {
+            text_add(t, "%.*s", length, (const char *)s);
+        }
+        s += length ? length : 1;
+    }
+    text_add(t, "\"");
+}
+static inline void json_add_flags(TextBuffer *t, const Options *o) {
+    text_add(t, "{");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        char value[1100];
+        option_value_text(o, spec, value, sizeof value);
+        text_add(t, "%s\"%s\":", i ? "," : "", spec->name);
+        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK || spec->kind == OPTION_SECRET) {
+            json_add_string(t, value);
+        } else {
+            text_add(t, "%s", value);
+        }
+    }
+    text_add(t, "}");
+}
+
+// Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
+// cut off the last one.
+static inline Log log_open(const char *path, bool resumed) {
+    Log log;
+    memset(&log, 0, sizeof log);
+    if (!*path) { return log; }
+    log.file = fopen(path, resumed ? "ab+" : "wb");
+    if (!log.file) {
+        die(EXIT_INPUT, "--log names a file that can be written", "cannot write %s: %s", path,
+            strerror(errno));
+    }
+    if (resumed && !fseek(log.file, -1, SEEK_END) && fgetc(log.file) != '\n') {
+        fseek(log.file, 0, SEEK_END);
+        fputc('\n', log.file);
+    }
+    return log;
+}
+// Writes one line and frees its text.
+static inline void log_line(Log *log, TextBuffer *t) {
+    if (log->file) {
+        bool bad = fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file);
+        if (bad && !log->failed) {
+            fprintf(stderr, "warning: cannot write the log: %s; training goes on\n",
+                    strerror(errno));
+        }
+        log->failed |= bad;
+    }
+    free(t->text);
+    memset(t, 0, sizeof *t);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Progress during training. A terminal shows one line that is redrawn; otherwise a line is printed
+// at most once a second.
+
+// Returns whether output goes to a terminal. mpirun gives its ranks a terminal even when its own
+// output goes to a file, so mpirun's output is checked too.
+static inline bool output_is_terminal(void) {
+    char link[64], target[64];
+    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
+    ssize_t n = readlink(link, target, sizeof target - 1);
+    return isatty(STDOUT_FILENO) && n > 0 &&
+           (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
+}
+// steps: of the run; first: those done before it.
+static inline ProgressBar progress_bar(int64_t steps, int64_t first) {
+    const ProgressBar bar = {.terminal = output_is_terminal(), .steps = steps, .first = first};
+    return bar;
+}
+static inline void log_break(Log *log) { // call it before other output
+    if (log->bar.drawn) { printf("\n"); }
+    log->bar.drawn = false;
+}
+
+// A finished step, as rank 0 may show it.
+typedef struct {
+    int64_t step;
+    double loss, norm, lr, seconds, tokens, mfu, joules; // joules: since the start
+    // [samples] windows that the step used; NULL: not to be shown
+    const int64_t *windows;
+    int64_t samples;
+} StepFacts;
+static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
+    const double ms = f->seconds * 1000, tokens_per_s = f->tokens / f->seconds, now = seconds_now();
+    bar->ms = f->step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
+    const double left = (double)(bar->steps - f->step) * bar->ms / 1000;
+    // at most one line a second for short steps; the log has all steps
+    const bool shown = f->step == bar->first + 1 || f->step == bar->steps || now - bar->shown >= 1;
+    if (!bar->terminal && !shown) { return; }
+    bar->shown = now;
+    char private_parts[64] = "";
+    if (isfinite(f->loss)) {
+        snprintf(private_parts, sizeof private_parts,
+                 bar->terminal ? "  loss %.4f" : " | loss %8.6f | norm %8.4f", f->loss, f->norm);
+    }
+    if (!bar->terminal) {
+        printf("step %5" PRId64 "/%" PRId64
+               "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n",
+               f->step, bar->steps, private_parts, f->lr, ms, tokens_per_s, 100 * f->mfu, left);
+        fflush(stdout);
+        return;
+    }
+    char drawn[31];
+    int filled = bar->steps ? (int)(30 * f->step / bar->steps) : 30;
+    for (int i = 0; i < 30; i++) { drawn[i] = i < filled ? '#' : '.'; }
+    drawn[30] = 0;
+    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn,
+           f->step, bar->steps, private_parts, tokens_per_s, 100 * f->mfu, (int)left / 60,
+           (int)left % 60);
+    bar->drawn = true;
+    fflush(stdout);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Events during training, reported by rank 0 on the terminal and in the log
+
+// A value of an event: its key in the log (NULL: not there), its value, and its printf format on the
+// terminal (NULL: not there).
+typedef struct {
+    const char *key;
+    double value;
+    const char *format;
+} EventField;
+static inline void json_add_fields(TextBuffer *t, const EventField *fields, int count) {
+    for (int i = 0; i < count; i++) {
+        if (fields[i].key) { json_add_field(t, fields[i].key, fields[i].value); }
+    }
+}
+// Begins an event of the log.
+static inline TextBuffer json_event(const char *event, int64_t step) {
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"%s\",\"step\":%" PRId64, event, step);
+    return line;
+}
+static inline void log_event(Log *log, const char *event, int64_t step, const EventField *fields,
+                             int count) {
+    TextBuffer line = json_event(event, step);
+    json_add_fields(&line, fields, count);
+    text_add(&line, "}");
+    log_line(log, &line);
+    log_break(log);
+    printf("step %5" PRId64, step);
+    for (int i = 0; i < count; i++) {
+        if (fields[i].format) { printf(fields[i].format, fields[i].value); }
+    }
+    printf("\n");
+}
+
+static inline void report_step(const StepFacts *f, Log *log) {
+    const EventField fields[] = {
+        {"loss", f->loss, NULL},
+        {"grad_norm", f->norm, NULL},
+        {"lr", f->lr, NULL},
+        {"ms", f->seconds * 1000, NULL},
+        {"tokens_per_s", f->tokens / f->seconds, NULL},
+        {"mfu", f->mfu, NULL},
+        {"joules", f->joules, NULL},
+    };
+    TextBuffer line = json_event("step", f->step);
+    progress_step(&log->bar, f);
+    json_add_fields(&line, fields, sizeof fields / sizeof *fields);
+    for (int64_t i = 0; f->windows && i < f->samples; i++) {
+        text_add(&line, "%s%" PRId64, i ? "," : ",\"samples\":[", f->windows[i]);
+    }
+    if (f->windows) { text_add(&line, f->samples ? "]" : ",\"samples\":[]"); }
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+// bits, accuracy, epsilon: NAN if they are not known.
+static inline void report_validation(int64_t step, double loss, double bits, double accuracy,
+                                     double epsilon, int64_t targets, Log *log) {
+    const EventField fields[] = {
+        {"loss", loss, " | validation loss %.6f nats/token"},
+        {"bits_per_byte", bits, isfinite(bits) ? " | %.4f bits/byte" : NULL},
+        {"label_accuracy", accuracy, isfinite(accuracy) ? " | label accuracy %.4f" : NULL},
+        {"epsilon", epsilon, isfinite(epsilon) ? " | epsilon %.4f" : NULL},
+        {NULL, (double)targets, " | %.0f tokens"},
+    };
+    log_event(log, "val", step, fields, sizeof fields / sizeof *fields);
+}
+static inline void report_choices(int64_t step, int64_t right, int64_t examples, Log *log) {
+    const EventField fields[] = {
+        {"accuracy", (double)right / (double)examples, " | hellaswag accuracy %.4f"},
+        {"correct", (double)right, " | %.0f of"},
+        {"examples", (double)examples, " %.0f examples"},
+    };
+    log_event(log, "hellaswag", step, fields, sizeof fields / sizeof *fields);
+}
+static inline void report_checkpoint(int64_t step, const char *path, Log *log) {
+    log_break(log);
+    printf("step %5" PRId64 " | checkpoint %s\n", step, path);
+    TextBuffer line = json_event("checkpoint", step);
+    text_add(&line, ",\"path\":");
+    json_add_string(&line, path);
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+
+// Prints a space and a word, quoted for a shell if needed.
+static inline void print_shell_word(const char *word) {
+    bool plain =
+        *word &&
+        strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") ==
+            strlen(word);
+    printf(plain ? " " : " '");
+    for (; *word; word++) { printf(*word == '\'' ? "'\\''" : "%c", *word); }
+    if (!plain) { printf("'"); }
+}
+
+#endif

@@ -1,0 +1,267 @@
+// plan_answer.h: the answer to a planner's task: the best plan, beside what others would choose; and
+// --plan, which prints it as a table or as one JSON object.
+#ifndef PLAN_ANSWER_H
+#define PLAN_ANSWER_H
+
+#include "engine/other_planners.h" // what others would choose
+
+enum { PLAN_OTHERS = 8 };
+typedef struct {
+    Candidate best;                // 0 stages if nothing fits the memory
+    Candidate other[PLAN_OTHERS];  // baselines, then runners-up
+    const char *name[PLAN_OTHERS]; // what the others are
+    int others;
+    EquationChoice equations; // what equations 1 to 3 choose, and the time they predict for it
+} PlanAnswer;
+
+static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
+    if (!c->plan.stages || a->others == PLAN_OTHERS) { return; }
+    a->other[a->others] = *c;
+    a->name[a->others++] = name;
+}
+// Returns whether two plans differ in nothing but cuts and settings.
+static inline bool plans_alike(const StagePlan *a, const StagePlan *b) {
+    return a->stages == b->stages && a->micro_batch == b->micro_batch &&
+           !memcmp(a->replicas, b->replicas, (size_t)a->stages * sizeof(int));
+}
+// Adds the best plans of the beam that differ from all before them.
+static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
+    for (int i = 1; i < p->found; i++) {
+        bool known = plans_alike(&p->beam[i].plan, &a->best.plan);
+        for (int k = 0; k < a->others; k++) {
+            known = known || plans_alike(&p->beam[i].plan, &a->other[k].plan);
+        }
+        if (!known) { answer_add(a, "runner-up", &p->beam[i]); }
+    }
+}
+// Returns the best plan for a task, and those of the other planners, from which the search begins.
+static inline PlanAnswer planner_answer(const PlanTask *t) {
+    PlanAnswer a;
+    memset(&a, 0, sizeof a);
+    StagePlan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
+    a.equations = planner_by_equations(t);
+    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t),
+                          plan_best_setting(t, &pipedream),
+                          plan_best_setting(t, &a.equations.plan)};
+    static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner",
+                                        "equations 1 to 3"};
+    for (int i = 0; i < 4; i++) { answer_add(&a, names[i], &others[i]); }
+    Planner p = planner_make(t);
+    planner_search(&p, others, 4);
+    if (p.found) {
+        a.best = p.beam[0];
+        answer_add_runners(&a, &p);
+    }
+    planner_free(&p);
+    return a;
+}
+
+// -------------------------------------------------------------------------------------------------
+// --plan
+
+static inline void print_number_list(FILE *to, const int *numbers, int n) {
+    for (int i = 0; i < n; i++) { fprintf(to, "%s%d", i ? "," : "", numbers[i]); }
+}
+// Prints ascending ranks as ranges: 0-3,8.
+static inline void print_ranges(FILE *to, const int *ranks, int n) {
+    for (int i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;) { end++; }
+        fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
+    }
+}
+// Prints the members of a plan's JSON object, without the braces.
+static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
+    const StagePlan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "\"stages\":[");
+    for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
+        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s],
+                plan->replicas[s]);
+        print_number_list(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "]}");
+    }
+    fprintf(to,
+            "],\"micro_batch\":%" PRId64
+            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\","
+            "\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
+            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false",
+            "ab"[plan->warmup], pipeline_kind_names[plan->kind], 1e3 * c -> step_s);
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
+    }
+    fprintf(to, "],\"bubble\":%.17g}", plan_bubble(plan, &p->costs, c->step_s));
+}
+static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    fprintf(to, "{");
+    print_plan_json(to, p, &a->best);
+    fprintf(to, ",\"alternatives\":[");
+    for (int i = 0; i < a->others; i++) {
+        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
+        print_plan_json(to, p, &a->other[i]);
+        fprintf(to, "}");
+    }
+    fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
+    if (a->equations.plan.stages) {
+        fprintf(to,
+                ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
+                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+                a->equations.complete ? "true" : "false");
+    }
+    fprintf(to, "}\n");
+}
+static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c,
+                                   double one_rank_s) {
+    const StagePlan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
+            1e3 * c->step_s, one_rank_s / c->step_s, 100 * plan_bubble(plan, &p->costs, c->step_s),
+            p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
+            plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
+            : plan->warmup == WARMUP_B    ? "warm-up b"
+                                          : "warm-up a");
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]);
+    }
+    fprintf(to, "\n");
+}
+static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    const StagePlan *plan = &a->best.plan;
+    fprintf(to, "                        step against 1 rank             micro-batches          "
+                "units:replicas of the stages\n");
+    print_plan_line(to, p, "plan", &a->best, one_rank_s);
+    for (int i = 0; i < a->others; i++) {
+        print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s);
+    }
+    planner_look(p, plan);
+    fprintf(to, "\nstage   units   forward ms  backward ms   to next ms  all-reduce ms   memory "
+                "MiB  ranks\n");
+    for (int s = 0, first = 0, rank = 0; s < plan->stages;
+         first += plan->units[s], rank += plan->replicas[s++]) {
+        fprintf(to, "%5d %4d-%-4d %9.3f %12.3f %12.3f %14.3f %12.1f  ", s, first,
+                first + plan->units[s] - 1, 1e3 * p->costs.forward[s], 1e3 * p->costs.backward[s],
+                1e3 * p->costs.send[s], 1e3 * p->costs.reduce[s], p->costs.memory[s] / 1048576);
+        print_ranges(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "\n");
+    }
+}
+
+// Returns the answer for the stages that --pipeline gives, with the best micro-batch, or
+// --micro-batch if it is given.
+static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
+    Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
+    PlanAnswer a;
+    Planner p = planner_make(t);
+    StagePlan q = plan_even(t, (int)min_i64(placement.stages, PLAN_STAGES), 1);
+    memset(&a, 0, sizeof a);
+    if (placement.stages > PLAN_STAGES) {
+        die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES);
+    }
+    for (int s = 0; s < placement.stages; s++) {
+        q.units[s] = placement.stage[s].units;
+        q.replicas[s] = placement.stage[s].replicas;
+    }
+    q.kind = (PipelineKind)o->pipeline_schedule;
+    q.warmup = (Warmup)o->pipeline_warmup;
+    q.recompute = o->recompute == RECOMPUTE_BLOCK;
+    for (int i = 0; i < p.divisor_count; i++) {
+        q.micro_batch = p.divisors[i];
+        if (planner_allows_micro_batch(&p, q.micro_batch)) { planner_add(&p, &q); }
+    }
+    planner_run(&p);
+    planner_finish(&p);
+    if (p.found) { a.best = p.beam[0]; }
+    planner_free(&p);
+    placement_free(&placement);
+    return a;
+}
+// Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
+// (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
+static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
+                                    const Options *o, const OptionsGiven *given) {
+    PlanTask t = {model,
+                  *cluster,
+                  0,
+                  option_size("device-memory", o->device_memory),
+                  given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
+                  false};
+    int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
+            tokens =
+                o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
+    t.samples = tokens / o->seq_len;
+    if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
+        die(EXIT_INPUT, "a step is whole samples, not too many",
+            "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
+            o->seq_len);
+    }
+    if (t.micro_batch && t.samples % t.micro_batch) {
+        die(EXIT_INPUT, "a step is whole micro-batches",
+            "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples,
+            t.micro_batch);
+    }
+    return t;
+}
+// Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
+// (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits.
+static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Options *o) {
+    PlanTask t = *task;
+    const PlanModel *model = t.model;
+    PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
+    *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
+    if (!a->best.plan.stages) {
+        die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch",
+            "no plan fits into %.0f bytes of memory and %d actions of a rank", t.memory,
+            SCHEDULE_MAX);
+    }
+    Planner p = planner_make(&t);
+    double one_rank_s =
+        (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
+    if (to && o->json) {
+        print_answer_json(to, &p, a, one_rank_s);
+    } else if (to) {
+        print_answer(to, &p, a, one_rank_s);
+    }
+    StagePlan best = a->best.plan;
+    planner_free(&p);
+    free(a);
+    return best;
+}
+// Runs --plan for the model of --profile on --cluster.
+static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
+    PlanModel model = profile_load(o->profile);
+    Cluster cluster = cluster_parse(o->cluster);
+    PlanTask t = planner_task(&model, &cluster, o, given);
+    planner_report(to, &t, o);
+    plan_model_free(&model);
+}
+// Returns D: how many micro-batches' activations fit the memory, on the stage with the least space;
+// INT64_MAX: no limit.
+static inline int64_t plan_depth(const PlanTask *t, const StagePlan *p) {
+    Planner planner = planner_make(t);
+    planner_look(&planner, p);
+    const int64_t depth = planner.costs.depth;
+    planner_free(&planner);
+    return depth < INT32_MAX ? depth : INT64_MAX;
+}
+// Returns the units and ranks of a plan's stages. The caller calls placement_free().
+static inline Placement plan_placement(const PlanTask *t, const StagePlan *p) {
+    Placement placement = placement_make(p->stages);
+    int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0,
+        unit = 0;
+    int *scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "placement");
+    plan_place(t, p, ranks, scratch);
+    for (int s = 0; s < p->stages; s++) {
+        Stage *stage = &placement.stage[s];
+        stage->first_unit = unit;
+        stage->units = p->units[s];
+        stage->replicas = p->replicas[s];
+        stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
+        memcpy(stage->ranks, ranks + at, (size_t)stage->replicas * sizeof(int));
+        unit += stage->units;
+        at += stage->replicas;
+    }
+    free(ranks);
+    free(scratch);
+    return placement;
+}
+
+#endif

@@ -1,0 +1,335 @@
+// rates.h: how fast this rank computes, sends, and moves states: measured at start, with all ranks
+// at work, or given by --cluster (what it does not give is measured here).
+#ifndef RATES_H
+#define RATES_H
+
+#include "offload.h" // what moves between host and device
+#include "options.h" // --cluster
+
+// -------------------------------------------------------------------------------------------------
+// Rates for predicted times: of this machine, measured at start with all ranks at work, or of
+// --cluster (what it does not give is measured here)
+enum { TIMED_ROUNDS = 7 };
+typedef struct {
+    bool known;
+    double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+} UnitTimes;
+typedef struct {
+    double flops_per_s; // matrix products on this rank, with all its threads
+    double bytes_per_s; // streaming memory
+    // rate at which a rank sends inside its node, and to other nodes, while all others do the same
+    double message_bytes_per_s[LINK_KINDS];
+    // peak that MFU refers to: flops_per_s, or what the device's maker states
+    double peak_flops_per_s;
+    const char *device;           // its name; "": the CPU
+    double message_s[LINK_KINDS]; // latency
+    // tokens of a micro-step with which products reach half of their rate
+    double half_tokens;
+    // share of a message's time in which its rank cannot compute, because its cores move the bytes
+    double lost[LINK_KINDS];
+    // rates between host and device, in each direction; of the host's memory with this rank's
+    // threads (offload.h); 0: not measured
+    double link_bytes_per_s, host_bytes_per_s;
+    // rate of the disk, read and written at the same time by all ranks, both directions together;
+    // 0: not measured
+    double disk_bytes_per_s;
+    // Host and device have separate memories, and copies between them run in parallel with
+    // computing.
+    bool apart;
+    UnitTimes units;
+} Rates;
+
+// Returns a copy of a stream with a workspace that is enough for plain products, for use before the
+// run has one. The caller frees its workspace.
+static inline Stream stream_for_products(const Stream *s) {
+    const OpsShape least = {1, 1, 1, 1, 1, 1, 0};
+    Stream with = *s;
+    with.workspace_bytes = ops_workspace_bytes(least, s->threads);
+    with.workspace = ops_alloc(with.workspace_bytes);
+    if (!with.workspace) {
+        die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", with.workspace_bytes);
+    }
+    return with;
+}
+// Returns the flops per second of products of (N, N) matrices.
+static inline double measure_products(Stream *s, int64_t N) {
+    Stream products = stream_for_products(s);
+    size_t bytes = (size_t)(N * N) * ops_real_bytes();
+    Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes),
+         *c = (Real *)ops_alloc(bytes);
+    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0, start = seconds_now();
+    // a busy machine needs more tries to show its best rate
+    for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) {
+        double t = seconds_now();
+        ops_matmul_forward(&products, c, NULL, a, b, NULL, N, N, N);
+        ops_wait(&products);
+        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
+        if (rate > best) {
+            best = rate;
+            unbeaten = 0;
+        }
+    }
+    ops_free(a);
+    ops_free(b);
+    ops_free(c);
+    ops_free(products.workspace);
+    return best;
+}
+// The same, by products that take at least two milliseconds: large ones where the device is fast.
+static inline double measure_flops(Stream *s) {
+    int64_t N = 512;
+    double best = measure_products(s, N);
+    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) {
+        N *= 2;
+    }
+    return best;
+}
+static inline double measure_bytes(Stream *s) {
+    size_t bytes = (size_t)16 << 20;
+    char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
+    if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0;
+    for (int i = 0; i < 4; i++) {
+        double t = seconds_now();
+        ops_copy(s, b, a, bytes);
+        ops_wait(s);
+        best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
+    }
+    ops_free(a);
+    ops_free(b);
+    return best;
+}
+// An all-reduce over a group, to be timed while other groups do the same, because ranks share
+// links.
+typedef struct {
+    Stream *stream;
+    Comm *comm;
+    const Group *group;
+    float *data;
+    int64_t *bounds; // [ranks of the group + 1]
+} TimedSum;
+static inline void sum_split(TimedSum *sum, int64_t n) {
+    for (int i = 0; i <= sum->group->n; i++) { sum->bounds[i] = part_begin(n, sum->group->n, i); }
+}
+static const CommLabel MEASURING = {"measuring links", -1, 0};
+static inline CommRequest sum_begin(const TimedSum *sum) {
+    return comm_all_reduce_begin(sum->comm, MEASURING, sum->group, sum->data, sum->bounds,
+                                 DTYPE_FP32);
+}
+// Returns the seconds of an all-reduce, the best of a few.
+static inline double measure_sum(const TimedSum *sum) {
+    double best = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        comm_barrier(sum->comm);
+        double start = seconds_now();
+        CommRequest request = sum_begin(sum);
+        comm_wait(sum->comm, &request);
+        ops_wait(sum->stream);
+        comm_barrier(sum->comm);
+        best = fmin(best, seconds_now() - start);
+    }
+    return best;
+}
+// Returns the share of the all-reduce's time that is lost to computing in parallel: it times matrix
+// products with and without the all-reduce. alone_s: seconds of the all-reduce alone.
+static inline double measure_lost(const TimedSum *sum, double alone_s, double flops_per_s) {
+    enum { SIDE = 256, PAIRS = 3 };
+    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
+    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
+    Real *matrix = (Real *)ops_alloc(3 * SIDE * SIDE * ops_real_bytes());
+    double best[2] = {INFINITY, INFINITY};
+    Stream with = stream_for_products(sum->stream);
+    if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate matrices of %d x %d", SIDE, SIDE); }
+    ops_zero(sum->stream, matrix, 3 * SIDE * SIDE * ops_real_bytes());
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        const bool beside = i % 2;
+        comm_barrier(sum->comm);
+        double start = seconds_now();
+        CommRequest request = {.number = 0};
+        if (beside) { request = sum_begin(sum); }
+        for (int64_t k = 0; k < products; k++) {
+            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
+                               real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+        }
+        ops_wait(sum->stream);
+        best[beside] = fmin(best[beside], seconds_now() - start);
+        comm_wait(sum->comm, &request);
+    }
+    ops_free(matrix);
+    ops_free(with.workspace);
+    // the sum may take longer than all products
+    return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
+}
+// Measures the messages of a link by all-reduces over a group that uses it. Short ones show the
+// latency of their two phases, longer ones the rate.
+static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm,
+                                    const Group *group, int64_t n) {
+    int64_t sent[LINK_KINDS] = {0, 0};
+    rates->message_bytes_per_s[link] = INFINITY;
+    rates->message_s[link] = rates->lost[link] = 0;
+    if (group->n == 1) { return; }
+    TimedSum sum = {s, comm, group, (float *)ops_alloc((size_t)n * 4),
+                    (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds")};
+    if (!sum.data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    sum_split(&sum, 1 << 10);
+    double shorter = measure_sum(&sum);
+    sum_split(&sum, n);
+    double longer = measure_sum(&sum);
+    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, sum.bounds, 4, sent);
+    rates->message_s[link] = fmin(shorter, longer / 2) / 2;
+    rates->message_bytes_per_s[link] =
+        (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
+    // inside a node a message is a quick copy
+    if (link == LINK_INTER) { rates->lost[link] = measure_lost(&sum, longer, rates->flops_per_s); }
+    comm_reset_counters(comm);
+    ops_free(sum.data);
+    free(sum.bounds);
+}
+
+// Resets the kernel's record of this process's peak memory, because buffers of measurements do not
+// belong to the run. Failing is harmless.
+static inline void forget_peak_memory(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (f) {
+        fputs("5", f);
+        fclose(f);
+    }
+}
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ProcessGroup *world,
+                                 DType dtype) {
+    comm_barrier(comm);
+    if (!rates->units.known) { rates->flops_per_s = measure_flops(s); }
+    rates->bytes_per_s = measure_bytes(s);
+    const Group *all = &world->all, *between = world->across.n > 1 ? &world->across : &world->node;
+    measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
+    rates->message_bytes_per_s[LINK_INTER] = INFINITY;
+    // less data, since the link may be slow
+    if (group_link(all, 0, all->n - 1) == LINK_INTER) {
+        measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18);
+    }
+    rates->device = ops_device(&rates->peak_flops_per_s);
+    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) {
+        rates->peak_flops_per_s = rates->flops_per_s;
+    }
+    forget_peak_memory();
+}
+static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
+    rates->flops_per_s = rates->peak_flops_per_s =
+        c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
+    rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
+    rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9;
+    rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
+    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6;
+    rates->half_tokens = c->half;
+    rates->lost[LINK_INTRA] = rates->lost[LINK_INTER] = 1 - c->overlap;
+    rates->units.known = false; // they were timed on this machine
+    rates->device = "";
+}
+// Measures copies between host and device, and updates on the host.
+static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
+    const size_t bytes = (size_t)16 << 20;
+    const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
+    bool pinned;
+    char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
+    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    float *state = (float *)(void *)there;
+    OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, round_to_nearest()};
+    const UpdateSlice u = {
+        .master = state,
+        .moment = {state + n, state + 2 * n},
+        .grad = state + 3 * n,
+        .param = state,
+        .dtype = DTYPE_FP32,
+        .n = n,
+    };
+    rates->link_bytes_per_s = rates->host_bytes_per_s = 0;
+    for (int i = 0; i < 4; i++) {
+        double start = seconds_now();
+        ops_from_host(s, here, there, bytes);
+        ops_wait(s);
+        const double moved = seconds_now();
+        ops_adamw_host(s, u, o);
+        rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
+        rates->host_bytes_per_s =
+            fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
+    }
+    ops_free_far(there, pinned);
+    ops_free(here);
+    forget_peak_memory();
+    rates->apart = ops_memory_apart() || c->link > 0;
+    if (c->link > 0) { rates->link_bytes_per_s = c->link * 1e9; }
+    if (c->host > 0) { rates->host_bytes_per_s = c->host * 1e9; }
+}
+// Returns the bytes per second of this rank's disk: pieces are read and written in all buffers at
+// once, as in a step.
+static inline double measure_disk_of_rank(const Store *s) {
+    const int64_t buffer_bytes = (int64_t)s->disk_buffer_bytes, most = (int64_t)64 << 20,
+                  pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / buffer_bytes);
+    const size_t bytes = store_disk_buffers_bytes((size_t)buffer_bytes);
+    bool pinned;
+    Disk disk;
+    DiskFile file = {NULL, 0, false, false, 0, 0};
+    char *buffers = (char *)ops_alloc_far(bytes, &pinned);
+    double start = 0;
+    if (!buffers) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_take_file(&file, s->policy.offload->folder, pieces * buffer_bytes);
+    disk_open(&disk, &file, pieces * buffer_bytes, disk_align(buffers), (size_t)buffer_bytes);
+    for (int pass = 0; pass < 2; pass++) { // the first pass allocates the file's blocks
+        start = seconds_now();
+        for (int64_t i = 0; i < pieces; i++) {
+            if (pass) {
+                disk_start(&disk.buffer[i % DISK_PIECES], i * buffer_bytes, buffer_bytes, false);
+            }
+            disk_start(&disk.buffer[i % DISK_PIECES], i * buffer_bytes, buffer_bytes, true);
+        }
+        disk_wait_all(&disk);
+    }
+    const double seconds = seconds_now() - start;
+    disk_close(&disk);
+    disk_free_file(&file);
+    ops_free_far(buffers, pinned);
+    forget_peak_memory();
+    return 2 * (double)(pieces * buffer_bytes) / seconds;
+}
+// Measures the disk on all ranks at the same time. The slowest rank counts, because all wait for
+// it. All ranks call it.
+static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
+    rates->disk_bytes_per_s = c->disk * 1e9;
+    if (c->disk > 0) { return; }
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
+    comm_barrier(comm);
+    const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    rates->disk_bytes_per_s = mine;
+    for (int r = 0; r < comm->ranks; r++) {
+        rates->disk_bytes_per_s = fmin(rates->disk_bytes_per_s, all[r]);
+    }
+    free(all);
+}
+// Returns whether the host updates its states faster than they move to the device and back, by the
+// rates of this rank. Both directions of the link work at once.
+static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + 4 * s->optimizer->moments,
+                 parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
+    const double device = ways * states / r->link_bytes_per_s,
+                 gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
+    const double link =
+        (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
+    // with one memory the arithmetic is the same in both cases
+    return r->apart
+               ? fmax(link, optimizer_update_bytes(s->optimizer) / r->host_bytes_per_s) < device
+               : link < device;
+}
+// Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
+// stays. All ranks call it.
+static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm,
+                              const ProcessGroup *world, DType dtype) {
+    if (cluster->nodes) {
+        cluster_rates(rates, cluster, s);
+    } else {
+        measure_rates(rates, s, comm, world, dtype);
+    }
+}
+
+#endif
