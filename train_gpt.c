@@ -258,13 +258,8 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     transport_open(comm, stream, s->wire, most, s->exchange_bytes, &traffic);
     free(traffic.peers);
     memcpy(m->taken, memory_taken, sizeof m->taken);
-    const Group *joined[5] = {m->ranks};
-    int count = 1;
     m->world = process_group_of_all(m->ranks);
-    store_join_group(comm, &m->world.all, joined, &count);
-    store_join_group(comm, &m->world.partition, joined, &count);
-    store_join_group(comm, &m->world.node, joined, &count);
-    store_join_group(comm, &m->world.across, joined, &count);
+    process_group_join(comm, &m->world);
 }
 // Plans the run: first with all states on the device, which says what messages there will be; with
 // these the machine is measured; then within its budgets.

@@ -62,15 +62,19 @@ static inline char *store_newest(const Store *s, int storage) {
 // -------------------------------------------------------------------------------------------------
 // Memory
 
+// Prepares the collectives of a process group. All ranks call it.
+static inline void process_group_join(Comm *comm, ProcessGroup *p) {
+    comm_join(comm, &p->all);
+    comm_join(comm, &p->partition);
+    comm_join(comm, &p->node);
+    comm_join(comm, &p->across);
+}
 // Prepares the collectives of a planned store; those among all ranks are prepared already. All
 // ranks call it.
 static inline void store_join(Store *s, Comm *comm) {
-    for (int i = -1; i < s->layout.owners.count; i++) {
-        ProcessGroup *p = i < 0 ? &s->world : &s->layout.process_groups[i];
-        comm_join(comm, &p->all);
-        comm_join(comm, &p->partition);
-        comm_join(comm, &p->node);
-        comm_join(comm, &p->across);
+    process_group_join(comm, &s->world);
+    for (int i = 0; i < s->layout.owners.count; i++) {
+        process_group_join(comm, &s->layout.process_groups[i]);
     }
 }
 
