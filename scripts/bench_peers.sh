@@ -6,7 +6,8 @@ set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-peers
 packages="torch numpy opacus"
-need_gb=10 # PyPI's only Linux build brings the CUDA libraries along: about 6 GB installed, and the downloads
+# PyPI's only Linux build brings the CUDA libraries along: about 6 GB installed, and the downloads.
+need_gb=10
 
 if [ "$(cat "$venv/installed" 2>/dev/null)" != "$packages" ]; then
     free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1048576))

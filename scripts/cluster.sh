@@ -48,7 +48,7 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Input
 parse() {
     while [ $# -gt 0 ]; do
@@ -71,23 +71,30 @@ parse() {
     done
 }
 
-need_command() { [ ${#command[@]} -gt 0 ] || fail $status_input "what shall run? -- COMMAND ARGUMENT..."; }
+need_command() { [ ${#command[@]} -gt 0 ] ||
+    fail $status_input "what shall run? -- COMMAND ARGUMENT..."; }
 
 check_input() { # SHAPE: sets nodes, ranks, cores
     local most
-    [[ $1 =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] || fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2"
+    [[ $1 =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] ||
+        fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2"
     nodes=${BASH_REMATCH[1]} ranks=${BASH_REMATCH[2]} cores=$(own_cores)
-    [[ $name =~ ^[A-Za-z0-9_-]*$ ]] || fail $status_input "--name $name: letters, digits, - and _ only"
-    [[ $memory =~ ^([1-9][0-9]*[KMG]?)?$ ]] || fail $status_input "--memory $memory is no size such as 512M or 2G"
-    [[ $cpu =~ ^([1-9][0-9]{1,5})?$ ]] || fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
+    [[ $name =~ ^[A-Za-z0-9_-]*$ ]] ||
+        fail $status_input "--name $name: letters, digits, - and _ only"
+    [[ $memory =~ ^([1-9][0-9]*[KMG]?)?$ ]] ||
+        fail $status_input "--memory $memory is no size such as 512M or 2G"
+    [[ $cpu =~ ^([1-9][0-9]{1,5})?$ ]] ||
+        fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
     most=$(most_cpu)
-    [ "${cpu:-0}" -le "$most" ] || fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores get at most $most each"
+    [ "${cpu:-0}" -le "$most" ] ||
+        fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores get at most $most each"
     [ -z "$rate" ] || probe tc qdisc add dev lo root tbf rate "$rate" burst $burst_bytes latency 400ms ||
         fail $status_input "--rate $rate is no rate that tc knows, such as 200mbit"
-    [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay "$latency" || fail $status_input "--latency $latency is no time that tc knows, such as 2ms"
+    [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay "$latency" ||
+        fail $status_input "--latency $latency is no time that tc knows, such as 2ms"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the machine has
 probe() { unshare --pid --fork --net --uts --ipc --mount -- "$@" >/dev/null 2>&1; }
 
@@ -103,15 +110,20 @@ check_machine() {
         if probe true; then
             probe ip link add name probe type bridge || missing+=("bridges (CONFIG_BRIDGE)")
             probe ip link add name probe type veth || missing+=("veth links (CONFIG_VETH)")
-            probe tc qdisc add dev lo root tbf rate 1mbit burst $burst_bytes latency 400ms || missing+=("the tbf queue (CONFIG_NET_SCH_TBF)")
-            [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay 1ms || missing+=("for --latency: the netem queue (CONFIG_NET_SCH_NETEM)")
+            probe tc qdisc add dev lo root tbf rate 1mbit burst $burst_bytes latency 400ms ||
+                missing+=("the tbf queue (CONFIG_NET_SCH_TBF)")
+            [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay 1ms ||
+                missing+=("for --latency: the netem queue (CONFIG_NET_SCH_NETEM)")
         else
             missing+=("the right to make namespaces (in a container: a privileged one)")
         fi
-        [ -z "$cpu" ] || cgroup_parent cpu >/dev/null || missing+=("for --cpu: a cgroup that passes on the cpu controller")
-        [ -z "$memory" ] || cgroup_parent memory >/dev/null || missing+=("for --memory: a cgroup that passes on the memory controller")
+        [ -z "$cpu" ] || cgroup_parent cpu >/dev/null ||
+            missing+=("for --cpu: a cgroup that passes on the cpu controller")
+        [ -z "$memory" ] || cgroup_parent memory >/dev/null ||
+            missing+=("for --memory: a cgroup that passes on the memory controller")
     fi
-    [ ${#missing[@]} = 0 ] || fail $status_missing "this machine cannot be a cluster; missing: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
+    [ ${#missing[@]} = 0 ] ||
+        fail $status_missing "this machine cannot be a cluster; missing: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
 }
 
 own_cores() { # prints the numbers of the cores that this process may use
@@ -139,7 +151,7 @@ node_cores() { # NODE: prints the cores that its ranks live on, for taskset; mor
     echo "${list#,}"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Quotas: cgroups. Version 2 is told by its cgroup.subtree_control, which names the controllers that
 # children have.
 cgroup_passes_on() { grep -qw "$2" "$1/cgroup.subtree_control" 2>/dev/null; } # DIRECTORY CONTROLLER
@@ -215,14 +227,15 @@ remove_cgroups() {
             [ -e "$top" ] || break
             sleep 0.05
         done
-        [ ! -e "$top" ] || fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
+        [ ! -e "$top" ] ||
+            fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
     done <"$state/cgroups"
     [ ! -e "$state/passed_on" ] || while read -r controller file; do
         { echo "-$controller" >"$file"; } 2>/dev/null || true # gone, or somebody else uses it by now
     done <"$state/passed_on"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The processes that hold the cluster. These functions run inside of it.
 shape_link() { # INTERFACE COMMAND...: the command goes before tc, to reach another network
     local bytes
@@ -282,7 +295,7 @@ enter_node() { # NODE WORD...: what mpirun calls in place of ssh; the words are 
         bash -c "cd ${CLUSTER_DIRECTORY@Q} && ${*:2}"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A cluster, seen from outside
 claim_name() {
     local i wanted=$name
@@ -290,7 +303,8 @@ claim_name() {
         name=${wanted:-c$i}
         mkdir -p $states || fail $status_failed "cannot write $states"
         if mkdir "$states/$name" 2>/dev/null; then break; fi
-        [ -z "$wanted" ] || fail $status_input "there is a cluster $name; to remove it: $0 down --name $name"
+        [ -z "$wanted" ] ||
+            fail $status_input "there is a cluster $name; to remove it: $0 down --name $name"
     done
     state=$states/$name
 }
@@ -299,7 +313,8 @@ choose_name() { # the one that is named, or the only one
     all=$(list)
     if [ -z "$name" ]; then
         [ -n "$all" ] || fail $status_input "there is no cluster; to make one: $0 up 2x2"
-        [ "$(wc -w <<<"$all")" = 1 ] || fail $status_input "which one? --name $(paste -sd'|' <<<"$all")"
+        [ "$(wc -w <<<"$all")" = 1 ] ||
+            fail $status_input "which one? --name $(paste -sd'|' <<<"$all")"
         name=$all
     fi
     state=$states/$name
@@ -331,7 +346,8 @@ find_switch() {
     for holder in $(holders bash); do # a process that it has forked looks like it until it becomes another program; only it is the first of its namespace
         if grep -qs $'^NSpid:.*\t1$' "/proc/$holder/status"; then switch=$holder; fi
     done
-    [[ $switch && -e $state/ready ]] || fail $status_failed "cluster $name is gone; to clean up: $0 down --name $name"
+    [[ $switch && -e $state/ready ]] ||
+        fail $status_failed "cluster $name is gone; to clean up: $0 down --name $name"
 }
 inside() { nsenter --target "$switch" --pid --net --mount -- "$@"; }
 
@@ -359,7 +375,8 @@ up() { # SHAPE
     holder=$!
     disown
     until [ -e "$state/ready" ]; do
-        kill -0 $holder 2>/dev/null || fail $status_failed "cannot make the cluster: $(<"$state/messages")"
+        kill -0 $holder 2>/dev/null ||
+            fail $status_failed "cannot make the cluster: $(<"$state/messages")"
         sleep 0.02
     done
     say "$name: $nodes nodes of $ranks ranks; a link $([ -n "$rate" ] && echo "of $rate" || echo "without limit")${latency:+, latency $latency}$(
@@ -380,13 +397,14 @@ remove() { # all that there is of it, however far it came
         kill -9 $doomed 2>/dev/null || true
         sleep 0.05
     done
-    [ -z "$left" ] || fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
+    [ -z "$left" ] ||
+        fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
     remove_cgroups
     rm -rf "$state"
     rmdir $states 2>/dev/null || true
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run
 take_turn() { # as long as anything of the run lives, the cluster is its own
     exec 9<"$state"
@@ -452,7 +470,7 @@ run() {
     exit "$status"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -494,7 +512,8 @@ run)
 cut | mend)
     choose_name
     find_switch
-    [[ ${words[1]-} =~ ^[0-9]+$ && ${words[1]} -lt $nodes ]] || fail $status_input "which node? 0 to $((nodes - 1))"
+    [[ ${words[1]-} =~ ^[0-9]+$ && ${words[1]} -lt $nodes ]] ||
+        fail $status_input "which node? 0 to $((nodes - 1))"
     inside ip link set "port${words[1]}" "$([ "${words[0]}" = cut ] && echo down || echo up)"
     ;;
 down)

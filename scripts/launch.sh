@@ -6,9 +6,12 @@
 #
 #   --restarts N                how often to start again without progress before giving up (default 3). A newer checkpoint
 #                               in the program's --out is progress and begins the count anew.
-#   --ranks R                   ranks on this machine, more than cores too; or mpirun's own -np R, --hostfile FILE ...
-#   --continue                  resume at the first start too, if --out holds a checkpoint: one command for both
-#   --retry-resources SECONDS   exit 3 (disk, memory) counts as a crash, after so many seconds; it ends the run otherwise
+#   --ranks R                   ranks on this machine, more than cores too; or mpirun's own -np R,
+#                               --hostfile FILE ...
+#   --continue                  resume at the first start too, if --out holds a checkpoint: one
+#                               command for both
+#   --retry-resources SECONDS   exit 3 (disk, memory) counts as a crash, after so many seconds; it
+#                               ends the run otherwise
 #   anything else               an option of mpirun
 #
 # A restart takes --resume 1 if this run has a checkpoint (never one that lay in --out before a run
@@ -45,7 +48,8 @@ while (($#)) && [ "$1" != -- ]; do
     esac
     shift
 done
-(($# > 1)) || refuse "usage: scripts/launch.sh [--restarts N] [--ranks R] [--continue] [mpirun options] -- ./train_gpt --flags"
+(($# > 1)) || refuse "usage: scripts/launch.sh [--restarts N] [--ranks R] [--continue]" \
+    "[mpirun options] -- ./train_gpt --flags"
 program=$2
 command -v "$program" >/dev/null || refuse "$program cannot be run: build it with make"
 shift 2
@@ -63,15 +67,17 @@ while (($#)); do
     shift
 done
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checkpoints: a line "inode OUT/step_N/manifest" each. Names are those that train_gpt makes: 8 to
 # 18 digits, zeros only to 8.
 
 names='/step_([0-9]{8}|[1-9][0-9]{8,17})/manifest$'
-checkpoints() { [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true; }
+checkpoints() {
+    [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true
+}
 newest() { checkpoints | grep -vxFf <(echo "$earlier") | sort -V -k 2 | tail -n 1 || true; }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # mpirun has a session of its own, so that Ctrl-C reaches this script alone, and so that its ranks
 # are known
 
@@ -124,7 +130,9 @@ end_session() {
             say "processes that cannot be killed: ${left//$'\n'/ }"
             return 1
         fi
-        for pid in $left; do files+=" $(grep -os '/dev/shm/vader_segment.*' "/proc/$pid/maps" || true)"; done
+        for pid in $left; do
+            files+=" $(grep -os '/dev/shm/vader_segment.*' "/proc/$pid/maps" || true)"
+        done
         xargs kill -KILL <<<"$left" 2>/dev/null || true
         sleep 0.05
     done
@@ -134,7 +142,9 @@ end_session() {
 
 # A process of an earlier start, on another machine perhaps, may still hold the lock. Past the limit
 # the program says so.
-await_lock() { [ -z "$out" ] || [ ! -e "$out/lock" ] || flock --timeout "$lock_wait" "$out/lock" true || true; }
+await_lock() {
+    [ -z "$out" ] || [ ! -e "$out/lock" ] || flock --timeout "$lock_wait" "$out/lock" true || true
+}
 
 stop() { # NAME NUMBER
     stops=$((stops + 1))
@@ -156,11 +166,13 @@ pause() { # SECONDS, or until a signal
     wait $! || true
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
-export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-0}" # by default a crash costs 2 s more
+# By default a crash costs 2 s more.
+export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-0}"
 # A host that cannot be reached is missed after 5 + 3 x 2 seconds; by default after 8 minutes.
-export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time-5}" OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl-2}"
+export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time-5}"
+export OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl-2}"
 export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes-3}"
 mpirun='' stops=0 ended_by='' failures=0 earlier=''
 ((resume || resumes)) || earlier=$(checkpoints)
@@ -186,7 +198,8 @@ while :; do
     now=$(newest)
     if [ "$now" != "$reached" ]; then reached=$now failures=0; fi
     if ((failures == restarts)); then
-        say "crashed (mpirun: $status): giving up after $restarts restarts without a newer checkpoint"
+        say "crashed (mpirun: $status):" \
+            "giving up after $restarts restarts without a newer checkpoint"
         exit "$code"
     fi
     failures=$((failures + 1))
