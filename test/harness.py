@@ -554,10 +554,11 @@ class InFolder(TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.out = self.folder / "out"
 
-    def write(self, name, content, mode=0o644):
+    def write(self, name, *parts, mode=0o644):
+        """A file of these parts, each bytes or text; the folders above it are made."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.write_bytes(b"".join(p.encode() if isinstance(p, str) else p for p in parts))
         path.chmod(mode)
         return path
 

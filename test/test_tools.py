@@ -155,8 +155,8 @@ eval "$(sed -n "$(wc -l <"$FOLDER/calls")p" "$FOLDER/plan")"
 class Launch(InFolder):
     def setUp(self):
         super().setUp()
-        self.write("bin/mpirun", MPIRUN, 0o755)
-        self.program = self.write("train_gpt", "#!/bin/sh\n", 0o755)
+        self.write("bin/mpirun", MPIRUN, mode=0o755)
+        self.program = self.write("train_gpt", "#!/bin/sh\n", mode=0o755)
 
     def launch(self, plan, *options, flags=None):
         self.write("plan", "\n".join(plan) + "\n")
@@ -482,9 +482,9 @@ class Sweep(InFolder):
     def setUp(self):
         super().setUp()
         self.write(
-            "bin/mpirun", '#!/bin/bash\nexec "${@:4}"\n', 0o755
+            "bin/mpirun", '#!/bin/bash\nexec "${@:4}"\n', mode=0o755
         )  # --oversubscribe -np N program ...
-        self.program = self.write("train_gpt", TRAINER, 0o755)
+        self.program = self.write("train_gpt", TRAINER, mode=0o755)
 
     def sweep_command(self, grid, *options):
         """The Python without a virtual environment: it draws no pictures, which take a second each.
@@ -687,11 +687,11 @@ class Slurm(InFolder):
     def setUp(self):
         super().setUp()
         (self.folder / "scripts").symlink_to(SCRIPTS)
-        self.write("bin/mpirun", MPIRUN, 0o755)
-        self.write("bin/scontrol", '#!/bin/sh\necho "$*" >>"$FOLDER/scontrol"\n', 0o755)
-        self.write("train_gpt", "#!/bin/sh\n", 0o755)
+        self.write("bin/mpirun", MPIRUN, mode=0o755)
+        self.write("bin/scontrol", '#!/bin/sh\necho "$*" >>"$FOLDER/scontrol"\n', mode=0o755)
+        self.write("train_gpt", "#!/bin/sh\n", mode=0o755)
         self.script = self.write(
-            "spool/slurm_script", (SCRIPTS / "slurm.sbatch").read_text(), 0o755
+            "spool/slurm_script", (SCRIPTS / "slurm.sbatch").read_text(), mode=0o755
         )
         self.environment.update(SLURM_SUBMIT_DIR=str(self.folder), SLURM_JOB_ID="17")
 
@@ -727,7 +727,7 @@ class Slurm(InFolder):
     def test_gpus(self):
         """The GPU build is started where the job has GPUs, and refused where it has none."""
         self.write("plan", "exit 0\n")
-        self.write("train_gpt_cuda", "#!/bin/sh\n", 0o755)
+        self.write("train_gpt_cuda", "#!/bin/sh\n", mode=0o755)
         self.environment["PROGRAM"] = "./train_gpt_cuda"
         self.assertIn(
             "sbatch --gpus-per-task=1", self.run_to_end(self.script, "--out", self.out, code=2)
@@ -853,9 +853,9 @@ class Zeropp(InFolder):
         super().setUp()
         for name in ("reproduce_zeropp.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("bin/mpirun", FAKE_CLUSTER, 0o755)
+        self.write("bin/mpirun", FAKE_CLUSTER, mode=0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
-        self.program = self.write("train_gpt", "", 0o755)
+        self.program = self.write("train_gpt", "", mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
@@ -1149,8 +1149,10 @@ class Dpzero(InFolder):
         super().setUp()
         for name in ("reproduce_dpzero.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("scripts/cluster.sh", "#!/bin/sh\nexit 1\n", 0o755)  # this machine can have none
-        self.write("bin/mpirun", FAKE_TRAINER, 0o755)
+        self.write(
+            "scripts/cluster.sh", "#!/bin/sh\nexit 1\n", mode=0o755
+        )  # this machine can have none
+        self.write("bin/mpirun", FAKE_TRAINER, mode=0o755)
         (self.folder / "train_gpt").symlink_to(self.bin / "mpirun")
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
@@ -1387,7 +1389,7 @@ class Cyclic(InFolder):
         for name in ("reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
-            self.write(name, FAKE_CYCLIC, 0o755)
+            self.write(name, FAKE_CYCLIC, mode=0o755)
         self.data("text_bytes", b"")
         pixels = struct.pack("<12H", 256, 1, 2, 3, 4, 257, 256, 5, 6, 7, 8, 266)
         self.data(
@@ -1662,7 +1664,7 @@ class Pseudo(InFolder):
         for name in ("reproduce_pseudo.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
-            self.write(name, FAKE_PSEUDO, 0o755)
+            self.write(name, FAKE_PSEUDO, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
@@ -1814,7 +1816,7 @@ class Offload(InFolder):
         super().setUp()
         for name in ("reproduce_offload.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("train_gpt", FAKE_OFFLOAD, 0o755)
+        self.write("train_gpt", FAKE_OFFLOAD, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
