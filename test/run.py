@@ -134,7 +134,7 @@ def main():
         jobs = [pool.submit(run, name, command, env) for name, command in todo if name not in ALONE]
         results = [job.result() for job in jobs]
     results += [run(name, command, env) for name, command in todo if name in ALONE]
-    print(f"\nthe slowest {SLOWEST} of {len(results)}:")
+    print(f"\nthe slowest of {len(results)}:")
     for name, _, _, seconds, cores in sorted(results, key=lambda one: -one[4])[:SLOWEST]:
         print(f"  {name:28} {seconds:7.1f} s {cores:7.1f} s of cores")
     total = sum(one[4] for one in results)
