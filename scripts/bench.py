@@ -229,10 +229,10 @@ def restart(folder, rounds, cores):
     finally:
         open(os.path.join(out, "stop"), "w").close()
         run.wait()
+    step = statistics.median(e["ms"] for e in read_log(folder) if e["event"] == "step") / 1000
     print(
         f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s; "
-        "a step takes"
-        f" {statistics.median(e['ms'] for e in read_log(folder) if e['event'] == 'step') / 1000:.2f} s"
+        f"a step takes {step:.2f} s"
     )
 
 

@@ -1,11 +1,13 @@
 #!/bin/sh
-# Compares ./train_gpt with the current PyTorch on this machine's processor. Usage: scripts/bench_peers.sh [options]
-# Options go to bench_peers.py (--help lists them). The first call installs PyTorch and Opacus from PyPI into .venv-peers.
+# Compares ./train_gpt with the current PyTorch on this machine's processor. Usage:
+# scripts/bench_peers.sh [options] Options go to bench_peers.py (--help lists them). The first call
+# installs PyTorch and Opacus from PyPI into .venv-peers.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-peers
 packages="torch numpy opacus"
-need_gb=10 # PyPI's only Linux build brings the CUDA libraries along: about 6 GB installed, and the downloads
+# PyPI's only Linux build brings the CUDA libraries along: about 6 GB installed, and the downloads.
+need_gb=10
 
 if [ "$(cat "$venv/installed" 2>/dev/null)" != "$packages" ]; then
     free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1048576))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# cluster.sh: one Linux machine as a cluster. N nodes of M ranks, a network of a chosen speed between the nodes, and for each
-# rank a share of a core and of memory. For root. What was measured on a laptop then says something about a cluster.
+# cluster.sh: one Linux machine as a cluster. N nodes of M ranks, a network of a chosen speed
+# between the nodes, and for each rank a share of a core and of memory. For root. What was measured
+# on a laptop then says something about a cluster.
 #
 #   scripts/cluster.sh 2x2 --rate 200mbit --cpu 25 -- ./train_gpt FLAG...    makes a cluster of 2 nodes with 2 ranks each, runs
 #                                                                            the program on its 4 ranks, removes the cluster
@@ -17,18 +18,20 @@
 #   --name NAME      of the cluster (default: a free one, or the only one there is)
 #   --json FILE      of a run: {"nodes":[{"name":"node0","sent":BYTES,"received":BYTES},...],"seconds":S,"status":CODE}
 #
-# After a run, stderr and --json tell what each node's interface sent and received meanwhile. SIGUSR1 goes on to mpirun;
-# Ctrl-C and SIGTERM end the run (and the one-shot form's cluster).
-# Exit status: the command's, or 0 done, 2 bad usage, 3 the cluster could not be made, 77 this machine lacks what it takes:
-# every missing thing is named.
+# After a run, stderr and --json tell what each node's interface sent and received meanwhile.
+# SIGUSR1 goes on to mpirun; Ctrl-C and SIGTERM end the run (and the one-shot form's cluster). Exit
+# status: the command's, or 0 done, 2 bad usage, 3 the cluster could not be made, 77 this machine
+# lacks what it takes: every missing thing is named.
 #
-# How. One process, the switch, is the first of a PID namespace that everything else of the cluster lives in, and has a
-# network namespace with a bridge: when it dies, the kernel ends all other processes, and with them go the namespaces, the
-# links and the mounts. A node is a process with its own network, host name, /etc/hosts and /dev/shm (or shared memory of Open
-# MPI's nodes would collide), and a cable (veth) into the bridge. The rate is set at both ends of the cable; frames are those
-# of a cluster, 9000 bytes. mpirun runs on node0 and reaches the others through this script in place of ssh. Each node sees
-# only the cores of its own ranks. The machine's own network is not touched, so clusters side by side never meet.
-# Quotas are cgroups (version 1 or 2, whichever has the controller) below the caller's own, so that limits on the caller hold.
+# How. One process, the switch, is the first of a PID namespace that everything else of the cluster
+# lives in, and has a network namespace with a bridge: when it dies, the kernel ends all other
+# processes, and with them go the namespaces, the links and the mounts. A node is a process with its
+# own network, host name, /etc/hosts and /dev/shm (or shared memory of Open MPI's nodes would
+# collide), and a cable (veth) into the bridge. The rate is set at both ends of the cable; frames
+# are those of a cluster, 9000 bytes. mpirun runs on node0 and reaches the others through this
+# script in place of ssh. Each node sees only the cores of its own ranks. The machine's own network
+# is not touched, so clusters side by side never meet. Quotas are cgroups (version 1 or 2, whichever
+# has the controller) below the caller's own, so that limits on the caller hold.
 set -euo pipefail
 
 self=$(realpath "$0")
@@ -45,7 +48,7 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Input
 parse() {
     while [ $# -gt 0 ]; do
@@ -68,23 +71,30 @@ parse() {
     done
 }
 
-need_command() { [ ${#command[@]} -gt 0 ] || fail $status_input "what shall run? -- COMMAND ARGUMENT..."; }
+need_command() { [ ${#command[@]} -gt 0 ] ||
+    fail $status_input "what shall run? -- COMMAND ARGUMENT..."; }
 
 check_input() { # SHAPE: sets nodes, ranks, cores
     local most
-    [[ $1 =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] || fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2"
+    [[ $1 =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] ||
+        fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2"
     nodes=${BASH_REMATCH[1]} ranks=${BASH_REMATCH[2]} cores=$(own_cores)
-    [[ $name =~ ^[A-Za-z0-9_-]*$ ]] || fail $status_input "--name $name: letters, digits, - and _ only"
-    [[ $memory =~ ^([1-9][0-9]*[KMG]?)?$ ]] || fail $status_input "--memory $memory is no size such as 512M or 2G"
-    [[ $cpu =~ ^([1-9][0-9]{1,5})?$ ]] || fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
+    [[ $name =~ ^[A-Za-z0-9_-]*$ ]] ||
+        fail $status_input "--name $name: letters, digits, - and _ only"
+    [[ $memory =~ ^([1-9][0-9]*[KMG]?)?$ ]] ||
+        fail $status_input "--memory $memory is no size such as 512M or 2G"
+    [[ $cpu =~ ^([1-9][0-9]{1,5})?$ ]] ||
+        fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
     most=$(most_cpu)
-    [ "${cpu:-0}" -le "$most" ] || fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores get at most $most each"
+    [ "${cpu:-0}" -le "$most" ] ||
+        fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores get at most $most each"
     [ -z "$rate" ] || probe tc qdisc add dev lo root tbf rate "$rate" burst $burst_bytes latency 400ms ||
         fail $status_input "--rate $rate is no rate that tc knows, such as 200mbit"
-    [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay "$latency" || fail $status_input "--latency $latency is no time that tc knows, such as 2ms"
+    [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay "$latency" ||
+        fail $status_input "--latency $latency is no time that tc knows, such as 2ms"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the machine has
 probe() { unshare --pid --fork --net --uts --ipc --mount -- "$@" >/dev/null 2>&1; }
 
@@ -100,15 +110,20 @@ check_machine() {
         if probe true; then
             probe ip link add name probe type bridge || missing+=("bridges (CONFIG_BRIDGE)")
             probe ip link add name probe type veth || missing+=("veth links (CONFIG_VETH)")
-            probe tc qdisc add dev lo root tbf rate 1mbit burst $burst_bytes latency 400ms || missing+=("the tbf queue (CONFIG_NET_SCH_TBF)")
-            [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay 1ms || missing+=("for --latency: the netem queue (CONFIG_NET_SCH_NETEM)")
+            probe tc qdisc add dev lo root tbf rate 1mbit burst $burst_bytes latency 400ms ||
+                missing+=("the tbf queue (CONFIG_NET_SCH_TBF)")
+            [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay 1ms ||
+                missing+=("for --latency: the netem queue (CONFIG_NET_SCH_NETEM)")
         else
             missing+=("the right to make namespaces (in a container: a privileged one)")
         fi
-        [ -z "$cpu" ] || cgroup_parent cpu >/dev/null || missing+=("for --cpu: a cgroup that passes on the cpu controller")
-        [ -z "$memory" ] || cgroup_parent memory >/dev/null || missing+=("for --memory: a cgroup that passes on the memory controller")
+        [ -z "$cpu" ] || cgroup_parent cpu >/dev/null ||
+            missing+=("for --cpu: a cgroup that passes on the cpu controller")
+        [ -z "$memory" ] || cgroup_parent memory >/dev/null ||
+            missing+=("for --memory: a cgroup that passes on the memory controller")
     fi
-    [ ${#missing[@]} = 0 ] || fail $status_missing "this machine cannot be a cluster; missing: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
+    [ ${#missing[@]} = 0 ] ||
+        fail $status_missing "this machine cannot be a cluster; missing: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
 }
 
 own_cores() { # prints the numbers of the cores that this process may use
@@ -136,12 +151,14 @@ node_cores() { # NODE: prints the cores that its ranks live on, for taskset; mor
     echo "${list#,}"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Quotas: cgroups. Version 2 is told by its cgroup.subtree_control, which names the controllers that children have.
+# --------------------------------------------------------------------------------------------------
+# Quotas: cgroups. Version 2 is told by its cgroup.subtree_control, which names the controllers that
+# children have.
 cgroup_passes_on() { grep -qw "$2" "$1/cgroup.subtree_control" 2>/dev/null; } # DIRECTORY CONTROLLER
 
-# Prints the directory below which cgroups with this controller can be made: the caller's own cgroup; in version 2, where one
-# with processes cannot pass controllers on, its nearest ancestor that does, or else the root.
+# Prints the directory below which cgroups with this controller can be made: the caller's own
+# cgroup; in version 2, where one with processes cannot pass controllers on, its nearest ancestor
+# that does, or else the root.
 cgroup_parent() { # CONTROLLER
     local mount type options own
     while read -r _ mount type options _; do
@@ -210,14 +227,15 @@ remove_cgroups() {
             [ -e "$top" ] || break
             sleep 0.05
         done
-        [ ! -e "$top" ] || fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
+        [ ! -e "$top" ] ||
+            fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
     done <"$state/cgroups"
     [ ! -e "$state/passed_on" ] || while read -r controller file; do
         { echo "-$controller" >"$file"; } 2>/dev/null || true # gone, or somebody else uses it by now
     done <"$state/passed_on"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The processes that hold the cluster. These functions run inside of it.
 shape_link() { # INTERFACE COMMAND...: the command goes before tc, to reach another network
     local bytes
@@ -277,7 +295,7 @@ enter_node() { # NODE WORD...: what mpirun calls in place of ssh; the words are 
         bash -c "cd ${CLUSTER_DIRECTORY@Q} && ${*:2}"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A cluster, seen from outside
 claim_name() {
     local i wanted=$name
@@ -285,7 +303,8 @@ claim_name() {
         name=${wanted:-c$i}
         mkdir -p $states || fail $status_failed "cannot write $states"
         if mkdir "$states/$name" 2>/dev/null; then break; fi
-        [ -z "$wanted" ] || fail $status_input "there is a cluster $name; to remove it: $0 down --name $name"
+        [ -z "$wanted" ] ||
+            fail $status_input "there is a cluster $name; to remove it: $0 down --name $name"
     done
     state=$states/$name
 }
@@ -294,7 +313,8 @@ choose_name() { # the one that is named, or the only one
     all=$(list)
     if [ -z "$name" ]; then
         [ -n "$all" ] || fail $status_input "there is no cluster; to make one: $0 up 2x2"
-        [ "$(wc -w <<<"$all")" = 1 ] || fail $status_input "which one? --name $(paste -sd'|' <<<"$all")"
+        [ "$(wc -w <<<"$all")" = 1 ] ||
+            fail $status_input "which one? --name $(paste -sd'|' <<<"$all")"
         name=$all
     fi
     state=$states/$name
@@ -306,8 +326,8 @@ load() {
 }
 list() { [ ! -d $states ] || ls $states; }
 
-# Prints the processes that hold the cluster's switch, as the machine numbers them. They are known by their arguments, so
-# that no stale number is ever trusted.
+# Prints the processes that hold the cluster's switch, as the machine numbers them. They are known
+# by their arguments, so that no stale number is ever trusted.
 holders() { # [PROGRAM]
     local file words
     for file in /proc/[0-9]*/cmdline; do
@@ -326,7 +346,8 @@ find_switch() {
     for holder in $(holders bash); do # a process that it has forked looks like it until it becomes another program; only it is the first of its namespace
         if grep -qs $'^NSpid:.*\t1$' "/proc/$holder/status"; then switch=$holder; fi
     done
-    [[ $switch && -e $state/ready ]] || fail $status_failed "cluster $name is gone; to clean up: $0 down --name $name"
+    [[ $switch && -e $state/ready ]] ||
+        fail $status_failed "cluster $name is gone; to clean up: $0 down --name $name"
 }
 inside() { nsenter --target "$switch" --pid --net --mount -- "$@"; }
 
@@ -354,7 +375,8 @@ up() { # SHAPE
     holder=$!
     disown
     until [ -e "$state/ready" ]; do
-        kill -0 $holder 2>/dev/null || fail $status_failed "cannot make the cluster: $(<"$state/messages")"
+        kill -0 $holder 2>/dev/null ||
+            fail $status_failed "cannot make the cluster: $(<"$state/messages")"
         sleep 0.02
     done
     say "$name: $nodes nodes of $ranks ranks; a link $([ -n "$rate" ] && echo "of $rate" || echo "without limit")${latency:+, latency $latency}$(
@@ -367,20 +389,22 @@ remove() { # all that there is of it, however far it came
     for ((try = 0; try < 200; try++)); do
         left=$(holders)
         [ -n "$left" ] || break
-        # process 1; its parent in the machine buries it and ends, unless the cluster did not come that far
+        # process 1; its parent in the machine buries it and ends, unless the cluster did not come
+        # that far
         doomed=$(holders bash)
         ((try < 20)) || doomed=$left
         # shellcheck disable=SC2086 # several numbers
         kill -9 $doomed 2>/dev/null || true
         sleep 0.05
     done
-    [ -z "$left" ] || fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
+    [ -z "$left" ] ||
+        fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
     remove_cgroups
     rm -rf "$state"
     rmdir $states 2>/dev/null || true
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run
 take_turn() { # as long as anything of the run lives, the cluster is its own
     exec 9<"$state"
@@ -446,7 +470,7 @@ run() {
     exit "$status"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -488,7 +512,8 @@ run)
 cut | mend)
     choose_name
     find_switch
-    [[ ${words[1]-} =~ ^[0-9]+$ && ${words[1]} -lt $nodes ]] || fail $status_input "which node? 0 to $((nodes - 1))"
+    [[ ${words[1]-} =~ ^[0-9]+$ && ${words[1]} -lt $nodes ]] ||
+        fail $status_input "which node? 0 to $((nodes - 1))"
     inside ip link set "port${words[1]}" "$([ "${words[0]}" = cut ] && echo down || echo up)"
     ;;
 down)

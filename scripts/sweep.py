@@ -415,10 +415,8 @@ def main():
         return EXIT_INPUT
     if options.dry_run:
         for run in runs:
-            print(
-                f"# {run.name}:"
-                f" {run.recorded()['state']}\n{shlex.join(run.command(options.program, options.restarts))}"
-            )
+            command = shlex.join(run.command(options.program, options.restarts))
+            print(f"# {run.name}: {run.recorded()['state']}\n{command}")
         return 0
     sweep = Sweep(runs, options)
     try:

@@ -84,7 +84,8 @@ def predict(row, model, method, fitted):
         "--json",
         "--model",
         (
-            f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
+            f"layers={shape.layers},"
+            f"heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
         ),
         "--seq-len",
         T,

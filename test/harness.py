@@ -35,7 +35,8 @@ import unittest
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-# Started in the background, these may be ignored, and no program that a test starts could trap them.
+# Started in the background, these may be ignored, and no program that a test starts could trap
+# them.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
@@ -553,10 +554,11 @@ class InFolder(TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.out = self.folder / "out"
 
-    def write(self, name, content, mode=0o644):
+    def write(self, name, *parts, mode=0o644):
+        """A file of these parts, each bytes or text; the folders above it are made."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.write_bytes(b"".join(p.encode() if isinstance(p, str) else p for p in parts))
         path.chmod(mode)
         return path
 

@@ -49,13 +49,26 @@ WAIT = [
 # all), and tells what it sees.
 DESCRIBE = """
 import json, os, socket, sys, time
+
 mark = "/dev/shm/mark"
 open(mark + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
 marks = lambda: sorted(int(name[4:]) for name in os.listdir("/dev/shm") if name.startswith("mark"))
 while len(marks()) < int(sys.argv[1]):
     time.sleep(0.02)
-print(json.dumps({"rank": int(os.environ["OMPI_COMM_WORLD_RANK"]), "host": socket.gethostname(), "address": socket.gethostbyname("node1"),
-                  "ranks_here": marks(), "cores": sorted(os.sched_getaffinity(0))}) + "\\n", end="", flush=True)
+print(
+    json.dumps(
+        {
+            "rank": int(os.environ["OMPI_COMM_WORLD_RANK"]),
+            "host": socket.gethostname(),
+            "address": socket.gethostbyname("node1"),
+            "ranks_here": marks(),
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+    )
+    + "\\n",
+    end="",
+    flush=True,
+)
 """
 
 # Rank 1 sends numbers to rank 0, which writes down (file $1) the newest.

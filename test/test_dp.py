@@ -227,7 +227,8 @@ def gradients(model, samples, T, **flags):
         found, (told,) = (values(model) - values(case["export"])) / LR, job.steps("grad_norm")[0]
         if not abs(np.linalg.norm(found) / float(told) - 1) < (1e-2 if "dtype" in flags else CLOSE):
             raise AssertionError(
-                f"the plain run {job.command} has a gradient of norm {told}, its weights tell {np.linalg.norm(found)}"
+                f"the plain run {job.command} has a gradient of norm {told}, its weights tell "
+                f"{np.linalg.norm(found)}"
             )
         KNOWN[key(s)] = found
     return np.array([KNOWN[key(s)] for s in samples])
@@ -2004,8 +2005,8 @@ class Controls(PrivateCheck):
             "noise added twice",
             "state/update.h",
             NOISE,
-            NOISE
-            + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), "
+            NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, store_floats(s, "
+            "STATE_GRADIENT, storage, step), "
             + NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace(
                 "s->noise.scale)", "1)"
             ),
@@ -2015,7 +2016,8 @@ class Controls(PrivateCheck):
         (
             "cross term dropped",
             "dp.h",
-            "        ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows, T, C, Vp);\n",
+            "        ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, "
+            "classified, c->rows, T, C, Vp);\n",
             "",
             "continuous",
             "wte of storage 0",
@@ -2134,8 +2136,8 @@ class Controls(PrivateCheck):
         no number, and the run goes on; no key is left."""
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         look = (
-            "for (size_t i = 0; i + 8 <= sizeof job; i += 4) { uint32_t w[2]; memcpy(w, (char *)&job + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }"
-            % words
+            "for (size_t i = 0; i + 8 <= sizeof job; i += 4) { uint32_t w[2]; "
+            "memcpy(w, (char *)&job + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
         )
         changes = [
             (
@@ -2151,7 +2153,8 @@ class Controls(PrivateCheck):
             (
                 "train_gpt.c",
                 "    comm_end(&job.comm);\n    return code;",
-                f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
+                f"    bool left = false;\n    {look}\n"
+                '    printf("the key is %s\\n", left ? "left" : "gone");\n'
                 "    comm_end(&job.comm);\n    return code;",
             ),
         ]
@@ -2165,7 +2168,8 @@ class Controls(PrivateCheck):
         self.assertNotIn("the key is left", found.out)
 
     def test_schedules_of_other_batches(self):
-        """Those of no sample, and of as many as a step may take, are proved before the first step."""
+        """Those of no sample, and of as many as a step may take, are proved before the first
+        step."""
         for of in sample(("samples", "samples <= p->config->samples"), 1):
             binary = self.program(
                 (

@@ -103,7 +103,8 @@ class Actions(unittest.TestCase):
             self.assertEqual(job.code, EXIT_PEER, job.err)
             self.assertRegex(
                 job.err,
-                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+                rf"lost rank {rank} on {socket.gethostname()}: it is stopped, seen for \d.\d s, in "
+                rf"[a-z_ ]+( \d+)?, step {STEPS_THEN}",
             )
 
         self.each("stop", 3, check)
@@ -113,7 +114,8 @@ class Actions(unittest.TestCase):
             self.assertEqual(job.code, EXIT_PEER, job.err)
             self.assertRegex(
                 job.err,
-                rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in [a-z_ ]+( \d+)?, step {STEPS_THEN}",
+                rf"lost rank {rank} on {socket.gethostname()}: no sign of progress for \d.\d s, in "
+                rf"[a-z_ ]+( \d+)?, step {STEPS_THEN}",
             )
 
         self.each("hang", 2, check, watchdog=3)
@@ -144,22 +146,20 @@ class Actions(unittest.TestCase):
         job.done()
 
     def test_slow_is_not_lost(self):
-        """One sample on two ranks: the first waits for the other for several times the watchdog's
+        """One sample on two ranks: the first waits for the other for longer than the watchdog's
         limit, and hears that it computes."""
-        losses = [
-            train(
-                ranks=ranks,
-                threads=1,
-                steps=1,
-                model="layers=3,heads=8,channels=512,vocab=101",
-                seq_len=4096,
-                micro_batch=1,
-                batch_tokens=4096,
-                watchdog=1,
-            ).losses()[0]
-            for ranks in (2, 1)
-        ]
-        self.assertLess(abs(losses[0] - losses[1]), 1e-5 * losses[1])
+        job = Job(
+            ranks=2,
+            threads=1,
+            steps=1,
+            model="layers=3,heads=8,channels=512,vocab=101",
+            seq_len=4096,
+            micro_batch=1,
+            batch_tokens=4096,
+            watchdog=3,
+        )
+        job.limit = 10 * harness.TIMEOUT  # it computes for some seconds, on a busy machine longer
+        self.assertEqual(len(job.done().steps()), 1)
 
     def test_told_to_die(self):
         """A rank that gets SIGTERM says where it was."""
@@ -168,7 +168,8 @@ class Actions(unittest.TestCase):
         os.kill(job.pids()[1], signal.SIGTERM)
         self.assertRegex(
             job.done().err,
-            r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n",
+            r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, "
+            r"waiting for .*; stopping after this step\n",
         )
 
 

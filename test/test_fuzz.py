@@ -60,7 +60,9 @@ ENVIRONMENT = dict(
     OPENBLAS_NUM_THREADS="1",
     OMP_NUM_THREADS="1",
     UBSAN_OPTIONS="print_stacktrace=1",
-    ASAN_OPTIONS=f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}",
+    ASAN_OPTIONS=f"detect_leaks=0:"
+    f"allocator_may_return_null=1:"
+    f"max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}",
 )
 RUN = {
     "model": MODEL,
@@ -889,7 +891,8 @@ def attempt(seed, number, target=None):
     command = shlex.join([BINARY, *words])
     return (
         wrong
-        and f"{wrong}: python3 test/test_fuzz.py {seed} {number}\n{command[:2000]!r}\n{out[-500:]}\n{err[:4000]}"
+        and f"{wrong}: python3 test/test_fuzz.py {seed} "
+        f"{number}\n{command[:2000]!r}\n{out[-500:]}\n{err[:4000]}"
     )
 
 

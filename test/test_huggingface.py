@@ -546,59 +546,94 @@ class Malformed(InFolder):
 PEER_CODE = r"""
 import json, struct, sys, torch, transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
 torch.set_num_threads(2)
+
 
 def tokens_of(path):
     data = open(path, "rb").read()
     return torch.tensor(struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:]))
 
+
 def load(folder, dtype):
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert type(model) is GPT2LMHeadModel and not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert type(model) is GPT2LMHeadModel and not any(
+        info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    ), info
     assert model.lm_head.weight is model.transformer.wte.weight
     return model.to(dtype).eval()
 
+
 def loss(folder, tokens, T, dtype):
     windows = (len(tokens) - 1) // T
-    x, y = (tokens[i:i + windows * T].view(windows, T) for i in (0, 1))
+    x, y = (tokens[i : i + windows * T].view(windows, T) for i in (0, 1))
     logits = load(folder, dtype)(x).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
 
+
 def losses(folders, shard, T):
     tokens = tokens_of(shard)
-    return [[loss(folder, tokens, T, dtype) for dtype in (torch.float32, torch.float64)] for folder in folders]
+    return [
+        [loss(folder, tokens, T, dtype) for dtype in (torch.float32, torch.float64)]
+        for folder in folders
+    ]
 
-def golden(folder, state):  # largest difference of logits from those of make_golden.py, and the largest of these
+
+def golden(
+    folder, state
+):  # largest difference of logits from those of make_golden.py, and the largest of these
     data = open(state, "rb").read()
     B, T = struct.unpack("<2i", data[8:16])
-    x = torch.frombuffer(bytearray(data[1024:1024 + 4 * B * T]), dtype=torch.int32).long().view(B, T)
+    x = (
+        torch.frombuffer(bytearray(data[1024 : 1024 + 4 * B * T]), dtype=torch.int32)
+        .long()
+        .view(B, T)
+    )
     logits = load(folder, torch.float32)(x).logits
-    expected = torch.frombuffer(bytearray(data[1024 + 8 * B * T:1024 + 8 * B * T + 4 * logits.numel()]), dtype=torch.float32).view_as(logits)
+    expected = torch.frombuffer(
+        bytearray(data[1024 + 8 * B * T : 1024 + 8 * B * T + 4 * logits.numel()]),
+        dtype=torch.float32,
+    ).view_as(logits)
     return (logits - expected).abs().max().item(), expected.abs().max().item()
+
 
 def make(folders, dtypes, shard_size):  # random models, biases and norms too
     torch.manual_seed(1)
     for folder, dtype in zip(folders, dtypes):
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=101, n_positions=24, n_embd=48, n_layer=3, n_head=3))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=101, n_positions=24, n_embd=48, n_layer=3, n_head=3)
+        )
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.1 * torch.randn(p.shape))
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+
 
 def encode(folder, text):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text)["input_ids"]
     return ids, tokenizer.decode(ids), tokenizer.eos_token_id
 
+
 def generate(folder):
     model = load(folder, torch.float32)
-    return model.generation_config.eos_token_id, model.generate(torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2), max_new_tokens=4).shape[1]
+    return (
+        model.generation_config.eos_token_id,
+        model.generate(
+            torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2), max_new_tokens=4
+        ).shape[1],
+    )
+
 
 def versions():
     return torch.__version__, transformers.__version__
 
+
 with torch.no_grad():
-    print("\n" + json.dumps([globals()[name](*arguments) for name, *arguments in json.load(sys.stdin)]))
+    print(
+        "\n"
+        + json.dumps([globals()[name](*arguments) for name, *arguments in json.load(sys.stdin)])
+    )
 """
 
 

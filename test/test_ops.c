@@ -1626,7 +1626,7 @@ enum { COMPARES = 1 };
 // Emulated threads take their time: without TEST_ALL, some cases are drawn by TEST_SEED, beside the
 // first of each operation; where each access is checked, none of the large ones.
 #ifdef EMU_H
-enum { DRAWN = COMPARES ? 3 : 6 }; // one in so many
+enum { DRAWN = COMPARES ? 4 : 8 }; // one in so many
 #else
 enum { DRAWN = 1 };
 #endif

@@ -197,7 +197,11 @@ class Equations:
         return {"profile_batch_size": self.batch, "nodes": nodes, "edges": edges}
 
     def cluster(self):
-        return f"{self.nodes}x{self.ranks},intra={self.intra!r},inter={self.inter!r},gather={self.gather!r},latency={self.latency!r}"
+        return (
+            f"{self.nodes}x{self.ranks},"
+            f"intra={self.intra!r},"
+            f"inter={self.inter!r},gather={self.gather!r},latency={self.latency!r}"
+        )
 
     def cut(self, unit):
         """Bytes of a sample that cross the border before a unit: each output once, up to its last

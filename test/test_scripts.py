@@ -1109,7 +1109,11 @@ class Plot(InFolder):
                 '{"traceEvents":7}',
                 '{"traceEvents":[{"ph":"X"}]}',
                 '{"traceEvents":[]}',
-                '{"traceEvents":[{"ph":"X","cat":"compute","pid":0,"ts":"x","dur":1,"name":"FORWARD","args":{"micro_batch":0}}]}',
+                '{"traceEvents":'
+                '[{"ph":'
+                '"X",'
+                '"cat":'
+                '"compute","pid":0,"ts":"x","dur":1,"name":"FORWARD","args":{"micro_batch":0}}]}',
             )
         ):
             self.assertIn(
@@ -1144,11 +1148,11 @@ class Lint(InFolder):
     TABLE = """| file | its one question |
 |---|---|
 | `a.c` | the program |
-| `kernels/b.h`, `c.cuh` | parts |
+| `ops/b.h`, `c.cuh` | parts |
 | `d.h` | the ground |
 """
     B = """// b.h: what it is for (d.h: ground); test_x.py tries it.
-#include "kernels/c.cuh" // its row
+#include "ops/c.cuh" // its row
 #include "d.h"           // below
 enum {
     FIRST,
@@ -1171,9 +1175,9 @@ static int many(int a,
     def lint(self, **changes):
         files = {
             "docs/source.md": self.TABLE,
-            "a.c": '#include "kernels/b.h"\n',
-            "kernels/b.h": self.B,
-            "kernels/c.cuh": "// llm.c's\n",
+            "a.c": '#include "ops/b.h"\n',
+            "ops/b.h": self.B,
+            "ops/c.cuh": "// llm.c's\n",
             "d.h": "// Ground\nint d;\n",
             "test/test_x.py": '"""test_x.py: tries b.h."""\nNAME = "no_such.h"\n',
             "scripts/run.sh": "# as a.c says\ncat other.c\n",
@@ -1204,13 +1208,18 @@ static int many(int a,
     }
 }
 """
-        found = self.lint(kernels__b_dot_h=self.B + swallowed)
+        found = self.lint(ops__b_dot_h=self.B + swallowed)
         first = self.B.count("\n") + 1
         self.assertEqual(
             [line.split(": ")[0] for line in found],
-            [f"kernels/b.h:{first + 2}", f"kernels/b.h:{first + 5}"],
+            [f"ops/b.h:{first + 2}", f"ops/b.h:{first + 5}"],
         )
         self.assertIn("end it with a semicolon", found[0])
+
+    def test_columns(self):
+        text = "".join(f"x = 1  # {'y' * length}\n" for length in (91, 92))
+        found = self.lint(test__long_dot_py=text)
+        self.assertEqual(found, ["test/long.py:2: a line of 101 columns"])
 
     def test_names_in_comments(self):
         self.assertEqual(
@@ -1225,11 +1234,11 @@ static int many(int a,
         )
         self.assertEqual(
             self.lint(
-                test__test_x_dot_py='"""x\n\ntest_z.py\n"""\n# kernels/d.h\n',
+                test__test_x_dot_py='"""x\n\ntest_z.py\n"""\n# ops/d.h\n',
                 scripts__run_dot_sh="# lost.py\n",
             ),
             [
-                "test/test_x.py:5: there is no file kernels/d.h",
+                "test/test_x.py:5: there is no file ops/d.h",
                 "test/test_x.py:3: there is no file test_z.py",
                 "scripts/run.sh:1: there is no file lost.py",
             ],
@@ -1237,8 +1246,8 @@ static int many(int a,
 
     def test_order_of_includes(self):
         self.assertEqual(
-            self.lint(d_dot_h='// Ground\n#include "kernels/b.h"\nint d;\n#include "a.c"\n'),
-            ["d.h:2: includes kernels/b.h, which is above it in docs/source.md's table"],
+            self.lint(d_dot_h='// Ground\n#include "ops/b.h"\nint d;\n#include "a.c"\n'),
+            ["d.h:2: includes ops/b.h, which is above it in docs/source.md's table"],
         )
         self.assertEqual(
             self.lint(e_dot_h="", docs__source_dot_md=self.TABLE + "| `f.h` | lost |\n"),
@@ -1314,11 +1323,12 @@ done
         for path in ROOT.iterdir():
             if path.suffix in (".c", ".h", ".cu", ".cuh") or path.name in (
                 "Makefile",
+                "base",
+                "comm",
                 "engine",
-                "plan",
-                "store",
-                "kernels",
-                "support",
+                "model",
+                "ops",
+                "state",
                 "test",
             ):
                 (self.folder / path.name).symlink_to(path)

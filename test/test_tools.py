@@ -155,8 +155,8 @@ eval "$(sed -n "$(wc -l <"$FOLDER/calls")p" "$FOLDER/plan")"
 class Launch(InFolder):
     def setUp(self):
         super().setUp()
-        self.write("bin/mpirun", MPIRUN, 0o755)
-        self.program = self.write("train_gpt", "#!/bin/sh\n", 0o755)
+        self.write("bin/mpirun", MPIRUN, mode=0o755)
+        self.program = self.write("train_gpt", "#!/bin/sh\n", mode=0o755)
 
     def launch(self, plan, *options, flags=None):
         self.write("plan", "\n".join(plan) + "\n")
@@ -432,29 +432,49 @@ class LaunchReal(InFolder):
 # special.
 TRAINER = f"""#!{sys.executable}
 import json, os, signal, sys, time
+
 flags = dict(zip(sys.argv[1:], sys.argv[2:]))
 folder = os.environ["FOLDER"]
 with open(folder + "/calls", "a") as calls:
-    calls.write(" ".join(sys.argv[1:]) + " cores " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + chr(10))
+    calls.write(
+        " ".join(sys.argv[1:])
+        + " cores "
+        + ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        + chr(10)
+    )
 rate = float(flags["--lr"])
 if rate > 100:
-    sys.exit(print("train_gpt: rank 0 on here, options.h:7: the rate is too high", file=sys.stderr) or 2)
+    sys.exit(
+        print("train_gpt: rank 0 on here, options.h:7: the rate is too high", file=sys.stderr) or 2
+    )
 if rate == 50 and not os.path.exists(folder + "/repaired"):
     sys.exit(4)
 if rate == 60 and "--resume" not in flags:
+
     def stop(*_):
         os.makedirs(flags["--out"] + "/step_00000001")
         open(flags["--out"] + "/step_00000001/manifest", "w").close()
         print("stopped at step 1. To go on: mpirun ...")
         sys.exit(0)
+
     signal.signal(signal.SIGUSR1, stop)
     open(folder + "/waits", "w").close()
     time.sleep(100)
 with open(flags["--log"], "a") as log:
     for step in (1, 2):
         loss = rate + float(flags.get("--seed", 0)) / 1000
-        print(json.dumps({{"event": "step", "step": step, "loss": loss, "ms": 100.0, "tokens_per_s": 1000.0}}), file=log)
-        print(json.dumps({{"event": "val", "step": step, "loss": loss * (3 - step), "bits_per_byte": 1.5}}), file=log)
+        print(
+            json.dumps(
+                {{"event": "step", "step": step, "loss": loss, "ms": 100.0, "tokens_per_s": 1000.0}}
+            ),
+            file=log,
+        )
+        print(
+            json.dumps(
+                {{"event": "val", "step": step, "loss": loss * (3 - step), "bits_per_byte": 1.5}}
+            ),
+            file=log,
+        )
 """
 
 
@@ -462,9 +482,9 @@ class Sweep(InFolder):
     def setUp(self):
         super().setUp()
         self.write(
-            "bin/mpirun", '#!/bin/bash\nexec "${@:4}"\n', 0o755
+            "bin/mpirun", '#!/bin/bash\nexec "${@:4}"\n', mode=0o755
         )  # --oversubscribe -np N program ...
-        self.program = self.write("train_gpt", TRAINER, 0o755)
+        self.program = self.write("train_gpt", TRAINER, mode=0o755)
 
     def sweep_command(self, grid, *options):
         """The Python without a virtual environment: it draws no pictures, which take a second each.
@@ -667,11 +687,11 @@ class Slurm(InFolder):
     def setUp(self):
         super().setUp()
         (self.folder / "scripts").symlink_to(SCRIPTS)
-        self.write("bin/mpirun", MPIRUN, 0o755)
-        self.write("bin/scontrol", '#!/bin/sh\necho "$*" >>"$FOLDER/scontrol"\n', 0o755)
-        self.write("train_gpt", "#!/bin/sh\n", 0o755)
+        self.write("bin/mpirun", MPIRUN, mode=0o755)
+        self.write("bin/scontrol", '#!/bin/sh\necho "$*" >>"$FOLDER/scontrol"\n', mode=0o755)
+        self.write("train_gpt", "#!/bin/sh\n", mode=0o755)
         self.script = self.write(
-            "spool/slurm_script", (SCRIPTS / "slurm.sbatch").read_text(), 0o755
+            "spool/slurm_script", (SCRIPTS / "slurm.sbatch").read_text(), mode=0o755
         )
         self.environment.update(SLURM_SUBMIT_DIR=str(self.folder), SLURM_JOB_ID="17")
 
@@ -707,7 +727,7 @@ class Slurm(InFolder):
     def test_gpus(self):
         """The GPU build is started where the job has GPUs, and refused where it has none."""
         self.write("plan", "exit 0\n")
-        self.write("train_gpt_cuda", "#!/bin/sh\n", 0o755)
+        self.write("train_gpt_cuda", "#!/bin/sh\n", mode=0o755)
         self.environment["PROGRAM"] = "./train_gpt_cuda"
         self.assertIn(
             "sbatch --gpus-per-task=1", self.run_to_end(self.script, "--out", self.out, code=2)
@@ -779,8 +799,12 @@ class LongRun(InFolder):
 # whose appearance among the arguments it fails or waits.
 FAKE_CLUSTER = """#!/usr/bin/env python3
 import json, os, sys, time
+
 folder, words = os.environ["FOLDER"], sys.argv[1:]
-told = lambda name: os.path.exists(os.path.join(folder, name)) and open(os.path.join(folder, name)).read() in words
+told = (
+    lambda name: os.path.exists(os.path.join(folder, name))
+    and open(os.path.join(folder, name)).read() in words
+)
 if words[0] == "check":
     if os.path.exists(os.path.join(folder, "missing")):
         print("missing: the command tc")
@@ -794,8 +818,13 @@ if told("wait"):
     open(os.path.join(folder, "waits"), "w").write(str(os.getpid()))
     time.sleep(1000)
 value = lambda name, default: words[words.index(name) + 1] if name in words else default
-parts = tuple("--zero-" + name in words for name in ("quantized-weights", "hpz-partition-size", "quantized-gradients"))
-M = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 1, 0): 2, (0, 0, 1): 2.25, (1, 1, 0): 1.5, (1, 1, 1): 0.75}[parts]
+parts = tuple(
+    "--zero-" + name in words
+    for name in ("quantized-weights", "hpz-partition-size", "quantized-gradients")
+)
+M = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 1, 0): 2, (0, 0, 1): 2.25, (1, 1, 0): 1.5, (1, 1, 1): 0.75}[
+    parts
+]
 nodes, ranks = map(int, words[0].split("x")) if words[0][0].isdigit() else (2, 2)
 ms = 100 + M * (15000 / float(value("--rate", "inf").removesuffix("mbit")))
 loss = 2 + 0.01 * (M == 0.75) + 0.5 * ("--zero-quant-block" in words)
@@ -804,9 +833,18 @@ with open(value("--log", ""), "w") as log:
     say = lambda **event: print(json.dumps(event), file=log)
     say(event="start", parameters=1000, predicted={"step_ms": 0.5 * ms})
     for step in range(1, steps + 1):
-        say(event="step", step=step, loss=loss, ms=ms * {1: 9, 2: 9, 3: 0.8, steps: 1.2}.get(step, 1), tokens_per_s=1000 / ms)
+        say(
+            event="step",
+            step=step,
+            loss=loss,
+            ms=ms * {1: 9, 2: 9, 3: 0.8, steps: 1.2}.get(step, 1),
+            tokens_per_s=1000 / ms,
+        )
     say(event="val", step=steps, loss=loss)
-    say(event="end", traffic={"measured": {"total": {"inter": M * 2000 * (nodes - 1) / nodes / ranks}}})
+    say(
+        event="end",
+        traffic={"measured": {"total": {"inter": M * 2000 * (nodes - 1) / nodes / ranks}}},
+    )
 """
 
 
@@ -815,9 +853,9 @@ class Zeropp(InFolder):
         super().setUp()
         for name in ("reproduce_zeropp.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("bin/mpirun", FAKE_CLUSTER, 0o755)
+        self.write("bin/mpirun", FAKE_CLUSTER, mode=0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
-        self.program = self.write("train_gpt", "", 0o755)
+        self.program = self.write("train_gpt", "", mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
@@ -1011,25 +1049,61 @@ class Zeropp(InFolder):
 # more.
 FAKE_TRAINER = """#!/usr/bin/env python3
 import json, os, sys
+
 folder, words = os.environ["FOLDER"], sys.argv[1:]
-told = lambda name: os.path.exists(os.path.join(folder, name)) and open(os.path.join(folder, name)).read() in " ".join(words)
+told = lambda name: os.path.exists(os.path.join(folder, name)) and open(
+    os.path.join(folder, name)
+).read() in " ".join(words)
 value = lambda name, default=0: words[words.index(name) + 1] if name in words else default
 open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
 if told("fail"):
     print("train_gpt: no luck")
     sys.exit(int(open(os.path.join(folder, "status")).read()))
-private, style, epsilon = "--dp-noise" in words, value("--dp-clip-style", "unit"), float(value("--dp-epsilon"))
-ranks, T, steps, stage = int(value("-np", 1)), int(value("--seq-len")), int(value("--steps")), int(value("--zero"))
-batch, more = int(value("--batch-tokens")) // T, {"unit": 1.25, "stage": 1.6, "flat": 2}[style] if private else 1
-links = {"intra": {"all_gather": 100 * stage * (ranks - 1) + (private and told("differ")), "reduce_scatter": 7}, "inter": {"all_gather": 2, "reduce_scatter": 0}}
+private, style, epsilon = (
+    "--dp-noise" in words,
+    value("--dp-clip-style", "unit"),
+    float(value("--dp-epsilon")),
+)
+ranks, T, steps, stage = (
+    int(value("-np", 1)),
+    int(value("--seq-len")),
+    int(value("--steps")),
+    int(value("--zero")),
+)
+batch, more = int(value("--batch-tokens")) // T, (
+    {"unit": 1.25, "stage": 1.6, "flat": 2}[style] if private else 1
+)
+links = {
+    "intra": {
+        "all_gather": 100 * stage * (ranks - 1) + (private and told("differ")),
+        "reduce_scatter": 7,
+    },
+    "inter": {"all_gather": 2, "reduce_scatter": 0},
+}
 traffic = dict(links, total={link: sum(kinds.values()) for link, kinds in links.items()})
-memory = {"parameters": 500, "buffers": round(500 * more), "device": 500 + round(500 * more), "host": 50}
+memory = {
+    "parameters": 500,
+    "buffers": round(500 * more),
+    "device": 500 + round(500 * more),
+    "host": 50,
+}
 if "--dry-run" in words:
     print("a warning")
-    print(json.dumps({"event": "start", "predicted": {"memory": memory, "traffic": traffic, "step_ms": 100 * more}}))
+    print(
+        json.dumps(
+            {
+                "event": "start",
+                "predicted": {"memory": memory, "traffic": traffic, "step_ms": 100 * more},
+            }
+        )
+    )
     sys.exit(0)
 if private:
-    print("clipping   the arithmetic of norms leaves", {"unit": "100.0", "stage": "62.5", "flat": "62.5"}[style], "% of the speed without privacy, at most")
+    print(
+        "clipping   the arithmetic of norms leaves",
+        {"unit": "100.0", "stage": "62.5", "flat": "62.5"}[style],
+        "% of the speed without privacy, at most",
+    )
 train = value("--train")
 windows = (os.path.getsize(train) - 1025) // 2 // T if os.path.exists(train) else 0
 samples = batch + (private and windows > batch)
@@ -1040,10 +1114,28 @@ with open(value("--log", ""), "w") as log:
         ms = 10 * more * samples * (10 if step == 1 else 1)
         say(event="step", step=step, loss=None, ms=ms, tokens_per_s=samples * T / ms * 1000)
         if int(value("--val-every")) and step % int(value("--val-every")) == 0:
-            say(event="val", step=step, loss=2 + (1 / epsilon if epsilon else 0), bits_per_byte=3, epsilon=epsilon - 0.5 if epsilon else None)
-    actions = [("FORWARD", "block", 1), ("BACKWARD_INPUT", "block", 2), ("BACKWARD_WEIGHT", "block", 3 * more), ("BACKWARD_WEIGHT", "head", 50), ("UPDATE", "states", 50)]
+            say(
+                event="val",
+                step=step,
+                loss=2 + (1 / epsilon if epsilon else 0),
+                bits_per_byte=3,
+                epsilon=epsilon - 0.5 if epsilon else None,
+            )
+    actions = [
+        ("FORWARD", "block", 1),
+        ("BACKWARD_INPUT", "block", 2),
+        ("BACKWARD_WEIGHT", "block", 3 * more),
+        ("BACKWARD_WEIGHT", "head", 50),
+        ("UPDATE", "states", 50),
+    ]
     if "--profile-steps" in words:
-        say(event="profile", first=2, steps=2, ms=106, actions=[dict(action=a, unit=u, count=1, ms=m) for a, u, m in actions])
+        say(
+            event="profile",
+            first=2,
+            steps=2,
+            ms=106,
+            actions=[dict(action=a, unit=u, count=1, ms=m) for a, u, m in actions],
+        )
     say(event="end", memory={"measured": memory}, traffic={"measured": traffic})
 """
 
@@ -1057,8 +1149,10 @@ class Dpzero(InFolder):
         super().setUp()
         for name in ("reproduce_dpzero.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("scripts/cluster.sh", "#!/bin/sh\nexit 1\n", 0o755)  # this machine can have none
-        self.write("bin/mpirun", FAKE_TRAINER, 0o755)
+        self.write(
+            "scripts/cluster.sh", "#!/bin/sh\nexit 1\n", mode=0o755
+        )  # this machine can have none
+        self.write("bin/mpirun", FAKE_TRAINER, mode=0o755)
         (self.folder / "train_gpt").symlink_to(self.bin / "mpirun")
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
@@ -1258,7 +1352,11 @@ FAKE_CYCLIC = (
     FAKE_BEGINS + """if there("fail") and open(os.path.join(folder, "fail")).read() in words:
     print("train_gpt: no luck")
     sys.exit(4)
-rule, zero, rate = value("--cyclic", "DP"), "3" in value("--zero"), float(value("--rate", "inf").removesuffix("mbit"))
+rule, zero, rate = (
+    value("--cyclic", "DP"),
+    "3" in value("--zero"),
+    float(value("--rate", "inf").removesuffix("mbit")),
+)
 c = 12000 / rate
 ms = max(90, c) if rule != "DP" else 30 + max(60, c)
 loss = {"DP": 2, "v1": 2.02, "v2": 2.005}[rule] + (value("--lr") != "4e-3")
@@ -1269,8 +1367,16 @@ with open(value("--log"), "w") as log:
     for step in range(1, steps + 1):
         say(event="step", step=step, loss=loss, ms=9 * ms if step < 4 else ms)
     say(event="val", step=steps, loss=loss, label_accuracy=right)
-    memory = {"parameters": (1 + zero) << 20, "optimizer": (1 + zero) << 21, "device": (2 + zero) << 20}
-    say(event="end", traffic={"measured": {"total": {"inter": 1500000}}}, memory={"measured": memory})
+    memory = {
+        "parameters": (1 + zero) << 20,
+        "optimizer": (1 + zero) << 21,
+        "device": (2 + zero) << 20,
+    }
+    say(
+        event="end",
+        traffic={"measured": {"total": {"inter": 1500000}}},
+        memory={"measured": memory},
+    )
 """
 )
 
@@ -1283,7 +1389,7 @@ class Cyclic(InFolder):
         for name in ("reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
-            self.write(name, FAKE_CYCLIC, 0o755)
+            self.write(name, FAKE_CYCLIC, mode=0o755)
         self.data("text_bytes", b"")
         pixels = struct.pack("<12H", 256, 1, 2, 3, 4, 257, 256, 5, 6, 7, 8, 266)
         self.data(
@@ -1527,9 +1633,14 @@ class Cyclic(InFolder):
 # where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
 FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words
 if "--dry-run" in words:
-    print("train_gpt: a rank needs more\\n  hint: the smallest that fits is --device-memory 2000; a smaller --micro-batch takes less")
+    print(
+        "train_gpt: a rank needs more\\n  hint: the smallest that fits is --device-memory 2000; a"
+        " smaller --micro-batch takes less"
+    )
     sys.exit(3)
-falls = (1.9 if switches else 1 if shares else 2) * (1 if value("--lr") == ("1e-3" if shares else "4e-3") else 0.5)
+falls = (1.9 if switches else 1 if shares else 2) * (
+    1 if value("--lr") == ("1e-3" if shares else "4e-3") else 0.5
+)
 steps, every = int(value("--steps")), int(value("--val-every"))
 ms = 40 if "--rate" in words and not shares else 10
 with open(value("--log"), "w") as log:
@@ -1538,7 +1649,12 @@ with open(value("--log"), "w") as log:
         if every and step % every == 0:
             say(event="val", step=step, loss=4 - falls * step / steps)
         say(event="step", step=step + 1, ms=ms)
-    say(event="end", memory={"measured": {"device": 1000}}, traffic={"measured": {"total": {"inter": 1500000}}}, energy_j=None)
+    say(
+        event="end",
+        memory={"measured": {"device": 1000}},
+        traffic={"measured": {"total": {"inter": 1500000}}},
+        energy_j=None,
+    )
 """
 
 
@@ -1548,7 +1664,7 @@ class Pseudo(InFolder):
         for name in ("reproduce_pseudo.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
-            self.write(name, FAKE_PSEUDO, 0o755)
+            self.write(name, FAKE_PSEUDO, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
@@ -1620,6 +1736,7 @@ class Pseudo(InFolder):
 # the device does. It knows no --offload all; with FOLDER/wrong a budget changes the loss.
 FAKE_OFFLOAD = """#!/usr/bin/env python3
 import json, os, re, sys
+
 words = sys.argv[1:]
 there = lambda name: os.path.exists(os.path.join(os.environ["FOLDER"], name))
 value = lambda name, default="": words[words.index(name) + 1] if name in words else default
@@ -1633,10 +1750,25 @@ size = value("--device-memory")
 budget = (int(size[:-1]) * MIB if size[-1] == "M" else int(size)) if size else 1 << 60
 least = 4 * MIB + (states if value("--offload") == "none" else states // 2)
 if budget < least:
-    print(f"train_gpt: a rank needs {least} bytes\\n  hint: the smallest that fits is --device-memory {least}; a smaller --micro-batch takes less")
+    print(
+        f"train_gpt: a rank needs {least} bytes\\n  hint: the smallest that fits is --device-memory"
+        f" {least}; a smaller --micro-batch takes less"
+    )
     sys.exit(3)
-far = states // 2 if value("--offload") in ("optimizer", "params") else max(0, 4 * MIB + states - budget)
-memory = {"parameters": states // 4, "gradients": states // 4, "optimizer": states // 2 - far, "activations": 4 * MIB, "buffers": 0, "device": 4 * MIB + states - far, "host": far}
+far = (
+    states // 2
+    if value("--offload") in ("optimizer", "params")
+    else max(0, 4 * MIB + states - budget)
+)
+memory = {
+    "parameters": states // 4,
+    "gradients": states // 4,
+    "optimizer": states // 2 - far,
+    "activations": 4 * MIB,
+    "buffers": 0,
+    "device": 4 * MIB + states - far,
+    "host": far,
+}
 moved = {"bytes": far, "in": far, "out": far}
 if "--dry-run" in words:
     print(json.dumps({"event": "start", "predicted": {"memory": memory, "offload": moved}}))
@@ -1644,11 +1776,38 @@ if "--dry-run" in words:
 with open(value("--log"), "w") as log:
     for step in range(1, int(value("--steps")) + 1):
         loss = 4 + (0.4 if far and there("wrong") else 0)
-        print(json.dumps({"event": "step", "step": step, "loss": loss, "grad_norm": 1.0, "ms": 100 if not far else 110 if value("--offload-update") == "host" else 150}), file=log)
-    print(json.dumps({"event": "end", "memory": {"predicted": memory, "measured": memory}, "offload": {"predicted": moved, "measured": moved}}), file=log)
+        print(
+            json.dumps(
+                {
+                    "event": "step",
+                    "step": step,
+                    "loss": loss,
+                    "grad_norm": 1.0,
+                    "ms": 100 if not far else 110 if value("--offload-update") == "host" else 150,
+                }
+            ),
+            file=log,
+        )
+    print(
+        json.dumps(
+            {
+                "event": "end",
+                "memory": {"predicted": memory, "measured": memory},
+                "offload": {"predicted": moved, "measured": moved},
+            }
+        ),
+        file=log,
+    )
 if "--trace" in words:
     names = [("FORWARD 1.0", 0, 50), ("UPDATE 1", 50, 50)]
-    json.dump({"traceEvents": [{"name": name, "ph": "X", "ts": at, "dur": dur} for name, at, dur in names]}, open(value("--trace"), "w"))
+    json.dump(
+        {
+            "traceEvents": [
+                {"name": name, "ph": "X", "ts": at, "dur": dur} for name, at, dur in names
+            ]
+        },
+        open(value("--trace"), "w"),
+    )
 """
 
 
@@ -1657,7 +1816,7 @@ class Offload(InFolder):
         super().setUp()
         for name in ("reproduce_offload.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
-        self.write("train_gpt", FAKE_OFFLOAD, 0o755)
+        self.write("train_gpt", FAKE_OFFLOAD, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
 
