@@ -439,6 +439,7 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
                                   char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
     int used = 0;
+    memset(c, 0, sizeof *c); // manifests name no architecture: the first one
     const int found =
         line ? sscanf(line,
                       "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64
