@@ -22,6 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/auto_stages.h"
+#include "engine/option_parser.h"
 #include "engine/matmul_choices.h"
 #include "engine/memory_plan.h"
 #include "engine/outputs.h"

@@ -13,6 +13,7 @@
 #ifndef PLAN_COSTS_H
 #define PLAN_COSTS_H
 
+#include "engine/cluster.h"       // links
 #include "engine/planner_model.h" // units and their costs
 #include "engine/simulator.h"     // how long a plan's step takes
 #include "pipeline.h"             // schedules, whose simulation decides

@@ -4,7 +4,7 @@
 #define RATES_H
 
 #include "offload.h"          // what moves between host and device
-#include "options.h"          // --cluster
+#include "engine/cluster.h"    // --cluster
 
 // -------------------------------------------------------------------------------------------------
 // Rates for predicted times: of this machine, measured at start with all ranks at work, or of

@@ -6,6 +6,7 @@
 
 #include "engine/log.h"         // the log
 #include "engine/memory_plan.h" // plans
+#include "engine/privacy_report.h" // the promise
 #include "engine/timeline.h"    // schedules with their times
 #include "dataloader.h"         // shards
 

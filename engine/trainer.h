@@ -7,6 +7,7 @@
 
 #include "engine/executor.h" // runs a schedule
 #include "engine/plan.h"     // what to run
+#include "engine/privacy_ledger.h" // steps that draw noise
 #include "engine/profile.h"  // --profile-steps
 #include "engine/report.h"   // the log
 #include "pseudo.h"          // rates while blocks share
