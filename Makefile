@@ -1,6 +1,7 @@
 # train_gpt: everything a user types is a target here; `make help` lists them.
 #
-#   CC       the MPI compiler          BLAS     openblas (default), blis or mkl: any library with a CBLAS interface
+#   CC       the MPI compiler
+#   BLAS     openblas (default), blis or mkl: any library with a CBLAS interface
 #   RUN      flags added to the default training run, e.g. make run RUN='--steps 100'
 CC     = mpicc
 BLAS   = openblas
@@ -13,69 +14,99 @@ BLAS_openblas = -lopenblas
 BLAS_blis     = -lblis
 BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
-SODIUM = $(shell echo '\#include <sodium.h>' | $(CC) -E - >/dev/null 2>&1 && echo -DUSE_SODIUM -lsodium)
+SODIUM = $(shell echo '\#include <sodium.h>' | $(CC) -E - >/dev/null 2>&1 && \
+                 echo -DUSE_SODIUM -lsodium)
 
-# The GPU build: ARCHS are the architectures that it has machine code for, by default all that the toolkit knows from 8.0 on; make cuda
-# ARCHS=90 compiles for one, in a tenth of the time. The intermediate code (PTX) of 8.0 and 9.0 serves whatever comes later. No kernel
-# uses what only one architecture has (wgmma, tcgen05), so none is compiled for sm_90a or sm_100a.
+# The GPU build: ARCHS are the architectures that it has machine code for, by default all that the
+# toolkit knows from 8.0 on; make cuda ARCHS=90 compiles for one, in a tenth of the time. The
+# intermediate code (PTX) of 8.0 and 9.0 serves whatever comes later. No kernel uses what only one
+# architecture has (wgmma, tcgen05), so none is compiled for sm_90a or sm_100a.
 #   NVCC     CUDA's compiler; where none is installed, that of scripts/setup.sh cuda
 #   TF32=1   products of fp32 matrices may round their operands to TF32
-#   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn installs what it needs beside cuDNN
+#   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn
+#            installs what it needs beside cuDNN
 WHEELS = $(firstword $(wildcard $(CURDIR)/.venv/lib/python3*/site-packages/nvidia))
 NVCC   = $(if $(shell command -v nvcc),nvcc,$(WHEELS)/cu13/bin/nvcc)
-library  = $(if $(shell command -v nvcc),-l$(2),-Xlinker -rpath=$(WHEELS)/$(1)/lib -Xlinker $(wildcard $(WHEELS)/$(1)/lib/lib$(2).so.*))
+library  = $(if $(shell command -v nvcc),-l$(2),-Xlinker -rpath=$(WHEELS)/$(1)/lib \
+           -Xlinker $(wildcard $(WHEELS)/$(1)/lib/lib$(2).so.*))
 CUBLASLT = $(call library,cu13,cublasLt)
-NCCL     = $(call library,nccl,nccl) $(if $(shell command -v nvcc),,-isystem $(WHEELS)/nccl/include)
+NCCL     = $(call library,nccl,nccl) \
+           $(if $(shell command -v nvcc),,-isystem $(WHEELS)/nccl/include)
 ARCHS  = $(shell $(NVCC) --list-gpu-code | tr -dc '0-9\n' | awk '$$1 >= 80' | sort -nu)
-GPUS   = $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,80 90,-gencode arch=compute_$(a),code=compute_$(a))
+GPUS   = $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+         $(foreach a,80 90,-gencode arch=compute_$(a),code=compute_$(a))
 comma  = ,
 empty  =
-HOST   = $(subst $(empty) ,$(comma),$(strip $(filter-out -O3,$(FAST)) -Wall -Wextra -Werror -Wno-format-truncation -Wno-missing-field-initializers -Wno-parentheses -fopenmp))
-NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler $(HOST) -I. $(if $(TF32),-DUSE_TF32)
-MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
-CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc
+HOST_FLAGS = $(filter-out -O3,$(FAST)) -Wall -Wextra -Werror -Wno-format-truncation \
+             -Wno-missing-field-initializers -Wno-parentheses -fopenmp
+HOST   = $(subst $(empty) ,$(comma),$(strip $(HOST_FLAGS)))
+NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings \
+            -D_GNU_SOURCE -Xcompiler $(HOST) -I. $(if $(TF32),-DUSE_TF32)
+MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) \
+         $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
+CUDNN  = -DUSE_CUDNN \
+         $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) \
+         -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 FOLDERS = . engine state model comm ops ops/cpu ops/cuda base
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
-EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_ops_checked build/test_emu build/test_emu_checks build/train_gpt_checked build/test_comm_nccl build/bench_attention_emu build/bench_kernels_emu
-UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
+UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
+# Longest to compile first, so that none is left alone at the end.
+TEST_PROGRAMS = build/train_gpt_checked build/train_gpt_faulty_emu train_gpt_emu \
+    build/train_gpt_faulty build/train_gpt_sanitized build/train_gpt_cpp build/test_ops_checked \
+    build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic build/bench_kernels_emu \
+    build/bench_attention_emu build/test_comm_nccl build/test_emu build/test_emu_checks \
+    build/jumping_clock.so $(UNIT_TESTS)
 
-.PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
+.PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers \
+    bench-gpu sanitize clean help
 .DELETE_ON_ERROR:
 
 all: train_gpt
 
-# How a program is compiled, by kind. build/flags-KIND holds the line and is what its programs depend on: it is written when the line is
-# another one than before, so `make cuda USE_CUDNN=1` after `make cuda` builds again.
-c         = $(CC) $(CFLAGS) $< -o $@ $(LIBS)
-cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I. $< -o $@ $(LIBS)
-sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
+# How a program is compiled, by kind. build/flags-KIND holds the line and is what its programs
+# depend on: it is written when the line is another one than before, so `make cuda USE_CUDNN=1`
+# after `make cuda` builds again.
+# While it compiles a program, the compiler writes down which headers it includes (build/*.d): when
+# one changes, what includes it is built again, and nothing else. For GPUs every header counts.
+DEPENDS   = -MMD -MP -MF build/$(@F).d -MT $@
+c         = $(CC) $(CFLAGS) $(DEPENDS) $< -o $@ $(LIBS)
+cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I. \
+            $(DEPENDS) $< -o $@ $(LIBS)
+sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined \
+            -fno-sanitize-recover=all -I. $(DEPENDS) $< -o $@ $(LIBS)
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
-emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
-checked   = $(emu_object) && OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
-emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 -c $< -o build/checked_$(@F).o
-cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
+emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@
+checked   = $(emu_object) && \
+            OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
+emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 \
+            $(DEPENDS) -c $< -o build/checked_$(@F).o
+cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) \
+            $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-$(patsubst %,build/flags-%,c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn): build/flags-%: FORCE
-	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
+KINDS = c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
+$(KINDS:%=build/flags-%): build/flags-%: FORCE
+	+@mkdir -p build; line='$(subst ','\'',$($*))'; \
+	[ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
+-include $(wildcard build/*.d)
 
-train_gpt: train_gpt.c $(HEADERS) build/flags-c
+train_gpt: train_gpt.c build/flags-c
 	$(c)
 
-## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL; USE_CUDNN=1: attention by cuDNN
+## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
+##              USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
 	$(cuda)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
-train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS) build/flags-emu
+train_gpt_emu: train_gpt.cu build/flags-emu
 	$(emu)
 
 ## run          install what is missing, build, prepare the data, train for about three minutes
@@ -90,28 +121,31 @@ data:
 	@$(PYTHON) scripts/prepare_data.py --tokenizer bytes --out data --name text_bytes
 	@$(PYTHON) scripts/prepare_data.py --tokenizer gpt2 --out data --name text_gpt2
 
-## test         install what is missing, lint, build, run the tests (a sample of the exhaustive ones)
+## test         install what is missing, lint, build, run the tests: of the exhaustive ones a sample
 test test-all:
 	@scripts/setup.sh test
 	@scripts/setup.sh python
-	@$(MAKE) --no-print-directory -j $$(nproc) lint train_gpt $(TEST_PROGRAMS)
+	@$(MAKE) --no-print-directory -j $$(nproc) train_gpt lint $(TEST_PROGRAMS)
 	@python3 test/run.py $(if $(filter test-all,$@),--all)
 ## test-all     all of the tests
 
-## test-gpu     on a machine with a GPU: the operations' cases, golden numbers, 1, 2 and 4 ranks on one GPU, resume
+## test-gpu     on a machine with a GPU: the operations' cases, golden numbers, 1, 2 and 4 ranks on
+##              one GPU, resume
 test-gpu:
-	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_test_ops && $(PYTHON) test/test_gpu_device.py; \
+	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then \
+	    $(MAKE) --no-print-directory cuda build/gpu_test_ops && $(PYTHON) test/test_gpu_device.py; \
 	else echo "test-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
 # private: the flags' file is everybody's.
 build/test_noise: private LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time.
-$(patsubst %,build/test_%,checkpoint comm comm_store dataloader offload options pipeline privacy report schedule): private FAST = -O1 -march=native
-build/test_comm: test/test_comm.c test/counts.h $(HEADERS) build/flags-c
+QUICK = checkpoint comm comm_store dataloader gpt offload options pipeline privacy report schedule
+$(QUICK:%=build/test_%): private FAST = -O1 -march=native
+build/test_comm: test/test_comm.c build/flags-c
 	$(c)
-build/test_%: test/test_%.c test/child.h test/counts.h test/policies.h $(HEADERS) build/flags-c
+build/test_%: test/test_%.c build/flags-c
 	$(c) -lcmocka
-build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS) build/flags-emu
+build/test_ops_emu: test/test_ops.cu build/flags-emu
 	$(emu) -lcmocka
 # The shorter stem counts: build/gpu_production_test_ops is a program of the production workspace.
 build/gpu_production_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu_production
@@ -123,40 +157,42 @@ build/cudnn_%: test/%.cu $(CUDA_HEADERS) build/flags-cudnn
 # The program with cuDNN's attention beside the one without: scripts/gpu_hour.sh compares them.
 build/train_gpt_cudnn: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda_cudnn
 	$(cuda_cudnn)
-build/bench_%_emu: test/bench_%.cu $(EMU_HEADERS) build/flags-emu
+build/bench_%_emu: test/bench_%.cu build/flags-emu
 	$(emu)
-build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS) build/flags-emu
+build/test_comm_nccl: test/test_comm_nccl.cu build/flags-emu
 	$(emu)
-build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h base/base.h build/flags-emu
+build/test_emu: test/test_emu.cu build/flags-emu
 	$(emu) -lcmocka
-# The same with each access of a kernel checked: the compiler calls the functions of emu_checks.cc, which take the place of the
-# sanitizer's.
+# The same with each access of a kernel checked: the compiler calls the functions of emu_checks.cc,
+# which take the place of the sanitizer's.
 build/emu_checks.o: test/emu_checks.cc test/emu_checks.h test/emu_symbols.h
 	@mkdir -p build
 	g++ -std=c++17 -O2 -g1 $(WARN) -I. -c $< -o $@
 build/emu_names.h: ops/ops.h
 	@mkdir -p build
-	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' ops/ops.h | grep -v _host | \
+	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' \
+	    ops/ops.h | grep -v _host | \
 	sed 's/.*/#define &(s, ...) (emu_operation(s), &(s, __VA_ARGS__))/' > $@
-build/test_ops_checked: test/test_ops.cu test/test_ops.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS) build/flags-checked
+build/test_ops_checked: test/test_ops.cu build/emu_checks.o build/emu_names.h build/flags-checked
 	$(checked) -lcmocka
-build/test_emu_checks: test/test_emu_checks.cu test/child.h build/emu_checks.o $(EMU_HEADERS) build/flags-checked
+build/test_emu_checks: test/test_emu_checks.cu build/emu_checks.o build/flags-checked
 	$(checked) -lcmocka
-build/train_gpt_checked: test/train_gpt_checked.cu train_gpt.cu train_gpt.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS) build/flags-checked
+build/train_gpt_checked: test/train_gpt_checked.cu build/emu_checks.o build/emu_names.h \
+                         build/flags-checked
 	$(checked)
-build/bench_%: test/bench_%.c $(HEADERS) build/flags-c
+build/bench_%: test/bench_%.c build/flags-c
 	$(c)
-# The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of bad input: they compute little, and -O1
-# takes four times as long to compile.
-build/train_gpt_cpp: train_gpt.c $(HEADERS) build/flags-cpp
+# The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of
+# bad input: they compute little, and -O1 takes four times as long to compile.
+build/train_gpt_cpp: train_gpt.c build/flags-cpp
 	$(cpp)
-build/train_gpt_sanitized: train_gpt.c $(HEADERS) build/flags-sanitized
+build/train_gpt_sanitized: train_gpt.c build/flags-sanitized
 	$(sanitized)
 sanitize: build/train_gpt_sanitized
 # With faults in it, and with clocks that jump, for test_faults.py.
-build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS) build/flags-c
+build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 	$(c)
-build/train_gpt_faulty_emu: test/train_gpt_faulty.c train_gpt.cu train_gpt.c $(EMU_HEADERS) build/flags-emu
+build/train_gpt_faulty_emu: test/train_gpt_faulty.c build/flags-emu
 	$(emu)
 build/jumping_clock.so: test/jumping_clock.c build/flags-shared
 	$(shared)
@@ -176,11 +212,15 @@ bench-ops: build/bench_ops
 ## bench-peers  the same shapes against current PyTorch, in a virtual environment that it makes
 bench-peers: train_gpt
 	@scripts/bench_peers.sh
-## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory; against PyTorch where it is installed;
-##              own attention against cuDNN's after scripts/setup.sh cudnn
-ATTENTIONS = $(if $(wildcard .venv/lib/python3*/site-packages/include/cudnn_frontend.h),build/cudnn_bench_attention) build/gpu_bench_attention
+## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory;
+##              against PyTorch where it is installed; own attention against cuDNN's after
+##              scripts/setup.sh cudnn
+FRONTEND = $(wildcard .venv/lib/python3*/site-packages/include/cudnn_frontend.h)
+ATTENTIONS = $(if $(FRONTEND),build/cudnn_bench_attention) build/gpu_bench_attention
 bench-gpu:
-	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda $(ATTENTIONS) && $(PYTHON) scripts/bench_gpu.py $(ATTENTIONS:%=--attention %); \
+	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then \
+	    $(MAKE) --no-print-directory cuda $(ATTENTIONS) && \
+	    $(PYTHON) scripts/bench_gpu.py $(ATTENTIONS:%=--attention %); \
 	else echo "bench-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
 ## clean        removes what was built

@@ -21,7 +21,7 @@
 //            N - j micro-batches, N (N + 1) / 2 in all. Gradients become complete stage by stage,
 //            from the last to the first, each with B_j of micro-batch N - 1.
 // Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces
-//            (state/layout.h: Pieces). Each piece has separate passes, with the versions of its
+//            (state/policy.h: Pieces). Each piece has separate passes, with the versions of its
 //            micro-batch. Piece k of the N A pieces of a step takes the position of micro-batch k
 //            above, and a step takes 2 N A slots. The gradient of a piece is computed in full, then
 //            added to those of the earlier pieces of its micro-batch: g_i = (g_i1 + g_i2) + ...
@@ -266,7 +266,7 @@ static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double
     }
 }
 static inline SumWay *cyclic_ways(const GptModel *m, int N) {
-    SumWay *way = NEW_ARRAY(SumWay, m->storages, "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     double all = 0;
     for (int i = 0; i < m->storages; i++) { all += (double)gpt_storage_elements(m, i); }
     if (N > 2) {
@@ -278,7 +278,7 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
 // Where the ranks of a stage take turns, the sum stays with the owner. That needs fewer messages
 // than a chain, since the owner makes some of the gradients itself.
 static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
-    SumWay *way = NEW_ARRAY(SumWay, m->storages, "ways of sums");
+    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
     return way;
 }
@@ -361,7 +361,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.cut = cyclic_cut(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     cyclic_check_share(&p, m, o->share);
-    double *weight = NEW_ARRAY(double, p.N, "cyclic stages");
+    double *weight = new_array(double, p.N, "cyclic stages");
     for (int i = 0; i < m->storages; i++) {
         weight[cyclic_stage_of_unit(&p, gpt_unit_of_storage(m, i))] +=
             (double)gpt_storage_elements(m, i);
@@ -380,7 +380,7 @@ static inline Placement cyclic_placement(const CyclicPlan *p) {
         Stage *stage = &placement.stage[j];
         *stage = p->cut.stage[j];
         stage->replicas = cyclic_width(p, j);
-        stage->ranks = NEW_ARRAY(int, stage->replicas, "placement");
+        stage->ranks = new_array(int, stage->replicas, "placement");
         for (int k = 0; k < stage->replicas; k++) { stage->ranks[k] = cyclic_first_rank(p, j) + k; }
     }
     return placement;

@@ -156,8 +156,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
     TokenizerBeside beside;
     memset(&beside, 0, sizeof beside);
-    ds->shards =
-        NEW_ARRAY(TokenShard, names.gl_pathc, "the list of shards");
+    ds->shards = new_array(TokenShard, names.gl_pathc, "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
@@ -429,9 +428,9 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     ds.options.windows = WINDOWS_DOCUMENT;
     ds.options.T = 0;
     ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token serves
-    ds.table = NEW_ARRAY(uint64_t, CHOICES * examples, "multiple choices");
-    ds.rows = NEW_ARRAY(ChoiceRow, CHOICES * examples, "multiple choices");
-    ds.shards = NEW_ARRAY(TokenShard, 1, "multiple choices");
+    ds.table = new_array(uint64_t, CHOICES * examples, "multiple choices");
+    ds.rows = new_array(ChoiceRow, CHOICES * examples, "multiple choices");
+    ds.shards = new_array(TokenShard, 1, "multiple choices");
     ds.shards[0].bytes = CHOICES * bytes;
     ds.shard_count = 1;
     // MAP_NORESERVE: only pages that are written take memory
@@ -598,8 +597,7 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
 // part begins. Returns how many windows are left.
 static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t parts, int64_t most,
                                     NoiseStream stream, int64_t *begins) {
-    int64_t *part = NEW_ARRAY(int64_t, 2 * count + 1, "samples"),
-            *all = part + count, left = 0;
+    int64_t *part = new_array(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
     for (int64_t i = 0; i < count; i++) {
         part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);
@@ -637,7 +635,7 @@ static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, 
 // Returns the bytes of text of the targets of samples 0 .. samples - 1.
 static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t, int64_t samples) {
     int64_t T = ds->options.T, bytes = 0;
-    int32_t *tokens = NEW_ARRAY(int32_t, 2 * T, "targets");
+    int32_t *tokens = new_array(int32_t, 2 * T, "targets");
     for (int64_t g = 0; g < samples; g++) {
         dataset_fill(ds, g, 1, tokens, tokens + T);
         bytes += tokenizer_count_bytes(t, tokens + T, T);

@@ -1,5 +1,5 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888; docs/offload.md): which
-// states are stored on the host or on disk, chosen for each storage and kind (layout.h: Offload).
+// states are stored on the host or on disk, chosen for each storage and kind (policy.h: Offload).
 // state/host.h moves and updates them.
 //
 // Order       States whose offloading costs least go first, in bytes moved for each byte freed:
@@ -72,7 +72,7 @@ static inline GatheredBuffer gathered_make(const Store *s, const Offload *o, Sta
     GatheredBuffer g;
     memset(&g, 0, sizeof g);
     g.kind = kind;
-    g.states = (State *)checked_calloc(n, sizeof(State), "offload");
+    g.states = new_array(State, n, "offload");
     g.buffer = store_fill_kind(s, o, kind, g.states);
     g.sum = buffer_sum(&s->layout, &g.buffer, g.states);
     for (size_t i = 0; i < n; i++) { g.gone += g.states[i].place == PLACE_HOST; }
@@ -122,7 +122,7 @@ typedef struct {
 // Counts this rank's blocks that use each storage.
 static inline int *offload_blocks(const OffloadScope *f) {
     const GptModel *m = f->store->model;
-    int *blocks = (int *)checked_calloc((size_t)m->storages, sizeof(int), "offload");
+    int *blocks = new_array(int, m->storages, "offload");
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         int used[2];
         gpt_unit_storages(m, u, used);

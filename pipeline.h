@@ -140,7 +140,7 @@ static inline bool pipeline_parse(const char *text, int units, int ranks, Placem
                                      : pipeline_stages(text, units, ranks, out, error, error_bytes);
     for (int s = 0, rank = 0; good && s < out->stages; s++) {
         Stage *stage = &out->stage[s];
-        stage->ranks = NEW_ARRAY(int, stage->replicas, "placement");
+        stage->ranks = new_array(int, stage->replicas, "placement");
         for (int i = 0; i < stage->replicas; i++) { stage->ranks[i] = rank++; }
     }
     return good;
@@ -161,8 +161,7 @@ static inline Placement pipeline_placement(const char *text, int units, int rank
 
 // Returns whether the stages have each unit once, in order, and each rank once.
 static inline bool pipeline_check_placement(const Placement *placement, int units, int ranks) {
-    bool *taken = NEW_ARRAY(bool, ranks, "placement"),
-         good = placement->stages > 0;
+    bool *taken = new_array(bool, ranks, "placement"), good = placement->stages > 0;
     int unit = 0, all = 0;
     for (int s = 0; good && s < placement->stages; s++) {
         const Stage *stage = &placement->stage[s];
@@ -514,13 +513,11 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     }
     p->samples = samples;
     p->micro_batches = plan->micro_batches;
-    PipelineBuilder b = {p, plan, training,
-                         NEW_ARRAY(StageRun, stages, "pipeline")};
+    PipelineBuilder b = {p, plan, training, new_array(StageRun, stages, "pipeline")};
     const bool of_three = pipeline_splits(&b);
     if (training) { p->clips = plan->clips; }
-    StageAction *next =
-        NEW_ARRAY(StageAction, stages, "pipeline");
-    bool *awaits = NEW_ARRAY(bool, stages, "pipeline");
+    StageAction *next = new_array(StageAction, stages, "pipeline");
+    bool *awaits = new_array(bool, stages, "pipeline");
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }
     while (!pipeline_done(&b)) { // one tick
         bool moves = false;

@@ -84,8 +84,7 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
 // already, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
-    float **packed =
-        (float **)checked_calloc((size_t)(FILE_KINDS * storages), sizeof(float *), "shared states");
+    float **packed = new_array(float *, FILE_KINDS *storages, "shared states");
     for (int i = 0; i < FILE_KINDS * storages; i++) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
         if (!bytes || store_place(from, (StateKind)(i / storages), i % storages) != PLACE_DEVICE) {

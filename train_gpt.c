@@ -4,8 +4,8 @@
 //
 // Reading order: this file from the bottom (main is the recipe) to the top; then the other files in
 // the order of the table in docs/source.md, which says what each file is for. A file includes only
-// files of its own row of that table or of rows below it. train_gpt.cu adds the GPU's operations and
-// includes this file.
+// files of its own row of that table or of rows below it. train_gpt.cu adds the GPU's operations,
+// and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu defines its own
 #include "comm/comm.h"
 #include "ops/cpu/ops_cpu.h"
@@ -36,12 +36,12 @@ typedef struct {
     char command[8192]; // the command line, for the manifest
     Comm comm;
     Stream stream;
-    Config config;     // what is asked
-    ModelSpec spec;    // of which model
-    Data data;         // with which data
-    Machine machine;   // on which ranks
-    RunPlans plans;    // what will happen
-    Run run;           // what happens
+    Config config;         // what is asked
+    ModelSpec spec;        // of which model
+    Data data;             // with which data
+    Machine machine;       // on which ranks
+    RunPlans plans;        // what will happen
+    Run run;               // what happens
     MatmulChoices matmuls; // algorithms of the device's library
 } Job;
 
@@ -215,10 +215,9 @@ static void choose_stages(Job *j) {
     Options *o = &j->config.options;
     PipelinePlan *p = &j->config.pipeline;
     p->depth = INT64_MAX;
-    p->placement =
-        options_plans(o)
-            ? choose_stages_of_model(j)
-            : pipeline_placement(o->pipeline, j->spec.model.units, j->machine.ranks->n);
+    p->placement = options_plans(o)
+                       ? choose_stages_of_model(j)
+                       : pipeline_placement(o->pipeline, j->spec.model.units, j->machine.ranks->n);
     p->kind = (PipelineKind)o->pipeline_schedule;
     p->warmup = (Warmup)o->pipeline_warmup;
     p->recompute = o->recompute == RECOMPUTE_BLOCK;
@@ -240,8 +239,8 @@ static void configure(Job *j) {
         c->steps = o->steps < 0 ? dataset_whole_windows(&j->data.train) / c->samples : o->steps;
     }
     if (o->steps) { // without training there is nothing to protect
-        c->privacy = privacy_plan(o, &c->given, j->data.train.windows, c->samples, c->steps,
-                                  &j->comm);
+        c->privacy =
+            privacy_plan(o, &c->given, j->data.train.windows, c->samples, c->steps, &j->comm);
     }
 }
 // Opens the messages that a plan needs, and the groups with which links are measured. All ranks
@@ -250,9 +249,9 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     const Store *s = &plan->store;
     int64_t most = 0;
     for (int i = 0; i < plan->model.storages; i++) {
-        most = max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
-                                          holders_of(&s->layout.owners, i),
-                                          zero_grain(&s->policy)));
+        most =
+            max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
+                                       holders_of(&s->layout.owners, i), zero_grain(&s->policy)));
     }
     CommTraffic traffic =
         executor_traffic(&plan->model, &plan->shape, &plan->pipeline.placement, comm->rank,
@@ -260,13 +259,8 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     transport_open(comm, stream, s->wire, most, s->exchange_bytes, &traffic);
     free(traffic.peers);
     memcpy(m->taken, memory_taken, sizeof m->taken);
-    const Group *joined[5] = {m->ranks};
-    int count = 1;
     m->world = process_group_of_all(m->ranks);
-    store_join_group(comm, &m->world.all, joined, &count);
-    store_join_group(comm, &m->world.partition, joined, &count);
-    store_join_group(comm, &m->world.node, joined, &count);
-    store_join_group(comm, &m->world.across, joined, &count);
+    process_group_join(comm, &m->world);
 }
 // Plans the run: first with all states on the device, which says what messages there will be; with
 // these the machine is measured; then within its budgets.
@@ -293,11 +287,11 @@ static void open_executor(Run *r) {
                                   schedule_rows(&p->evaluation.rank[rank], &first));
     mine = max_i64(mine, p->cyclic.rule ? r->privacy.most_of_part : 0);
     // this rank may get more of a smaller batch than of the largest one
-    mine = max_i64(mine, p->pipeline.placement.stages > 1
-                             ? p->most_samples
-                             : ceil_div(p->most_samples, r->comm->ranks));
-    executor_allocate(&r->executor, &p->program.map, &r->store, r->comm, r->stream,
-                      p->most_samples, mine, micro_batches);
+    mine =
+        max_i64(mine, p->pipeline.placement.stages > 1 ? p->most_samples
+                                                       : ceil_div(p->most_samples, r->comm->ranks));
+    executor_allocate(&r->executor, &p->program.map, &r->store, r->comm, r->stream, p->most_samples,
+                      mine, micro_batches);
     if (p->cyclic.rule) {
         overlap_open(&r->executor, &longest.rank[rank], o->grad_clip,
                      o->cyclic_clip ? o->grad_clip / sqrt((double)p->model.storages) : 0);
@@ -314,8 +308,7 @@ static void open_executor(Run *r) {
 static void open_states(Run *r, DiskFile *file) {
     const Plan *p = r->plan;
     r->store.file = file;
-    r->stream->workspace_bytes =
-        executor_workspace_bytes(&p->model, &p->shape, r->stream->threads);
+    r->stream->workspace_bytes = executor_workspace_bytes(&p->model, &p->shape, r->stream->threads);
     r->stream->workspace = memory_take(MEMORY_BUFFERS, r->stream->workspace_bytes, "workspace");
     store_allocate(&r->store, r->comm, r->stream);
 }
@@ -349,9 +342,7 @@ static void load_weights(Run *r, const ModelSpec *spec) {
         char path[1100];
         checkpoint_resume(o->out, &r->store, &r->progress, path, sizeof path);
         r->first_step = r->journal.start_step = r->progress.step;
-        if (r->comm->rank == 0) {
-            report_resumed(path, r->progress.step, r->plan->config->steps);
-        }
+        if (r->comm->rank == 0) { report_resumed(path, r->progress.step, r->plan->config->steps); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
                          o->delink && o->delink_moments == DELINK_RESET, &r->progress);
@@ -378,11 +369,11 @@ static void begin_privacy(Run *r) {
     memcpy(r->store.noise.key, p->key, sizeof p->key);
     if (r->comm->rank == 0) {
         privacy_print_start(stdout, p);
-        printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at "
-               "most; micro-steps of up to %" PRId64 " samples\n",
-               100 * clip_speed_limit(&r->plan->shape.clip, &r->plan->model,
-                                      (double)r->plan->shape.T),
-               r->plan->shape.rows);
+        printf(
+            "clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at "
+            "most; micro-steps of up to %" PRId64 " samples\n",
+            100 * clip_speed_limit(&r->plan->shape.clip, &r->plan->model, (double)r->plan->shape.T),
+            r->plan->shape.rows);
     }
 }
 
@@ -400,7 +391,7 @@ static void validate(Run *r) {
     if (val->labels) { accuracy = (double)e.right / (double)samples; }
     report_validation(r->progress.step, loss, bits, accuracy,
                       r->privacy.on ? privacy_epsilon(&r->privacy, r->progress.step).high
-                                     : (double)NAN,
+                                    : (double)NAN,
                       e.targets, &r->journal.log);
 }
 
@@ -442,9 +433,7 @@ static void save_checkpoint(Run *r, const char *command) {
     bool saved =
         checkpoint_save(o->out, &r->store, &r->progress, o->keep, command, path, sizeof path);
     r->save_failed |= !saved;
-    if (saved && r->comm->rank == 0) {
-        report_checkpoint(r->progress.step, path, &r->journal.log);
-    }
+    if (saved && r->comm->rank == 0) { report_checkpoint(r->progress.step, path, &r->journal.log); }
 }
 
 // Does what follows the update number `step`: validation, a sample of text, a checkpoint. A resumed
@@ -470,8 +459,8 @@ static void between_steps(Run *r, const char *command) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Delinking: from shared blocks to separate ones, between two steps. It is a transition from the run
-// of one plan to the run of another.
+// Delinking: from shared blocks to separate ones, between two steps: a transition from the run of
+// one plan to the run of another.
 
 static bool delink_due(const Run *r) {
     const Options *o = run_options(r);

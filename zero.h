@@ -41,21 +41,19 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     memset(&map, 0, sizeof map);
     map.units = m->units;
     map.storages = m->storages;
-    map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
-    map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
+    map.of_unit = (int(*)[2])new_array(int, 2 * m->units, "unit map");
+    map.of_unit_count = new_array(int, m->units, "unit map");
+    map.param_slot = new_array(int, storages, "unit map");
+    map.grad_slot = new_array(int, storages, "unit map");
+    map.gathers = new_array(bool, storages, "unit map");
+    map.reduces_often = new_array(bool, storages, "unit map");
+    map.tied = new_array(bool, storages, "unit map");
+    map.pieces = new_array(int, storages, "unit map");
+    map.on_disk = new_array(bool, storages, "unit map");
+    map.sums = new_array(SumPlace, storages, "unit map");
     map.cpu_update = policy->offload && policy->offload->cpu_update;
     map.delays = policy->offload && policy->offload->delays;
-    if (policy->offload) {
-        map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map");
-    }
+    if (policy->offload) { map.stash = new_array(bool, m->units, "unit map"); }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
         gpt_unit_storages(m, u, used);
@@ -78,9 +76,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.reduces_often[s] |= zero_reduces_often(policy, &owners, s);
         map.tied[s] = owners.tied[s];
     }
-    if (clips && placement->stages > 1) {
-        map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    }
+    if (clips && placement->stages > 1) { map.stage = new_array(int, m->units, "unit map"); }
     for (int u = 0; map.stage && u < m->units; u++) {
         map.stage[u] = placement_stage_of_unit(placement, u);
     }
@@ -145,9 +141,8 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
                                  bool training) {
     Schedule out = {NULL, 0, 0};
     // [storages] gathered, and not yet released
-    bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
-    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"),
-         taken[SHARED_SLOTS] = {false};
+    bool *busy = new_array(bool, map->storages, "lowering");
+    bool *seen = new_array(bool, map->storages, "lowering"), taken[SHARED_SLOTS] = {false};
     int ahead = 0; // gathers whose ACQUIRE is still to come
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
@@ -241,7 +236,7 @@ static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int 
 // of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
-    bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    bool *left = new_array(bool, map->storages, "lowering");
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
@@ -327,7 +322,7 @@ static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
 // order in which the gradients that they need are overwritten.
 static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
-    bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    bool *left = new_array(bool, map->storages, "lowering");
     for (int i = 0; i < in->count; i++) {
         left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM;
     }
@@ -360,7 +355,7 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
 // parameters that stay whole are gathered at once. States that the device updates are fetched
 // before NORM, unless gradients are on the host, whose sums are complete only then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
-    bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    bool *used = new_array(bool, map->storages, "lowering");
     bool waits = map->cpu_update;
     for (int i = 0; i < s->count; i++) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }

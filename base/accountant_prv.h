@@ -190,8 +190,8 @@ static inline void losses_add_panel(const Mixture *m, double z, double width, do
 static inline Losses losses_make(const Mixture *m, double h, double shift, bool turned) {
     double end = m->end, least = loss_of(m, -end), first = least - shift * h, a = -end, most = 0;
     Losses l = {first, h, 1 + (int64_t)ceil((loss_of(m, end) - least) / h), 0, NULL, NULL, 0, 0};
-    l.surplus = NEW_ARRAY(double, l.bins, "privacy losses");
-    l.deficit = NEW_ARRAY(double, l.bins, "privacy losses");
+    l.surplus = new_array(double, l.bins, "privacy losses");
+    l.deficit = new_array(double, l.bins, "privacy losses");
     for (int64_t i = 0; i < l.bins; i++) {
         double b = output_of(m, first + (double)(i + 1) * h, a),
                ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
@@ -256,7 +256,7 @@ static inline Losses losses_align(const Mixture *m, double h, bool turned, doubl
     double shift = 0;
     for (int tries = 0, side = 0;; tries++) {
         Losses l = losses_make(m, h, shift, turned);
-        *share = NEW_ARRAY(double, l.bins, "privacy losses");
+        *share = new_array(double, l.bins, "privacy losses");
         double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1),
                lost =
                    (double)m->s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
@@ -288,9 +288,7 @@ static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
     double *share, part = 1 / -expm1(-h), less = exp(-h);
     Losses l = losses_align(m, h, turned, &share);
     LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
-    for (int e = 0; e < 2; e++) {
-        g.mass[e] = NEW_ARRAY(double, g.points, "privacy losses");
-    }
+    for (int e = 0; e < 2; e++) { g.mass[e] = new_array(double, g.points, "privacy losses"); }
     g.mass[END_HIGH][0] = l.below;
     for (int64_t i = 0; i < l.bins; i++) {
         double up = part * l.surplus[i], down = part * less * l.deficit[i];
@@ -431,8 +429,7 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
     LossSum sum = {NULL,   n, T * g->first + (double)start * g->h, g->h, d->theta, T * base,
                    {0, 0}, 0};
-    FftNumber *ring = NEW_ARRAY(FftNumber, n, "privacy losses"),
-              *roots = fft_roots(n);
+    FftNumber *ring = new_array(FftNumber, n, "privacy losses"), *roots = fft_roots(n);
     for (int64_t i = 0; i < g->points; i++) {
         double half = exp((d->theta * (g->first + (double)i * g->h) - base) / 2);
         ring[i % n].re += g->mass[END_LOW][i] * half * half;
@@ -443,7 +440,7 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     }
     fft_convolve(ring, n, steps, roots);
     free(roots);
-    sum.mass = NEW_ARRAY(FftNumber, n, "privacy losses");
+    sum.mass = new_array(FftNumber, n, "privacy losses");
     for (int64_t k = 0; k < n; k++) {
         FftNumber m = ring[((start + k) % n + n) % n];
         sum.mass[k].re = fmaxl(m.re, 0) / (double)n;

@@ -110,10 +110,8 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     }
     return p;
 }
-
-// Returns a new array of zeros; free() frees it.
-#define NEW_ARRAY(type, count, what)                                                               \
-    ((type *)checked_calloc((size_t)(count), sizeof(type), what))
+// Returns a new array of `count` elements of a type, all zero; free() frees it.
+#define new_array(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), (what)))
 
 #ifdef __CUDACC__
 #define IN_KERNELS_TOO __host__ __device__

@@ -18,7 +18,7 @@ static inline FftNumber fft_product(FftNumber a, FftNumber b) {
 }
 // Returns the roots of unity of all sizes up to n; those of size m are at [m / 2, m).
 static inline FftNumber *fft_roots(int64_t n) {
-    FftNumber *roots = NEW_ARRAY(FftNumber, n, "roots of unity");
+    FftNumber *roots = new_array(FftNumber, n, "roots of unity");
     for (int64_t k = 0; k < n / 2; k++) {
         long double angle = -6.283185307179586476925286766559L * (long double)k / (long double)n;
         roots[n / 2 + k].re = cosl(angle);

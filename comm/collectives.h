@@ -20,6 +20,8 @@ enum { COMM_PART_BYTES = 8 << 20 }; // limit of one MPI message, so that slow li
 // Sums and conversions of n values
 enum { SUM_BLOCK = 4096 };
 
+static inline float *comm_floats(const char *array) { return (float *)(uintptr_t)array; }
+
 // out[0 .. n) = sources[0] + sources[1] + ... in this order, in fp32. out may be one of the
 // sources: each block is read before it is written.
 static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
@@ -71,15 +73,11 @@ static inline void comm_post(Comm *c, CommSlot *slot, const CommOp *op, bool sen
     if (send && op->counted) { c->bytes[op->kind][group_link(g, g->me, member)] += bytes; }
     for (int64_t at = 0; at < bytes; at += COMM_PART_BYTES) {
         assert(slot->requests < c->request_capacity);
-        char *part = (char *)(uintptr_t)data + at;
-        int n = (int)min_i64(COMM_PART_BYTES, bytes - at);
         slot->peer[slot->requests] = rank;
-        MPI_Request *request = &slot->request[slot->requests++];
+        comm_post_part(c, send, (char *)(uintptr_t)data + at,
+                       (size_t)min_i64(COMM_PART_BYTES, bytes - at), rank, TAG_COLLECTIVE,
+                       &slot->request[slot->requests++]);
         slot->open++;
-        comm_check(c,
-                   send ? MPI_Isend(part, n, MPI_BYTE, rank, TAG_COLLECTIVE, c->world, request)
-                        : MPI_Irecv(part, n, MPI_BYTE, rank, TAG_COLLECTIVE, c->world, request),
-                   rank);
     }
 }
 static inline void comm_post_both(Comm *c, CommSlot *slot, const CommOp *op, int member,
@@ -137,7 +135,7 @@ static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot
                                  CommRegion region, int index) {
     const int64_t segment = (slot - c->slot) * comm_region(op->group, op->wire, STAGED_END) +
                             comm_region(op->group, op->wire, region) + index;
-    return (float *)(void *)c->staging + segment * c->piece_elements;
+    return comm_floats(c->staging) + segment * c->piece_elements;
 }
 // Returns where the contributions of the member of this node with local index l, to the slice of an
 // owner on node n, arrive.
@@ -199,7 +197,7 @@ static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) 
         for (int n = 0; n < g->nodes && l != local; n++) {
             int owner = group_at(g, n, l);
             int64_t count = comm_piece(c, op, owner, slot->piece, &first);
-            const float *mine = (const float *)(const void *)op->in + first;
+            const float *mine = comm_floats(op->in) + first;
             comm_post(c, slot, op, true, group_at(g, node, l),
                       comm_on_wire(c, op, slot, STAGED_SENT, owner, mine, count), count * size);
         }
@@ -219,7 +217,7 @@ static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slo
         if (packed) { comm_unpack_in_place(theirs, count); }
         c->sources[l] = theirs;
     }
-    c->sources[local] = (const float *)(const void *)op->in + first;
+    c->sources[local] = comm_floats(op->in) + first;
     if (packed) {
         float *own = comm_staged(c, op, slot, STAGED_OWN, n);
         comm_round(own, c->sources[local], count);
@@ -255,7 +253,7 @@ static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) 
 static inline void comm_reduce_finish(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
     int64_t first, count = comm_piece(c, op, g->me, slot->piece, &first);
-    float *out = (float *)(void *)op->slice + slot->piece * c->piece_elements;
+    float *out = comm_floats(op->slice) + slot->piece * c->piece_elements;
     slot->state = 0;
     c->done_pieces++;
     if (g->nodes == 1) {
@@ -365,7 +363,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
         break;
     case PHASE_NODES:
         if (packed) {
-            const float *mine = (const float *)(const void *)op->slice;
+            const float *mine = comm_floats(op->slice);
             comm_pack(op->slice, mine, slice_length(b, op->group->me));
         }
         if (gathers) { comm_gather_nodes(c, op, slot); }
@@ -376,7 +374,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
         break;
     default:
         for (int i = 0; packed && i < op->group->n; i++) {
-            comm_unpack_in_place((float *)(void *)op->out + b[i], slice_length(b, i));
+            comm_unpack_in_place(comm_floats(op->out) + b[i], slice_length(b, i));
         }
     }
 }

@@ -34,15 +34,9 @@ enum {
 // -------------------------------------------------------------------------------------------------
 // Starting and ending
 
-// Returns the group of all ranks, in order.
 static inline Group group_all(const Comm *c) {
-    int *ranks = (int *)checked_malloc((size_t)c->ranks * sizeof(int), "group");
-    for (int r = 0; r < c->ranks; r++) { ranks[r] = r; }
-    Group g = group_make(ranks, c->ranks, c->rank, c->node_of);
-    free(ranks);
-    return g;
+    return group_make(NULL, c->ranks, c->rank, c->node_of);
 }
-
 // Starts MPI, fills in ranks and nodes, and allocates the requests. All ranks call it.
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
@@ -69,22 +63,19 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     int leader = c->rank;
     MPI_Bcast(&leader, 1, MPI_INT, 0, here);
     MPI_Comm_free(&here);
-    size_t ranks = (size_t)c->ranks;
-    c->node_of = (int *)checked_calloc(ranks, sizeof(int), "ranks");
-    c->sources = (const float **)checked_calloc(ranks, sizeof(float *), "ranks");
-    c->small_bounds = (int64_t *)checked_calloc(ranks + 1, sizeof(int64_t), "ranks");
-    c->small_values = (int *)checked_calloc(ranks, sizeof(int), "ranks");
+    c->node_of = new_array(int, c->ranks, "ranks");
+    c->sources = new_array(const float *, c->ranks, "ranks");
+    c->small_bounds = new_array(int64_t, c->ranks + 1, "ranks");
+    c->small_values = new_array(int, c->ranks, "ranks");
     MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->world);
     comm_meet(c, c->node_of);
     // enough requests for arrays of up to 64 GiB in one operation
     int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES);
     c->request_capacity = (int)(4 * c->ranks + 4 * parts);
-    c->completed = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
+    c->completed = new_array(int, c->request_capacity, "requests");
     for (int i = 0; i < COMM_SLOTS; i++) {
-        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_capacity,
-                                                           sizeof(MPI_Request), "requests");
-        c->slot[i].peer =
-            (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
+        c->slot[i].request = new_array(MPI_Request, c->request_capacity, "requests");
+        c->slot[i].peer = new_array(int, c->request_capacity, "requests");
     }
     c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
     c->everyone = group_all(c);
@@ -184,7 +175,7 @@ static inline CommRequest comm_begin(Comm *c, const CommOp *op) {
     return r;
 }
 // Waits until an operation is complete; for a collective, also all that began before it. Then the
-// request is all zeros. An operation of a transport is complete for later work of the compute
+// request's number is 0. An operation of a transport is complete for later work of the compute
 // stream; the host sees its result after ops_wait().
 static inline void comm_wait(Comm *c, CommRequest *r) {
     if (r->number < 0) { c->transport.wait(c, *r); }
@@ -192,18 +183,20 @@ static inline void comm_wait(Comm *c, CommRequest *r) {
     r->number = 0;
 }
 
-static inline CommOp comm_gather_op(CommLabel label, const Group *g, void *data,
-                                    const int64_t *bounds, size_t element_bytes) {
-    char *array = (char *)data;
-    CommOp op = {.kind = COMM_ALL_GATHER,
-                 .label = label,
-                 .counted = true,
-                 .group = g,
-                 .bounds = bounds,
-                 .in = array,
-                 .out = array,
-                 .slice = array + (size_t)bounds[g->me] * element_bytes,
-                 .element_bytes = element_bytes};
+// A collective in place on an array, counted.
+static inline CommOp comm_collective(CommKind kind, CommLabel label, const Group *g,
+                                     const void *array, const int64_t *bounds,
+                                     size_t element_bytes) {
+    char *data = (char *)(uintptr_t)array;
+    const CommOp op = {.kind = kind,
+                       .label = label,
+                       .counted = true,
+                       .group = g,
+                       .bounds = bounds,
+                       .in = data,
+                       .out = data,
+                       .slice = data + (size_t)bounds[g->me] * element_bytes,
+                       .element_bytes = element_bytes};
     return op;
 }
 // All-gather of data(bounds[n]): slice i is valid at member i before, and everywhere after. All
@@ -211,7 +204,7 @@ static inline CommOp comm_gather_op(CommLabel label, const Group *g, void *data,
 static inline CommRequest comm_all_gather_begin(Comm *c, CommLabel label, const Group *g,
                                                 void *data, const int64_t *bounds,
                                                 size_t element_bytes) {
-    const CommOp op = comm_gather_op(label, g, data, bounds, element_bytes);
+    const CommOp op = comm_collective(COMM_ALL_GATHER, label, g, data, bounds, element_bytes);
     return comm_begin(c, &op);
 }
 // Reduce-scatter: slice = this rank's slice of the sum of in(bounds[n]) over the members. slice may
@@ -219,31 +212,18 @@ static inline CommRequest comm_all_gather_begin(Comm *c, CommLabel label, const 
 static inline CommRequest comm_reduce_scatter_begin(Comm *c, CommLabel label, const Group *g,
                                                     const float *in, float *slice,
                                                     const int64_t *bounds, DType wire) {
-    const CommOp op = {.kind = COMM_REDUCE_SCATTER,
-                       .label = label,
-                       .counted = true,
-                       .group = g,
-                       .bounds = bounds,
-                       .in = (const char *)in,
-                       .slice = (char *)slice,
-                       .element_bytes = sizeof(float),
-                       .wire = wire};
+    CommOp op = comm_collective(COMM_REDUCE_SCATTER, label, g, in, bounds, sizeof *in);
+    op.out = NULL;
+    op.slice = (char *)slice;
+    op.wire = wire;
     return comm_begin(c, &op);
 }
 // All-reduce: data(bounds[n]) = its sum over the members, with the same bits everywhere. With wire
 // bf16 the result is rounded to bf16 too. All members call it.
 static inline CommRequest comm_all_reduce_begin(Comm *c, CommLabel label, const Group *g,
                                                 float *data, const int64_t *bounds, DType wire) {
-    const CommOp op = {.kind = COMM_ALL_REDUCE,
-                       .label = label,
-                       .counted = true,
-                       .group = g,
-                       .bounds = bounds,
-                       .in = (const char *)data,
-                       .out = (char *)data,
-                       .slice = (char *)(data + bounds[g->me]),
-                       .element_bytes = sizeof(float),
-                       .wire = wire};
+    CommOp op = comm_collective(COMM_ALL_REDUCE, label, g, data, bounds, sizeof *data);
+    op.wire = wire;
     return comm_begin(c, &op);
 }
 // All-to-all: slice i of send(send_bounds[n]) goes to member i; what member i sends begins at
@@ -252,33 +232,31 @@ static inline CommRequest comm_all_to_all_begin(Comm *c, CommLabel label, const 
                                                 const void *send, const int64_t *send_bounds,
                                                 void *recv, const int64_t *recv_bounds,
                                                 size_t element_bytes) {
-    const CommOp op = {.kind = COMM_ALL_TO_ALL,
-                       .label = label,
-                       .counted = true,
-                       .group = g,
-                       .bounds = send_bounds,
-                       .recv_bounds = recv_bounds,
-                       .in = (const char *)send,
-                       .out = (char *)recv,
-                       .slice = (char *)recv + (size_t)recv_bounds[g->me] * element_bytes,
-                       .element_bytes = element_bytes};
+    CommOp op = comm_collective(COMM_ALL_TO_ALL, label, g, recv, recv_bounds, element_bytes);
+    op.in = (const char *)send;
+    op.bounds = send_bounds;
+    op.recv_bounds = recv_bounds;
     return comm_begin(c, &op);
 }
 
+static inline CommOp comm_message(CommLabel label, bool send, int peer, void *data, size_t bytes) {
+    const CommOp op = {.kind = COMM_SEND,
+                       .label = label,
+                       .send = send,
+                       .peer = peer,
+                       .out = (char *)data,
+                       .element_bytes = bytes};
+    return op;
+}
 // Sends `bytes` bytes to another rank, or receives them from it. Both ranks call it, with as many
 // bytes; if they are 0, nothing is sent. Messages from one rank to another on one channel match in
 // the order in which both ranks begin them. Channels are independent of each other. Ends the
 // program (EXIT_INPUT) if a message is longer than INT_MAX.
 static inline CommRequest comm_message_begin(Comm *c, CommLabel label, bool send, int peer,
                                              int channel, void *data, size_t bytes) {
-    const CommOp op = {.kind = COMM_SEND,
-                       .label = label,
-                       .send = send,
-                       .peer = peer,
-                       .channel = channel,
-                       .out = (char *)data,
-                       .element_bytes = bytes};
     const CommRequest none = {.number = 0};
+    CommOp op = comm_message(label, send, peer, data, bytes);
+    op.channel = channel;
     if (bytes > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch",
             "a message of %zu bytes to another stage: 2 GiB are too much", bytes);
@@ -288,13 +266,8 @@ static inline CommRequest comm_message_begin(Comm *c, CommLabel label, bool send
 // The same of a few bytes (not 0) in host memory, where a transport carries the device's messages.
 static inline CommRequest comm_host_message_begin(Comm *c, CommLabel label, bool send, int peer,
                                                   void *data, size_t bytes) {
-    const CommOp op = {.kind = COMM_SEND,
-                       .label = label,
-                       .on_host = true,
-                       .send = send,
-                       .peer = peer,
-                       .out = (char *)data,
-                       .element_bytes = bytes};
+    CommOp op = comm_message(label, send, peer, data, bytes);
+    op.on_host = true;
     return comm_begin(c, &op);
 }
 // The two directions of comm_message_begin() on channel 0.
@@ -309,7 +282,7 @@ static inline CommRequest comm_receive_begin(Comm *c, CommLabel label, int peer,
 // Do messages have channels other than 0? A transport has none.
 static inline bool comm_has_channels(const Comm *c) { return !c->transport.begin; }
 // Returns whether a message by MPI was complete at the last comm_note_messages().
-static inline bool comm_known_complete(Comm *c, CommRequest r) {
+static inline bool comm_known_complete(const Comm *c, CommRequest r) {
     return comm_message_noted(c, r.number);
 }
 
@@ -322,7 +295,7 @@ static inline bool comm_known_complete(Comm *c, CommRequest r) {
 static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data,
                                    const int64_t *bounds, size_t element_bytes) {
     const CommLabel label = {what, -1, c->step};
-    CommOp op = comm_gather_op(label, g, data, bounds, element_bytes);
+    CommOp op = comm_collective(COMM_ALL_GATHER, label, g, data, bounds, element_bytes);
     op.on_host = true;
     op.counted = false;
     CommRequest r = comm_begin(c, &op);
@@ -373,8 +346,7 @@ static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
     snprintf(key, sizeof key, "%s %s", c->peers[c->rank].place.host, near_cores);
     checksum_add(&sum, key, strlen(key));
     const uint64_t mine = checksum_end(&sum);
-    uint64_t *all =
-        (uint64_t *)checked_calloc((size_t)c->ranks, sizeof *all, "the places of ranks");
+    uint64_t *all = new_array(uint64_t, c->ranks, "the places of ranks");
     int count = 0;
     comm_all_gather_small(c, &mine, all, sizeof mine);
     for (int r = 0; r < c->ranks; r++) {

@@ -69,20 +69,22 @@ typedef struct {
     int64_t started, done;
 } NcclLane;
 typedef struct {
-    Stream *stream; // the compute stream
-    NcclLane collectives, messages;
-    Group talkers;   // all ranks, with the communicator of messages; empty: no messages
-    bool *connected; // [ranks] this rank exchanges messages with the other one
-    ncclComm_t communicators[NCCL_GROUPS];
+    Stream *stream;            // the compute stream
+    NcclLane lanes[2];         // collectives, messages
+    Group joined[NCCL_GROUPS]; // groups with a communicator: all ranks, then others
     NcclShared shared[NCCL_SHARED];
-    Group joined[NCCL_GROUPS]; // groups of stores that have a communicator
-    int groups, shares, joins;
+    int groups, shares;
+    ncclComm_t talkers;    // the communicator of messages; NULL: no rank sends any
+    bool *connected;       // [ranks] this rank exchanges messages with the other one
     const CommOp *calling; // operation whose NCCL call is in progress; NULL: none
     double polled, looked; // time of the last poll, of the last check for errors
 } Nccl;
 
 static inline Nccl *nccl_state(const Comm *c) { return (Nccl *)c->transport.state; }
 static inline ncclComm_t nccl_channel(const Group *g) { return (ncclComm_t)g->channel; }
+static inline bool nccl_refused(ncclResult_t result) {
+    return result != ncclSuccess && result != ncclInProgress;
+}
 
 // Ends the program after an error of NCCL (EXIT_PEER or EXIT_RESOURCES). It waits for a moment
 // first: the watch may find the lost rank and name it; otherwise the message names the ranks that
@@ -130,9 +132,7 @@ static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t re
 // Checks a call between ncclGroupStart() and ncclGroupEnd(). NCCL only queues such calls, and
 // reports errors here or at the end of the group.
 static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
-    if (result != ncclSuccess && result != ncclInProgress) {
-        nccl_failed(c, nccl_channel(op->group), result, op);
-    }
+    if (nccl_refused(result)) { nccl_failed(c, nccl_channel(op->group), result, op); }
 }
 
 static inline const CommOp *lane_oldest(const NcclLane *l) {
@@ -145,14 +145,12 @@ static inline bool lane_moved(NcclLane *l) {
     return l->done > before;
 }
 // Returns the oldest collective if it has begun; otherwise NULL.
-static inline const CommOp *nccl_awaited_collective(const Nccl *n) {
-    const NcclLane *l = &n->collectives;
+static inline const CommOp *nccl_awaited_collective(const NcclLane *l) {
     return lane_oldest(l) && cuda_happened(l->ready[l->done % NCCL_MOST]) ? lane_oldest(l) : NULL;
 }
 // Returns the oldest message if the compute stream waits for it or for a later one; otherwise NULL.
 // The compute stream may need messages in any order.
-static inline const CommOp *nccl_awaited_message(const Nccl *n) {
-    const NcclLane *l = &n->messages;
+static inline const CommOp *nccl_awaited_message(const NcclLane *l) {
     for (int64_t i = l->done; i < l->started; i++) {
         if (l->needed[i % NCCL_MOST] && cuda_happened(l->ready[i % NCCL_MOST])) {
             return lane_oldest(l);
@@ -169,22 +167,20 @@ static inline void nccl_poll(Comm *c) {
     double now = seconds_now();
     if (now - n->polled < NCCL_POLL_S) { return; }
     n->polled = now;
-    bool moved = lane_moved(&n->collectives);
-    moved = lane_moved(&n->messages) || moved;
-    t->waits = n->calling ? n->calling : nccl_awaited_collective(n);
-    if (!t->waits) { t->waits = nccl_awaited_message(n); }
-    if (t->waits != before || moved) { c->fresh = c->clock; }
+    const bool moved[2] = {lane_moved(&n->lanes[0]), lane_moved(&n->lanes[1])};
+    t->waits = n->calling ? n->calling : nccl_awaited_collective(&n->lanes[0]);
+    if (!t->waits) { t->waits = nccl_awaited_message(&n->lanes[1]); }
+    if (t->waits != before || moved[0] || moved[1]) { c->fresh = c->clock; }
     if (t->waits && !before) { c->looked = now; }
     if (now - n->looked < NCCL_LOOK_S) { return; }
     n->looked = now;
     for (int i = 0; i < n->groups; i++) {
-        ncclResult_t error = ncclSuccess,
-                     asked = ncclCommGetAsyncError(n->communicators[i], &error);
-        const CommOp *oldest =
-            lane_oldest(n->communicators[i] == n->talkers.channel ? &n->messages : &n->collectives);
+        ncclComm_t communicator = nccl_channel(&n->joined[i]);
+        ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(communicator, &error);
+        const CommOp *oldest = lane_oldest(&n->lanes[communicator == n->talkers]);
         error = asked == ncclSuccess ? error : asked;
-        if (error != ncclSuccess && error != ncclInProgress) {
-            nccl_failed(c, n->communicators[i], error, oldest ? oldest : t->waits);
+        if (nccl_refused(error)) {
+            nccl_failed(c, communicator, error, oldest ? oldest : t->waits);
         }
     }
 }
@@ -206,10 +202,9 @@ static inline void lane_close(NcclLane *l) {
     CUDA_CHECK(cudaStreamDestroy(l->carrier));
 }
 
-// Makes the communicator of a group. All members call it. A group of one member has none.
-static inline void nccl_join(Comm *c, Group *g) {
+// Makes a communicator of a group's members, which all call it.
+static inline ncclComm_t nccl_connect(Comm *c, const Group *g) {
     Nccl *n = nccl_state(c);
-    if (g->me < 0 || g->n == 1) { return; }
     if (n->groups == NCCL_GROUPS) {
         die(EXIT_RESOURCES, NULL, "more than %d groups of ranks", (int)NCCL_GROUPS);
     }
@@ -226,24 +221,22 @@ static inline void nccl_join(Comm *c, Group *g) {
     ncclComm_t communicator;
     ncclResult_t result = ncclCommInitRankConfig(&communicator, g->n, id, g->me, &config);
     nccl_finish(c, communicator, result, &op);
-    g->channel = n->communicators[n->groups++] = communicator;
+    n->joined[n->groups] = group_part(g, NULL, g->n);
+    n->joined[n->groups++].channel = communicator;
+    return communicator;
 }
-// Joins a group of a store. Later stores of a run have groups of the same ranks, which reuse the
-// communicator of the first.
-static inline void nccl_join_once(Comm *c, Group *g) {
+// Joins a group. Groups of the same ranks share a communicator, also those of later stores. A group
+// of one member has none.
+static inline void nccl_join(Comm *c, Group *g) {
     Nccl *n = nccl_state(c);
-    for (int i = 0; i < n->joins && !g->channel; i++) {
+    if (g->me < 0 || g->n <= 1) { return; }
+    for (int i = 0; i < n->groups && !g->channel; i++) {
         const Group *joined = &n->joined[i];
         if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
             g->channel = joined->channel;
         }
     }
-    if (g->channel) { return; }
-    nccl_join(c, g);
-    if (g->channel) {
-        n->joined[n->joins] = group_seen_from(g, g->me);
-        n->joined[n->joins++].channel = g->channel;
-    }
+    if (!g->channel) { g->channel = nccl_connect(c, g); }
 }
 // Registers memory with NCCL. All members call it. Memory that NCCL refuses is copied through
 // NCCL's buffers: slower, but not an error. memory NULL: unregisters all memory.
@@ -304,7 +297,7 @@ static inline void nccl_pack(Comm *c, const CommOp *op, cudaStream_t carrier) {
         die(EXIT_RESOURCES, NULL, "no memory to pack %" PRId64 " elements", sent);
     }
     LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(sent, THREADS), THREADS, 0, carrier,
-           (__nv_bfloat16 *)(void *)c->staging, (const float *)(const void *)op->in, sent);
+           (__nv_bfloat16 *)c->staging, comm_floats(op->in), sent);
 }
 static inline void nccl_unpack(Comm *c, const CommOp *op, cudaStream_t carrier) {
     const bool whole = op->kind == COMM_ALL_REDUCE;
@@ -312,12 +305,12 @@ static inline void nccl_unpack(Comm *c, const CommOp *op, cudaStream_t carrier) 
                   count = whole ? b[op->group->n] : slice_length(b, op->group->me);
     if (!count) { return; }
     LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, carrier,
-           (float *)(void *)(whole ? op->out : op->slice),
-           (const __nv_bfloat16 *)(const void *)c->staging + first, count);
+           comm_floats(whole ? op->out : op->slice), (const __nv_bfloat16 *)c->staging + first,
+           count);
 }
 // Queues a collective on the carrier stream, with the conversions of wire bf16.
 static inline void nccl_carry(Comm *c, const CommOp *op) {
-    cudaStream_t carrier = nccl_state(c)->collectives.carrier;
+    cudaStream_t carrier = nccl_state(c)->lanes[0].carrier;
     const Group *g = op->group;
     ncclComm_t communicator = nccl_channel(g);
     const bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
@@ -375,7 +368,7 @@ static inline int64_t lane_end(NcclLane *l) {
 // Makes the compute stream wait for an operation.
 static inline void nccl_wait(Comm *c, CommRequest r) {
     Nccl *n = nccl_state(c);
-    NcclLane *l = r.message ? &n->messages : &n->collectives;
+    NcclLane *l = &n->lanes[r.message];
     cudaStream_t stream = compute_stream(n->stream);
     const int64_t i = (-r.number - 1) % NCCL_MOST;
     if (l->done >= -r.number) { return; }
@@ -388,17 +381,16 @@ static inline void nccl_wait(Comm *c, CommRequest r) {
 }
 static inline int64_t nccl_begin_message(Comm *c, const CommOp *op) {
     Nccl *n = nccl_state(c);
-    NcclLane *l = &n->messages;
-    ncclComm_t communicator = nccl_channel(&n->talkers);
+    NcclLane *l = &n->lanes[1];
     assert(n->connected[op->peer]);
     // the ring is full: wait for the oldest message, so that the watch checks its other end
     const CommRequest oldest = {true, -(l->done + 1)};
     if (l->started - l->done == NCCL_MOST) { nccl_wait(c, oldest); }
     const CommOp *begun = lane_begin(c, l, op);
     const size_t bytes = op->element_bytes;
-    nccl_finish(c, communicator,
-                op->send ? ncclSend(op->out, bytes, ncclUint8, op->peer, communicator, l->carrier)
-                         : ncclRecv(op->out, bytes, ncclUint8, op->peer, communicator, l->carrier),
+    nccl_finish(c, n->talkers,
+                op->send ? ncclSend(op->out, bytes, ncclUint8, op->peer, n->talkers, l->carrier)
+                         : ncclRecv(op->out, bytes, ncclUint8, op->peer, n->talkers, l->carrier),
                 begun);
     return lane_end(l);
 }
@@ -410,26 +402,23 @@ static inline int64_t nccl_begin(Comm *c, const CommOp *op) {
                     comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes,
                     c->bytes[op->kind]);
     if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
-    nccl_carry(c, lane_begin(c, &n->collectives, op));
-    return lane_end(&n->collectives);
+    nccl_carry(c, lane_begin(c, &n->lanes[0], op));
+    return lane_end(&n->lanes[0]);
 }
 
 static inline void nccl_end(Comm *c) {
     Nccl *n = nccl_state(c);
     const CommOp op = {.label = {"end of NCCL", -1, c->step}, .group = &c->everyone};
-    CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier));
-    CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaStreamSynchronize(n->lanes[i].carrier)); }
     nccl_share(c, NULL, NULL, 0);
     while (n->groups) {
-        ncclComm_t communicator = n->communicators[n->groups - 1];
-        nccl_finish(c, communicator, ncclCommFinalize(communicator), &op);
+        Group *g = &n->joined[n->groups - 1];
+        nccl_finish(c, nccl_channel(g), ncclCommFinalize(nccl_channel(g)), &op);
         n->groups--; // it is not polled any more
-        ncclCommDestroy(communicator);
+        ncclCommDestroy(nccl_channel(g));
+        group_free(g);
     }
-    lane_close(&n->collectives);
-    lane_close(&n->messages);
-    for (int i = 0; i < n->joins; i++) { group_free(&n->joined[i]); }
-    group_free(&n->talkers);
+    for (int i = 0; i < 2; i++) { lane_close(&n->lanes[i]); }
     free(n->connected);
     free(n);
     c->transport.poll = NULL;
@@ -439,20 +428,16 @@ static inline void nccl_end(Comm *c) {
 static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     Nccl *n = nccl_state(c);
     if (!traffic->bytes || c->ranks == 1) { return; }
-    n->talkers = group_all(c);
-    nccl_join(c, &n->talkers);
+    n->talkers = nccl_connect(c, &c->everyone);
     char *bytes = (char *)ops_alloc(2);
     if (!bytes) { die(EXIT_RESOURCES, NULL, "no device memory for messages"); }
+    const CommLabel label = {"connection", -1, c->step};
     for (int i = 0; i < traffic->count; i++) { // ascending
         const int peer = traffic->peers[i];
         n->connected[peer] = true;
         for (int turn = 0; turn < 2; turn++) {
-            const CommOp op = {.kind = COMM_SEND,
-                               .label = {"connection", -1, c->step},
-                               .send = turn == (c->rank > peer),
-                               .peer = peer,
-                               .out = bytes + turn,
-                               .element_bytes = 1};
+            const bool send = turn == (c->rank > peer);
+            const CommOp op = comm_message(label, send, peer, bytes + turn, 1);
             const CommRequest r = {true, nccl_begin_message(c, &op)};
             nccl_wait(c, r);
         }
@@ -461,13 +446,12 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     ops_free(bytes);
 }
 static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
-    Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");
+    Nccl *n = new_array(Nccl, 1, "NCCL");
     n->stream = s;
-    n->connected = (bool *)checked_calloc((size_t)c->ranks, sizeof(bool), "NCCL");
-    lane_open(&n->collectives);
-    lane_open(&n->messages);
+    n->connected = new_array(bool, c->ranks, "NCCL");
+    for (int i = 0; i < 2; i++) { lane_open(&n->lanes[i]); }
     const CommTransport t = {.name = "nccl",
-                             .join = nccl_join_once,
+                             .join = nccl_join,
                              .share = nccl_share,
                              .begin = nccl_begin,
                              .wait = nccl_wait,
@@ -488,7 +472,7 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     typedef struct {
         char bus[32];
     } Place;
-    Place mine, *all = (Place *)checked_calloc((size_t)c->ranks, sizeof(Place), "GPUs");
+    Place mine, *all = new_array(Place, c->ranks, "GPUs");
     int device;
     bool apart = true;
     memset(&mine, 0, sizeof mine);

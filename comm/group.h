@@ -27,30 +27,27 @@ static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 // member i is number local[i] on node[i].
 typedef struct {
     int n, me;         // number of members; index of this rank, -1: it is not a member
-    int *ranks;        // [n]
+    int *ranks;        // [n]; the other arrays lie behind it
     int *node, *local; // [n]
     int nodes, locals; // nodes, and members of each; 1 and n if the group has one level
     int *at;           // [nodes][locals] index of the member
     void *channel;     // the transport's data of the group; NULL: none
 } Group;
 
-// Returns the group of n distinct ranks, in this order. node_of: node of each rank, indexed by
-// rank. The caller frees it with group_free().
-static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
-    Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL, NULL};
-    size_t bytes = (size_t)n * sizeof(int);
-    g.ranks = (int *)checked_malloc(bytes, "group");
-    g.node = (int *)checked_malloc(bytes, "group");
-    g.local = (int *)checked_malloc(bytes, "group");
-    g.at = (int *)checked_malloc(bytes, "group");
-    memcpy(g.ranks, ranks, bytes);
-    // number of the member's node within the group, and of the member on it
-    for (int i = 0; i < n; i++) {
-        if (ranks[i] == my_rank) { g.me = i; }
+static inline Group group_allocate(int n) {
+    Group g = {.n = n, .me = -1, .ranks = new_array(int, 4 * n, "group")};
+    g.node = g.ranks + n;
+    g.local = g.node + n;
+    g.at = g.local + n;
+    return g;
+}
+// Completes a group whose `ranks` are filled in, and whose `at` holds any numbers of their nodes.
+static inline Group group_complete(Group g, int my_rank) {
+    for (int i = 0; i < g.n; i++) {
+        if (g.ranks[i] == my_rank) { g.me = i; }
         g.node[i] = g.nodes;
-        g.local[i] = 0;
         for (int j = 0; j < i; j++) {
-            if (node_of[ranks[j]] == node_of[ranks[i]]) {
+            if (g.at[j] == g.at[i]) {
                 g.node[i] = g.node[j];
                 g.local[i]++;
             }
@@ -58,54 +55,52 @@ static inline Group group_make(const int *ranks, int n, int my_rank, const int *
         if (g.node[i] == g.nodes) { g.nodes++; }
         g.locals = (int)max_i64(g.locals, g.local[i] + 1);
     }
-    bool even = g.nodes > 1 && g.locals > 1 && g.nodes * g.locals == n;
+    bool even = g.nodes > 1 && g.locals > 1 && g.nodes * g.locals == g.n;
     if (!even) {
         g.nodes = 1;
-        g.locals = n;
+        g.locals = g.n;
     }
-    for (int i = 0; i < n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
+    for (int i = 0; i < g.n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
     return g;
 }
-// Returns the group of some members of g, in this order, as the same rank sees it. This rank must
-// be a member of g.
-static inline Group group_part(const Group *g, const int *members, int n) {
-    int *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"), most = 0;
-    for (int i = 0; i < g->n; i++) { most = (int)max_i64(most, g->ranks[i]); }
-    int *node_of = (int *)checked_calloc((size_t)most + 1, sizeof(int), "group");
-    for (int i = 0; i < g->n; i++) { node_of[g->ranks[i]] = g->node[i]; }
-    for (int i = 0; i < n; i++) { ranks[i] = g->ranks[members[i]]; }
-    Group part = group_make(ranks, n, g->ranks[g->me], node_of);
-    free(ranks);
-    free(node_of);
-    return part;
+// Returns the group of n distinct ranks, in this order (NULL: ranks 0 .. n - 1). node_of: node of
+// each rank, indexed by rank. The caller frees it with group_free().
+static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
+    Group g = group_allocate(n);
+    for (int i = 0; i < n; i++) {
+        g.ranks[i] = ranks ? ranks[i] : i;
+        g.at[i] = node_of[g.ranks[i]];
+    }
+    return group_complete(g, my_rank);
 }
-// Returns the same group as another member sees it. The copy has no channel.
+// Returns the group of n members of g, in this order (NULL: all, in theirs), as the same rank sees
+// it. This rank must be a member of g. The copy has no channel.
+static inline Group group_part(const Group *g, const int *members, int n) {
+    Group part = group_allocate(n);
+    for (int i = 0; i < n; i++) {
+        const int member = members ? members[i] : i;
+        part.ranks[i] = g->ranks[member];
+        part.at[i] = g->node[member];
+    }
+    return group_complete(part, g->ranks[g->me]);
+}
+// Returns the same group as another member sees it.
 static inline Group group_seen_from(const Group *g, int member) {
-    int *members = (int *)checked_malloc((size_t)g->n * sizeof(int), "group");
-    for (int i = 0; i < g->n; i++) { members[i] = i; }
-    Group seen = group_part(g, members, g->n);
-    free(members);
+    Group seen = group_part(g, NULL, g->n);
     seen.me = member;
     return seen;
 }
 // Returns the group of all ranks of a cluster of equal nodes, as rank 0 sees it.
 static inline Group group_cluster(int nodes, int ranks_of_node) {
-    int n = nodes * ranks_of_node, *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"),
-        *node_of = (int *)checked_malloc((size_t)n * sizeof(int), "group");
-    for (int i = 0; i < n; i++) {
-        ranks[i] = i;
-        node_of[i] = i / ranks_of_node;
+    Group g = group_allocate(nodes * ranks_of_node);
+    for (int i = 0; i < g.n; i++) {
+        g.ranks[i] = i;
+        g.at[i] = i / ranks_of_node;
     }
-    Group g = group_make(ranks, n, 0, node_of);
-    free(ranks);
-    free(node_of);
-    return g;
+    return group_complete(g, 0);
 }
 static inline void group_free(Group *g) {
-    free(g->ranks);
-    free(g->node);
-    free(g->local);
-    free(g->at);
+    free(g->ranks); // and the arrays behind it
     memset(g, 0, sizeof *g);
 }
 // Return the position of a member on the two levels (on one level: node 0), and the member at a
@@ -119,48 +114,38 @@ static inline CommLink group_link(const Group *g, int a, int b) {
     return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER;
 }
 
-// Adds one message of `elements` from member `me` to member `to`; nothing if they are the same.
-static inline void comm_count(const Group *g, int me, int to, int64_t elements,
-                              size_t element_bytes, int64_t bytes[LINK_KINDS]) {
-    if (to != me) { bytes[group_link(g, me, to)] += elements * (int64_t)element_bytes; }
+static inline int64_t slice_length(const int64_t *bounds, int i) {
+    return bounds[i + 1] - bounds[i];
 }
-
+// Adds a message from member `me` to member `to`; nothing if they are the same.
+static inline void comm_count(const Group *g, int me, int to, int64_t message_bytes,
+                              int64_t bytes[LINK_KINDS]) {
+    if (to != me) { bytes[group_link(g, me, to)] += message_bytes; }
+}
 // Predicts what a collective adds to the counters of a member: bytes[link] += the bytes that it
 // sends. element_bytes: size of a sent element, for reductions dtype_size(wire). bounds: of an
 // all-to-all, the member's send bounds.
 static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, const int64_t *bounds,
                                    size_t element_bytes, int64_t bytes[LINK_KINDS]) {
-    int node = group_node(g, member), local = group_local(g, member);
-    bool reduces = kind == COMM_REDUCE_SCATTER || kind == COMM_ALL_REDUCE,
-         gathers = kind == COMM_ALL_GATHER || kind == COMM_ALL_REDUCE;
+    const int node = group_node(g, member);
+    const int64_t size = (int64_t)element_bytes, own = slice_length(bounds, member) * size;
     for (int i = 0; i < g->n; i++) {
-        int64_t elements = bounds[i + 1] - bounds[i];
-        int i_node = group_node(g, i), i_local = group_local(g, i);
-        if (kind == COMM_ALL_TO_ALL) { comm_count(g, member, i, elements, element_bytes, bytes); }
-        // a contribution to slice i goes to the member of this node with the owner's local index,
-        // which sends the node's sum to the owner
-        if (reduces) {
-            comm_count(g, member, group_at(g, node, i_local), elements, element_bytes, bytes);
+        const int64_t slice = slice_length(bounds, i) * size;
+        const int via = group_at(g, node, group_local(g, i)); // here, with the owner's local index
+        if (kind == COMM_ALL_TO_ALL) { comm_count(g, member, i, slice, bytes); }
+        if (kind == COMM_REDUCE_SCATTER || kind == COMM_ALL_REDUCE) {
+            comm_count(g, member, via, slice, bytes);                      // a contribution
+            if (via == member) { comm_count(g, member, i, slice, bytes); } // the node's sum
         }
-        if (reduces && i_local == local && i_node != node) {
-            comm_count(g, member, i, elements, element_bytes, bytes);
-        }
-    }
-    int64_t mine = bounds[member + 1] - bounds[member];
-    // this member's slice goes to the other nodes; slices from there are sent on inside this node
-    for (int n = 0; gathers && n < g->nodes; n++) {
-        comm_count(g, member, group_at(g, n, local), mine, element_bytes, bytes);
-        int owner = group_at(g, n, local);
-        for (int l = 0; l < g->locals; l++) {
-            comm_count(g, member, group_at(g, node, l), bounds[owner + 1] - bounds[owner],
-                       element_bytes, bytes);
+        if ((kind == COMM_ALL_GATHER || kind == COMM_ALL_REDUCE) && via == member) {
+            comm_count(g, member, i, own, bytes); // to another node
+            for (int l = 0; l < g->locals; l++) { // what came from there, inside this node
+                comm_count(g, member, group_at(g, node, l), slice, bytes);
+            }
         }
     }
 }
 
-static inline int64_t slice_length(const int64_t *bounds, int i) {
-    return bounds[i + 1] - bounds[i];
-}
 // Returns the elements of n slices of the length of the first. If only the last slices are shorter,
 // because they end where the array ends, a collective over this many elements covers the array.
 static inline int64_t bounds_padded(const int64_t *bounds, int n) { return n * bounds[1]; }
@@ -178,7 +163,7 @@ typedef struct {
 } Placement;
 
 static inline Placement placement_make(int stages) {
-    Placement p = {stages, (Stage *)checked_calloc((size_t)stages, sizeof(Stage), "placement")};
+    Placement p = {stages, new_array(Stage, stages, "placement")};
     return p;
 }
 static inline void placement_free(Placement *p) {

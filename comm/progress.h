@@ -14,7 +14,7 @@ static Comm *comm_running; // for comm_progress(), which takes no argument
 // Advances everything in flight. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
     if (c->transport.poll) { c->transport.poll(c); }
-    comm_settle_messages(c);
+    comm_advance_messages(c);
     comm_advance_collectives(c);
 }
 // Advances everything in flight and answers questions. Operations call it between tiles, also
@@ -68,7 +68,7 @@ static inline CommRequest comm_begin_by_mpi(Comm *c, const CommOp *op) {
         while (c->posted - c->settled == COMM_MESSAGES) {
             const CommRequest oldest = {true, c->settled + 1};
             comm_wait_by_mpi(c, oldest);
-            comm_settle_messages(c);
+            comm_advance_messages(c);
         }
         r.number = comm_post_message(c, op);
     } else if (op->group->n > 1) {

@@ -27,11 +27,11 @@ typedef struct {
     int64_t step;
 } CommLabel;
 
-// An operation that has begun. All zeros: it is complete, or there is none. A copy may be waited
-// for after the operation is complete.
+// An operation that has begun. A copy may be waited for after the operation is complete.
 typedef struct {
     bool message; // between two ranks; otherwise a collective
-    // counts the operations by MPI up from 1, and those of the transport down from -1
+    // counts the operations by MPI up from 1, and those of the transport down from -1; 0: there is
+    // none, or it is complete
     int64_t number;
 } CommRequest;
 
@@ -64,7 +64,6 @@ typedef struct {
 
 // A message between two ranks by MPI.
 typedef struct {
-    MPI_Request request;
     CommLabel label;
     bool send;
     int peer;
@@ -141,6 +140,7 @@ struct Comm {
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
     CommMessage message[COMM_MESSAGES]; // ring: message t is at t modulo its size
+    MPI_Request message_request[COMM_MESSAGES];
     // the last posted; all up to it are complete; the one that this rank waits for now, or 0
     int64_t posted, settled, awaited;
     int request_capacity, *completed; // [request_capacity] indices from MPI_Testsome

@@ -120,6 +120,16 @@ static inline void comm_check(const Comm *c, int error, int peer) {
         with, what.text, text);
 }
 
+// Posts one message of MPI.
+static inline void comm_post_part(const Comm *c, bool send, void *data, size_t bytes, int rank,
+                                  int tag, MPI_Request *request) {
+    const int n = (int)bytes;
+    comm_check(c,
+               send ? MPI_Isend(data, n, MPI_BYTE, rank, tag, c->world, request)
+                    : MPI_Irecv(data, n, MPI_BYTE, rank, tag, c->world, request),
+               rank);
+}
+
 // Marks the ranks that this rank waits for: those that the device waits for, and the other ends of
 // the message or of the collective that the host waits for.
 static inline void comm_mark_awaited(Comm *c) {
@@ -165,15 +175,14 @@ static inline bool process_look(int64_t pid, char *state, int64_t *began) {
 // Exchanges where the ranks run, and begins to listen for questions. leader_of: [ranks] the same
 // number for all ranks of a machine. All ranks call it.
 static inline void comm_meet(Comm *c, const int *leader_of) {
-    CommPlace mine,
-        *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
+    CommPlace mine, *all = new_array(CommPlace, c->ranks, "ranks");
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     char state;
     mine.pid = getpid();
     process_look(mine.pid, &state, &mine.began);
     MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, c->world);
-    c->peers = (CommPeer *)checked_calloc((size_t)c->ranks, sizeof(CommPeer), "ranks");
+    c->peers = new_array(CommPeer, c->ranks, "ranks");
     for (int r = 0; r < c->ranks; r++) {
         CommPeer *p = &c->peers[r];
         int64_t began;

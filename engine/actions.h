@@ -11,7 +11,7 @@
 //                    this step's update, version 1 the one after it
 //   peer             the other rank of a SEND or RECV
 //   near             PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
-//   use              borrowed parameters (state/layout.h: borrows): which use of the step this is;
+//   use              borrowed parameters (state/policy.h: borrows): which use of the step this is;
 //                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
 #ifndef ACTIONS_H
 #define ACTIONS_H

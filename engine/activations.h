@@ -147,7 +147,7 @@ typedef struct {
     int64_t first_sample; // number of the pass's first sample in the run
     // [samples] windows of the data to use; NULL: consecutive samples from first_sample on
     const int64_t *windows;
-    // [micro-batches + 1] first sample of each micro-batch (layout.h: Pieces), or NULL
+    // [micro-batches + 1] first sample of each micro-batch (policy.h: Pieces), or NULL
     const int64_t *begins;
     int64_t samples; // of this pass; rows of the schedule beyond them are skipped
     // [samples] sum of -log p over a sample's targets; filled for the rows that this rank computes

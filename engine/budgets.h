@@ -87,9 +87,8 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
     for (int recompute = given; recompute < (p->shape.clip.flat ? 1 : 2); recompute++) {
         int64_t rows = p->shape.rows;
         // --micro-batch is the size for all replicas of a stage
-        const int64_t replicas = p->pipeline.placement.stages > 1
-                                     ? ceil_div(p->config->options.micro_batch, rows)
-                                     : 1;
+        const int64_t replicas =
+            p->pipeline.placement.stages > 1 ? ceil_div(p->config->options.micro_batch, rows) : 1;
         while (rows && need->shares * memory_still_needed(p, rows, recompute) > need->there) {
             rows /= 2;
         }

@@ -1,5 +1,5 @@
-// cluster.h: --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then keys
-// in any order. It describes ranks that are not there, for --dry-run and --plan.
+// cluster.h: --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then
+// keys in any order. It describes ranks that are not there, for --dry-run and --plan.
 #ifndef CLUSTER_H
 #define CLUSTER_H
 

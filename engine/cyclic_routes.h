@@ -1,6 +1,6 @@
 // cyclic_routes.h: how sums of gradients and new parameters travel in Cyclic Data Parallelism
 // (cyclic.h): which rank sends what to which other rank in which slot, and what a rank stores
-// (state/layout.h: P2p).
+// (state/policy.h: P2p).
 //
 // Sums       A micro-batch's gradient of a storage is computed in full, then added to the sum of
 //            those before: ((g_1 + g_2) + g_3) + ... This order is part of the definition, so all
@@ -91,8 +91,7 @@ static inline bool routing_can(const Routing *r, int rank, int message) {
 static inline bool routing_relieve(Routing *r) {
     const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
     // takes: the message that each rank takes over; -1: none
-    int *queue = NEW_ARRAY(int, 2 * N, "routes"), *takes = queue + N,
-        count = 1, end = -1;
+    int *queue = new_array(int, 2 * N, "routes"), *takes = queue + N, count = 1, end = -1;
     queue[0] = 0;
     for (int q = 0; q < N; q++) {
         takes[q] = -1;
@@ -183,9 +182,8 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
 // the others send one more stage for it.
 static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    int *from = NEW_ARRAY(int, 2 * N * N, "routes");
-    Routing r = {p, from, from + N * N,
-                 NEW_ARRAY(double, p->ranks, "routes")};
+    int *from = new_array(int, 2 * N * N, "routes");
+    Routing r = {p, from, from + N * N, new_array(double, p->ranks, "routes")};
     for (int k = 0; k < N * N; k++) {
         const int stage = k / N, to = k % N;
         r.from[k] = owner;
@@ -204,7 +202,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N;
     // a stage has at most as many phases as ranks
     const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3);
-    HandBacks h = {0, NEW_ARRAY(HandBack, most, "routes")};
+    HandBacks h = {0, new_array(HandBack, most, "routes")};
     if (p->mode == CYCLIC_MODEL) {
         HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
         wte.head = true;
@@ -258,13 +256,13 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     HandBacks h = cyclic_route(p);
     P2p r;
     memset(&r, 0, sizeof r);
-    r.owner = NEW_ARRAY(int, n, "p2p states");
-    r.keeper = NEW_ARRAY(int, n, "p2p states");
-    r.places = NEW_ARRAY(unsigned char, n, "p2p states");
-    r.grad_slot = NEW_ARRAY(unsigned char, n, "p2p states");
-    r.adds = NEW_ARRAY(bool, n, "p2p states");
-    r.comes = NEW_ARRAY(bool, n, "p2p states");
-    r.taken = NEW_ARRAY(bool *, n, "p2p states");
+    r.owner = new_array(int, n, "p2p states");
+    r.keeper = new_array(int, n, "p2p states");
+    r.places = new_array(unsigned char, n, "p2p states");
+    r.grad_slot = new_array(unsigned char, n, "p2p states");
+    r.adds = new_array(bool, n, "p2p states");
+    r.comes = new_array(bool, n, "p2p states");
+    r.taken = new_array(bool *, n, "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = r.stays && p->waits ? 2 : 1;
@@ -277,11 +275,9 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
     r.notice = r.borrows ? 2 : 1;
-    r.stage = NEW_ARRAY(int, n, "p2p states");
+    r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
-    for (int i = 0; i < m->storages; i++) {
-        r.taken[i] = NEW_ARRAY(bool, p->ranks, "p2p states");
-    }
+    for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }
     // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {

@@ -370,7 +370,7 @@ static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t s
 // not the map.
 static inline Program cyclic_window(const Program *window, const CyclicPlan *plan, int64_t step) {
     Program p = *window;
-    p.rank = NEW_ARRAY(Schedule, p.ranks, "schedules");
+    p.rank = new_array(Schedule, p.ranks, "schedules");
     p.limits = NULL;
     schedule_cyclic(&p, plan, window->samples, step);
     return p;
@@ -391,13 +391,13 @@ static inline Program cyclic_unroll(const Program *window, const CyclicPlan *pla
                                     int pause) {
     Program p = *window;
     // [step + 1] windows of steps that differ from `window`
-    Program *others = NEW_ARRAY(Program, steps + 4, "windows");
+    Program *others = new_array(Program, steps + 4, "windows");
     for (int k = 0; k < steps + 4; k++) {
         if (!cyclic_alike(plan, k - 1, 0)) { others[k] = cyclic_window(window, plan, k - 1); }
     }
     p.micro_batches = steps * window->micro_batches;
     p.samples = steps * window->samples;
-    p.rank = NEW_ARRAY(Schedule, p.ranks, "schedules");
+    p.rank = new_array(Schedule, p.ranks, "schedules");
     p.limits = NULL;
     program_limit(&p, limits_of_one());
     for (int r = 0; r < p.ranks; r++) {

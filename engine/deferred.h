@@ -66,7 +66,7 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     default: return 0;
     }
 }
-// Returns the first message that an operation would have to wait for now; all zeros: none.
+// Returns the first message that an operation would have to wait for now; number 0: none.
 static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
@@ -145,7 +145,7 @@ static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
 }
 // Lets operations be deferred from now on, which are then also run while this rank waits.
 static inline void deferred_open(DeferredQueue *q) {
-    q->ops = NEW_ARRAY(DeferredOp, DEFERRED_OPS, "deferred operations");
+    q->ops = new_array(DeferredOp, DEFERRED_OPS, "deferred operations");
     q->store->comm->idle_callback = deferred_run_ready;
     q->store->comm->idle_context = q;
 }

@@ -282,12 +282,12 @@ static inline void deferred_walk_start(DeferredWalk *w) {
     static const char what[] = "deferred operations";
     const Program *p = w->program;
     const size_t ranks = (size_t)p->ranks;
-    w->ranks = NEW_ARRAY(DeferredRank, ranks, what);
+    w->ranks = new_array(DeferredRank, ranks, what);
     for (size_t r = 0; r < ranks; r++) {
-        w->ranks[r].noted = NEW_ARRAY(int, p->rank[r].count, what);
+        w->ranks[r].noted = new_array(int, p->rank[r].count, what);
     }
-    w->storages = NEW_ARRAY(DeferredStorage, ranks * (size_t)p->map.storages, what);
-    w->posted = NEW_ARRAY(Posted, deferred_walk_channels(p), what);
+    w->storages = new_array(DeferredStorage, ranks * (size_t)p->map.storages, what);
+    w->posted = new_array(Posted, deferred_walk_channels(p), what);
     w->share[0] = 1 + deferred_walk_draw(w, 250);
     w->share[1] = w->share[0] + 1 + deferred_walk_draw(w, 254 - w->share[0]);
     w->newest = deferred_walk_draw(w, 2);

@@ -182,10 +182,10 @@ typedef struct {
     int policies;         // number of placement policies to try
     EquationList *list; // [units][bins] by the unit behind a beginning, and by its number of ranks
     int bins;
-    int width;    // maximum of beginnings of a list that are continued
-    bool cut;     // some list had more
-    int64_t work; // about how many ends of stages have been examined
-    StagePlan best;    // best plan so far; 0 stages: none
+    int width;      // maximum of beginnings of a list that are continued
+    bool cut;       // some list had more
+    int64_t work;   // about how many ends of stages have been examined
+    StagePlan best; // best plan so far; 0 stages: none
     double best_s;
     PlanCosts costs;         // costs of the plan that is examined
     int *scratch, *ranks;    // buffers of plan_place()
@@ -320,7 +320,8 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
 // The search
 
 // Returns the stages of a beginning that ends before this unit.
-static inline StagePlan equation_plan(const EquationSearch *e, const EquationBeginning *b, int unit) {
+static inline StagePlan equation_plan(const EquationSearch *e, const EquationBeginning *b,
+                                      int unit) {
     StagePlan p;
     memset(&p, 0, sizeof p);
     p.micro_batch = e->task->micro_batch;
@@ -392,7 +393,7 @@ static inline bool equation_fits(const EquationSearch *e, const StagePlan *p, in
 // A beginning that is continued, and the stage that continues it.
 typedef struct {
     const EquationBeginning *from;
-    StagePlan plan;       // plan of the beginning
+    StagePlan plan;  // plan of the beginning
     int unit, index; // unit before which it ends; index in that list
     int left;        // ranks that remain after the next stage
     PlanRanks here, next, rest;

@@ -375,7 +375,7 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
 static inline void executor_generate(Executor *e, const Placement *placement, int32_t first,
                                      int32_t *out, int64_t count, Draws draws) {
     int64_t T = e->shape.T, n = 1;
-    int32_t *tokens = NEW_ARRAY(int32_t, T, "sample");
+    int32_t *tokens = new_array(int32_t, T, "sample");
     tokens[0] = first;
     for (int64_t i = 0; i < count; i++) {
         executor_logits(e, placement, tokens, n, e->host_logits);

@@ -5,7 +5,7 @@
 #ifndef MATMUL_CHOICES_H
 #define MATMUL_CHOICES_H
 
-#include "state/checkpoint.h" // choices in checkpoints
+#include "state/checkpoint.h"  // choices in checkpoints
 #include "engine/unit_times.h" // time_units runs each unit once
 
 // Collects the products that any rank uses, each once. All ranks call it and get the same list.

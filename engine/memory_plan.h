@@ -1,20 +1,20 @@
-// memory_plan.h: the plans of a run within its budgets: of the model that the run begins with, and of
-// the delinked model that follows, if any. All of this happens before anything is allocated.
+// memory_plan.h: the plans of a run within its budgets: of the model that the run begins with, and
+// of the delinked model that follows, if any. All of this happens before anything is allocated.
 //
-// Order  A plan is made with all states on the device. What exceeds the device's budget is offloaded
-//        to the host, what exceeds the host's budget to the disk (offload.h), and the plan is made
-//        again with these choices. Ranks agree on each choice. So a model that does not fit is known
-//        before the first step.
+// Order  A plan is made with all states on the device. What exceeds the device's budget is
+//        offloaded to the host, what exceeds the host's budget to the disk (offload.h), and the
+//        plan is made again with these choices. Ranks agree on each choice. So a model that does
+//        not fit is known before the first step.
 // Disk   Two files are used in turns, by models of even and odd number. Each is as long as the
 //        largest need of its models (state/disk.h).
 #ifndef MEMORY_PLAN_H
 #define MEMORY_PLAN_H
 
-#include "engine/budgets.h"   // does it fit?
-#include "engine/plan_make.h" // plans
-#include "offload.h"          // which states are offloaded
+#include "engine/budgets.h"    // does it fit?
+#include "engine/plan_make.h"  // plans
+#include "offload.h"           // which states are offloaded
 #include "engine/unit_times.h" // times of the model's units
-#include "pseudo.h"           // delinking
+#include "pseudo.h"            // delinking
 
 typedef struct {
     Plan *first, *later; // later: after delinking; NULL: the run does not delink
@@ -29,8 +29,7 @@ typedef struct {
 // of the activations inside; a stage's first block has received its input, so it is left out.
 static inline OffloadScope offload_scope(const Plan *p) {
     const Options *o = &p->config->options;
-    const bool waits =
-        p->pipeline.placement.stages > 1 && p->pipeline.kind == PIPELINE_ZERO_BUBBLE;
+    const bool waits = p->pipeline.placement.stages > 1 && p->pipeline.kind == PIPELINE_ZERO_BUBBLE;
     const bool automatic = o->offload == OFFLOAD_AUTO, stay = p->shape.clip.on || waits;
     const OffloadScope scope = {
         .store = &p->store,
@@ -63,8 +62,8 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     c->offload.host = (unsigned char *)checked_calloc(n, 1, "offload");
     c->offload.disk = NULL;
     c->offload.storages = p->model.storages;
-    c->offload.gradients = o->offload == OFFLOAD_AUTO && !c->privacy.on &&
-                           !p->store.policy.quantized_gradients;
+    c->offload.gradients =
+        o->offload == OFFLOAD_AUTO && !c->privacy.on && !p->store.policy.quantized_gradients;
     c->offload.delays = o->offload_delay;
     c->offload.folder = o->offload_dir;
     if (o->offload >= OFFLOAD_OPTIMIZER) {
@@ -118,18 +117,16 @@ static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *r
     const Options *o = &c->options;
     if (!options_offloads(o)) { return; }
     measure_offload(rates, &p->machine->cluster, stream);
-    int cpu_update = o->offload_delay ? 1
-                     : o->offload_update == UPDATE_AUTO
-                         ? offload_host_is_faster(rates, &p->store)
-                         : o->offload_update == UPDATE_HOST;
+    int cpu_update = o->offload_delay                   ? 1
+                     : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, &p->store)
+                                                        : o->offload_update == UPDATE_HOST;
     comm_broadcast(comm, &cpu_update, sizeof cpu_update, 0);
     c->offload.cpu_update = cpu_update;
     rates->disk_bytes_per_s = (double)INFINITY;
 }
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
-static inline void note_disk(RunPlans *plans, int number, const Plan *p, Rates *rates,
-                             Comm *comm) {
+static inline void note_disk(RunPlans *plans, int number, const Plan *p, Rates *rates, Comm *comm) {
     const Cluster *cluster = &p->machine->cluster;
     if (!p->offload.disk) { return; }
     plans->file_bytes[number] = max_i64(plans->file_bytes[number], store_disk_bytes(&p->store));

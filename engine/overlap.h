@@ -173,7 +173,7 @@ static inline void overlap_open(Executor *e, const Schedule *window, double whol
     for (int i = 0; i < window->count; i++) {
         messages += action_is_message(window->actions[i].kind);
     }
-    e->overlap = NEW_ARRAY(Overlap, 1, "overlapping steps");
+    e->overlap = new_array(Overlap, 1, "overlapping steps");
     e->overlap->whole_clip = whole_clip;
     e->overlap->storage_clip = storage_clip;
     e->overlap->stop_after = INT64_MAX;

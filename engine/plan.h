@@ -36,9 +36,9 @@ typedef struct {
 typedef struct {
     GptModel model;
     DType dtype;
-    const char *file;  // of its weights; NULL: initial weights
-    DType file_dtype;  // of a model file
-    GptModel begun;    // model of the checkpoint that `file` is; 0 units: it is a model file
+    const char *file; // of its weights; NULL: initial weights
+    DType file_dtype; // of a model file
+    GptModel begun;   // model of the checkpoint that `file` is; 0 units: it is a model file
 } ModelSpec;
 
 // The ranks of the run, or of --cluster, and what was measured on them.
@@ -256,8 +256,8 @@ static inline Prediction plan_predict(const Plan *p) {
     double *busy = (double *)checked_calloc((size_t)p->program.ranks, sizeof(double), "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
-    all.host = p->machine->resident + p->config->passing + all.offloaded +
-               store_scratch_bytes(&p->store);
+    all.host =
+        p->machine->resident + p->config->passing + all.offloaded + store_scratch_bytes(&p->store);
     offload_moves(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model),
                   all.moved);
     all.stored = store_disk_bytes(&p->store);

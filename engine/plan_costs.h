@@ -1,5 +1,5 @@
-// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay of
-// a plan's schedule, which decides.
+// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay
+// of a plan's schedule, which decides.
 //
 // Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
 //            which its ranks are taken from the nodes:
@@ -286,7 +286,8 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     return true;
 }
 // Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
-static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks, PlanCosts *c) {
+static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
+                              PlanCosts *c) {
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     c->stages = p->stages;

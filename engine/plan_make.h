@@ -1,8 +1,8 @@
 // plan_make.h: makes the plan of a run (plan.h) from what is asked, from the machine, and from the
-// model. It allocates only the plan, and uses no device, file, message or global variable. It can be
-// called again and again: for a machine whose rates are not known yet, with other states offloaded,
-// for the model after delinking. Ends the program (EXIT_INPUT) if flags, ranks and model do not fit
-// together.
+// model. It allocates only the plan, and uses no device, file, message or global variable. It can
+// be called again and again: for a machine whose rates are not known yet, with other states
+// offloaded, for the model after delinking. Ends the program (EXIT_INPUT) if flags, ranks and model
+// do not fit together.
 #ifndef PLAN_MAKE_H
 #define PLAN_MAKE_H
 
@@ -90,8 +90,7 @@ static inline void plan_micro_batches(Plan *p) {
     p->pipeline.micro_rows = min_i64(micro, samples);
     p->pipeline.micro_batches = (int)min_i64(ceil_div(samples, micro), SCHEDULE_MAX);
     p->shape.dtype = p->dtype;
-    p->shape.rows =
-        ceil_div(p->pipeline.micro_rows, p->cyclic.rule ? 1 : p->stage->replicas);
+    p->shape.rows = ceil_div(p->pipeline.micro_rows, p->cyclic.rule ? 1 : p->stage->replicas);
     p->shape.T = c->options.seq_len;
     p->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&p->model.config, p->shape.rows, p->shape.T);
@@ -127,9 +126,7 @@ static inline void plan_clipping(Plan *p) {
     const double states =
         (double)p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
     // with several stages --micro-batch fixes the micro-batches
-    if (stages == 1) {
-        executor_shorten(&p->model, &p->shape, states, often, p->machine->threads);
-    }
+    if (stages == 1) { executor_shorten(&p->model, &p->shape, states, often, p->machine->threads); }
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@
 #ifndef PLANNER_H
 #define PLANNER_H
 
-
 #include "engine/plan_costs.h" // what a plan costs
 
 // -------------------------------------------------------------------------------------------------

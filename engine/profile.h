@@ -32,9 +32,9 @@ static inline Profile profile_make(const Options *o, int actions) {
     options_profile_steps(o, &p.first, &p.last);
     if (!p.first) { return p; }
     p.actions = actions;
-    p.times = NEW_ARRAY(ActionTime, actions, "profile");
-    p.marks = NEW_ARRAY(OpsMark *, 2 * actions, "profile");
-    p.marked = NEW_ARRAY(bool, actions, "profile");
+    p.times = new_array(ActionTime, actions, "profile");
+    p.marks = new_array(OpsMark *, 2 * actions, "profile");
+    p.marked = new_array(bool, actions, "profile");
     for (int i = 0; i < 2 * actions; i++) { p.marks[i] = ops_mark_make(); }
     return p;
 }
@@ -114,9 +114,9 @@ static inline void profile_print(const Profile *p, Log *log) {
 // several stages, and writes a trace file if `trace` names one. All ranks call it.
 static inline void profile_draw(const Profile *p, Comm *comm, const Program *program,
                                 const char *trace) {
-    int64_t *part = NEW_ARRAY(int64_t, comm->ranks + 1, "profile");
+    int64_t *part = new_array(int64_t, comm->ranks + 1, "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
-    double *all = NEW_ARRAY(double, part[comm->ranks], "profile");
+    double *all = new_array(double, part[comm->ranks], "profile");
     memcpy(all + part[comm->rank], p->times,
            (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
     comm_all_gather_doubles(comm, all, part);

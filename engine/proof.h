@@ -525,11 +525,10 @@ static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
         p->plan->mode == CYCLIC_MODEL ? cyclic_limits(p->plan, stage) : limits_of_one();
     program->limits[rank].in_flight = cyclic_live(p->plan, stage);
     p->p2p[rank] = cyclic_p2p(p->plan, p->model, rank);
-    r->made = NEW_ARRAY(Made, made, "proof");
+    r->made = new_array(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }
-    r->gradient = NEW_ARRAY(int64_t, 2 * units, "proof");
-    r->borrowed[0] =
-        NEW_ARRAY(int64_t, BORROWED_SLOTS * storages, "proof");
+    r->gradient = new_array(int64_t, 2 * units, "proof");
+    r->borrowed[0] = new_array(int64_t, BORROWED_SLOTS * storages, "proof");
     memset(r->borrowed[0], 0xff, BORROWED_SLOTS * storages * sizeof(int64_t)); // -1
     for (int i = 0; i < BORROWED_SLOTS; i++) {
         r->borrowed[i] = r->borrowed[0] + i * p->model->storages;
@@ -546,19 +545,19 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->plan = plan;
     p->model = m;
     p->pieces = cyclic_pieces(plan);
-    p->places = NEW_ARRAY(int64_t, units, "proof");
-    p->cut = NEW_ARRAY(bool, units, "proof");
+    p->places = new_array(int64_t, units, "proof");
+    p->cut = new_array(bool, units, "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);
-    p->p2p = NEW_ARRAY(P2p, ranks, "proof");
-    p->ranks = NEW_ARRAY(ProofRank, ranks, "proof");
+    p->p2p = new_array(P2p, ranks, "proof");
+    p->ranks = new_array(ProofRank, ranks, "proof");
     for (int r = 0; r < program->ranks; r++) { proof_start_rank(p, &p->ranks[r], r); }
-    p->storages = NEW_ARRAY(ProofStorage, storages, "proof");
+    p->storages = new_array(ProofStorage, storages, "proof");
     for (size_t i = 0; i < storages; i++) {
         ProofStorage *s = &p->storages[i];
         s->held = -1;
         s->coming.micro = s->summed[0].micro = s->summed[1].micro = -1;
     }
-    p->used = NEW_ARRAY(int64_t, 2 * ranks * units * (size_t)program->micro_batches, "proof");
+    p->used = new_array(int64_t, 2 * ranks * units * (size_t)program->micro_batches, "proof");
 }
 static inline void proof_stop(Proof *p) {
     for (int r = 0; r < p->v.program->ranks; r++) {

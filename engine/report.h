@@ -4,11 +4,11 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "engine/log.h"         // the log
-#include "engine/memory_plan.h" // plans
+#include "engine/log.h"            // the log
+#include "engine/memory_plan.h"    // plans
 #include "engine/privacy_report.h" // the promise
-#include "engine/timeline.h"    // schedules with their times
-#include "dataloader.h"         // shards
+#include "engine/timeline.h"       // schedules with their times
+#include "dataloader.h"            // shards
 
 // -------------------------------------------------------------------------------------------------
 // Memory, traffic and offloaded states
@@ -380,9 +380,7 @@ static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Priva
         printf("traffic a step, measured:\n");
         print_traffic(m->traffic);
     }
-    if (p->offloaded) {
-        print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host);
-    }
+    if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     json_add_end(&line, plan, disk, m);
     json_add_privacy(&line, privacy, step);

@@ -196,7 +196,7 @@ static inline void program_free(Program *p) {
 // Gives all ranks the same limits.
 static inline void program_limit(Program *p, Limits limits) {
     free(p->limits);
-    p->limits = NEW_ARRAY(Limits, p->ranks, "limits");
+    p->limits = new_array(Limits, p->ranks, "limits");
     for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
 }
 
@@ -260,8 +260,7 @@ static inline void schedule_lower_recompute(Program *p) {
 // clips by itself.
 static inline void lower_clip(Schedule *in, int micro_batches) {
     // [micro] the last, the first of its backward actions
-    int *last = NEW_ARRAY(int, 2 * micro_batches, "lowering"),
-        *first = last + micro_batches;
+    int *last = new_array(int, 2 * micro_batches, "lowering"), *first = last + micro_batches;
     Schedule out = {NULL, 0, 0};
     for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
     for (int i = 0; i < in->count; i++) {
@@ -337,7 +336,7 @@ static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
 }
 static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
     const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
-    StashUses of = {NEW_ARRAY(int, 2 * uses + keys, "lowering"), NULL};
+    StashUses of = {new_array(int, 2 * uses + keys, "lowering"), NULL};
     // [units][micro-batches] next use of these activations; [slots] next use of the slot
     int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1};
     of.again = of.next + uses;

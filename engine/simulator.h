@@ -187,9 +187,9 @@ static inline double simulator_step(Simulation *s) {
 
 // Allocates the times of all actions of a program: [rank][action]. schedule_times_free frees them.
 static inline ActionTime **schedule_times(const Program *p) {
-    ActionTime **times = NEW_ARRAY(ActionTime *, p->ranks, "times");
+    ActionTime **times = new_array(ActionTime *, p->ranks, "times");
     for (int r = 0; r < p->ranks; r++) {
-        times[r] = NEW_ARRAY(ActionTime, p->rank[r].count, "times");
+        times[r] = new_array(ActionTime, p->rank[r].count, "times");
     }
     return times;
 }
@@ -209,9 +209,9 @@ static inline double schedule_simulate_times(const Program *p, ActionCosts cost,
                     .cost = cost,
                     .context = context,
                     .times = times,
-                    .rank = NEW_ARRAY(RankTimes, p->ranks, "simulator"),
-                    .storage = NEW_ARRAY(StorageTimes, p->ranks * p->map.storages, "simulator")};
-    double(*arrived)[CHANNELS] = (double(*)[CHANNELS])NEW_ARRAY(
+                    .rank = new_array(RankTimes, p->ranks, "simulator"),
+                    .storage = new_array(StorageTimes, p->ranks * p->map.storages, "simulator")};
+    double(*arrived)[CHANNELS] = (double(*)[CHANNELS])new_array(
         double, CHANNELS *(int64_t)p->ranks * p->micro_batches, "simulator");
     for (int r = 0; r < p->ranks; r++) {
         s.rank[r].arrived = arrived + (int64_t)r * p->micro_batches;

@@ -1,5 +1,5 @@
-// system.h: values from the operating system: the memory of this process and of the machine, and the
-// energy that the CPU packages take.
+// system.h: values from the operating system: the memory of this process and of the machine, and
+// the energy that the CPU packages take.
 #ifndef SYSTEM_H
 #define SYSTEM_H
 
@@ -84,7 +84,6 @@ static inline double memory_available(void) {
     if (f) { fclose(f); }
     return bytes;
 }
-
 
 // Measures the energy of the CPU packages since energy_meter(), by the counters of Linux's
 // powercap, which wrap.

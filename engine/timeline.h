@@ -68,7 +68,7 @@ static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *con
                                      int columns) {
     double begin, end;
     timeline_span(p, times, &begin, &end);
-    char *row = NEW_ARRAY(char, columns + 1, "timeline");
+    char *row = new_array(char, columns + 1, "timeline");
     fprintf(
         to,
         "F forward, B backward, W weight gradients, U update, . idle; %.3f ms, %.3f ms a column\n",

@@ -1,17 +1,17 @@
 // trainer.h: a run: what changes while a plan is carried out, and one training step. A step ends
-// before the next one begins, or, where micro-batches are delayed against each other (cyclic.h), the
-// next step begins within the step's window. train_gpt.c opens the run and calls train_step for each
-// step.
+// before the next one begins, or, where micro-batches are delayed against each other (cyclic.h),
+// the next step begins within the step's window. train_gpt.c opens the run and calls train_step for
+// each step.
 #ifndef TRAINER_H
 #define TRAINER_H
 
-#include "engine/executor.h" // runs a schedule
-#include "engine/plan.h"     // what to run
+#include "engine/executor.h"       // runs a schedule
+#include "engine/plan.h"           // what to run
 #include "engine/privacy_ledger.h" // steps that draw noise
-#include "engine/profile.h"  // --profile-steps
-#include "engine/report.h"   // the log
-#include "pseudo.h"          // rates while blocks share
-#include <signal.h>          // graceful stop
+#include "engine/profile.h"        // --profile-steps
+#include "engine/report.h"         // the log
+#include "pseudo.h"                // rates while blocks share
+#include <signal.h>                // graceful stop
 
 // The data of a run.
 typedef struct {
@@ -24,8 +24,8 @@ typedef struct {
     Log log;
     Spent spent;
     EnergyMeter energy;
-    int64_t start_step;   // first step that counts in the final figures
-    bool warned_of_loss;  // once in a run
+    int64_t start_step;  // first step that counts in the final figures
+    bool warned_of_loss; // once in a run
 } Journal;
 
 typedef struct {
@@ -33,12 +33,12 @@ typedef struct {
     Comm *comm;
     Stream *stream;
     const Data *data;
-    Store store;         // of the plan, with its memory
-    DiskFile files[2];   // of this model and of the delinked one, which come in turns
+    Store store;       // of the plan, with its memory
+    DiskFile files[2]; // of this model and of the delinked one, which come in turns
     Executor executor;
     Privacy privacy; // how much of the plan's promise is spent
     Progress progress;
-    int64_t first_step;  // 0, or the step that a resumed run began with
+    int64_t first_step; // 0, or the step that a resumed run began with
     // last step: that of the options, or an earlier one, where a private run has spent its whole
     // budget
     int64_t end;
@@ -148,8 +148,7 @@ static inline void trainer_report_step(Run *r, const Pass *pass, double loss, do
     if (shown) {
         warn_of_loss(j, r->progress.step, run_options(r)->warmup, plan->model.config.vocab, loss);
     } else {
-        seconds =
-            privacy_rounded(j->spent.steps_s / (double)(r->progress.step - r->first_step));
+        seconds = privacy_rounded(j->spent.steps_s / (double)(r->progress.step - r->first_step));
     }
     const int64_t samples = r->privacy.on && shown ? pass->samples : plan->config->samples;
     const double tokens = (double)(samples * T);
@@ -230,9 +229,7 @@ static inline double step_loss(const Pass *pass, double sum, int64_t targets) {
 static inline int64_t step_targets(const Run *r, int ahead) {
     const int64_t samples = r->plan->config->samples,
                   first = r->progress.position + ahead * samples;
-    return r->privacy.on || first < 0
-               ? 0
-               : dataset_count_targets(&r->data->train, first, samples);
+    return r->privacy.on || first < 0 ? 0 : dataset_count_targets(&r->data->train, first, samples);
 }
 // Returns the pass of that step.
 static inline Pass make_pass(Run *r, int ahead) {
@@ -256,8 +253,7 @@ static inline OptimizerStep make_update(const Options *o, double lr, double norm
         .eps = (float)o->eps,
         .weight_decay = (float)o->weight_decay,
         .momentum = (float)o->momentum,
-        .grad_scale =
-            (float)(o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0),
+        .grad_scale = (float)(o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0),
         .rounding = round_to_nearest(),
     };
     return u;
@@ -282,9 +278,9 @@ static inline StepResult run_window(Run *r, Pass *pass, double lr) {
     const int64_t step = r->progress.step;
     if (r->privacy.on) { draw_samples(r, step + 1, &passes[2]); }
     const bool pauses = pauses_after(run_options(r), step + 1, r->end);
-    const StepStats stats = overlap_run_window(
-        &r->executor, step_schedule_of, r, passes, step, pauses, asked_to_stop(r->stop_file),
-        make_update(run_options(r), lr, 0), &r->stopping);
+    const StepStats stats = overlap_run_window(&r->executor, step_schedule_of, r, passes, step,
+                                               pauses, asked_to_stop(r->stop_file),
+                                               make_update(run_options(r), lr, 0), &r->stopping);
     const int64_t counted = r->privacy.on ? pass->samples : step_targets(r, 0);
     const StepResult result = {stats.loss / (double)max_i64(counted, 1),
                                sqrt(exact_value(stats.squares))};
@@ -318,9 +314,8 @@ static inline StepResult run_step(Run *r, Pass *pass, double lr) {
     const double look = seconds_now();
     r->stopping = asked_to_stop(r->stop_file);
     r->journal.spent.report_s += seconds_now() - look;
-    result.loss =
-        step_loss(pass, executor_sum_losses(&r->executor, program, pass, &r->stopping),
-                  step_targets(r, 0));
+    result.loss = step_loss(pass, executor_sum_losses(&r->executor, program, pass, &r->stopping),
+                            step_targets(r, 0));
     const char *skip = reason_to_skip(o, r->privacy.on, &r->progress, result.loss, result.norm);
     if (store_delays(&r->store)) {
         keep_gradient(r, schedule, &at, pass, result.norm, skip != NULL);

@@ -147,7 +147,7 @@ static inline void validate_order(Validator *v, int q, int r) {
 // only, and other ranks with the first of such a row, if they take part in any common collective.
 static inline void validate_orders(Validator *v) {
     const Program *p = v->program;
-    int *first = NEW_ARRAY(int, p->ranks, "validator"), rows = 0;
+    int *first = new_array(int, p->ranks, "validator"), rows = 0;
     for (int r = 0; r < p->ranks; r++) {
         bool alike = r > 0;
         for (int s = 0; s < p->map.storages && alike; s++) {
@@ -255,12 +255,12 @@ static inline void validator_start(Validator *v, const Program *p) {
     for (int s = 0; s < p->map.storages; s++) {
         v->spans = p->map.reduces_often[s] ? (int)max_i64(p->micro_batches, 1) : v->spans;
     }
-    v->ranks = NEW_ARRAY(RankRun, ranks, "validator");
-    v->units = NEW_ARRAY(UnitRun, micros * units, "validator");
-    v->micros = NEW_ARRAY(MicroRun, micros, "validator");
-    v->storages = NEW_ARRAY(StorageRun, storages, "validator");
-    v->span = NEW_ARRAY(SpanRun, storages * (size_t)v->spans, "validator");
-    v->sample = NEW_ARRAY(unsigned char, p->map.units * p->samples, "validator");
+    v->ranks = new_array(RankRun, ranks, "validator");
+    v->units = new_array(UnitRun, micros * units, "validator");
+    v->micros = new_array(MicroRun, micros, "validator");
+    v->storages = new_array(StorageRun, storages, "validator");
+    v->span = new_array(SpanRun, storages * (size_t)v->spans, "validator");
+    v->sample = new_array(unsigned char, p->map.units * p->samples, "validator");
     for (size_t i = 0; i < storages; i++) {
         v->storages[i].in_params = v->storages[i].in_grads = -1;
     }

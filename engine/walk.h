@@ -125,8 +125,7 @@ static inline void walk_rank(Walk *w, int r) {
 // Makes starts of collectives wait: counts the members of each storage's collectives.
 static inline void walk_count_members(Walk *w) {
     const Program *p = w->program;
-    w->storage =
-        NEW_ARRAY(WalkStorage, p->map.storages, "walk");
+    w->storage = new_array(WalkStorage, p->map.storages, "walk");
     for (int s = 0; s < p->map.storages; s++) { w->storage[s].first = -1; }
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
@@ -142,14 +141,8 @@ static inline void walk_count_members(Walk *w) {
 static inline int walk_program(const Program *p, int *at, bool collectives_wait,
                                ScheduleVisit visit, void *context) {
     const size_t ranks = (size_t)p->ranks;
-    Walk w = {p,
-              visit,
-              context,
-              NEW_ARRAY(WalkRank, ranks, "walk"),
-              NEW_ARRAY(int, ranks, "walk"),
-              0,
-              0,
-              NULL};
+    Walk w = {p, visit, context, new_array(WalkRank, ranks, "walk"), new_array(int, ranks, "walk"),
+              0, 0,     NULL};
     int stuck = -1;
     if (collectives_wait) { walk_count_members(&w); }
     for (int r = p->ranks - 1; r >= 0; r--) {

@@ -70,7 +70,7 @@ static inline void tokenizer_header(Tokenizer *t, const char *path, const void *
 
 // Finds where each token begins in text[size]. Checks every length against the bytes that are left.
 static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
-    t->begin = NEW_ARRAY(uint32_t, t->vocab, "the tokenizer");
+    t->begin = new_array(uint32_t, t->vocab, "the tokenizer");
     size_t at = 0;
     for (int32_t id = 0; id < t->vocab; id++) {
         if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
@@ -96,7 +96,7 @@ static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
     memset(&t, 0, sizeof t);
     t.vocab = vocab <= 256 ? vocab : 0;
     t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
-    t.text = NEW_ARRAY(unsigned char, 2 * 256, "the tokenizer");
+    t.text = new_array(unsigned char, 2 * 256, "the tokenizer");
     for (int i = 0; i < 256; i++) {
         t.text[2 * i] = 1;
         t.text[2 * i + 1] = (unsigned char)i;
@@ -138,7 +138,7 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     // one byte more than possible, so that tokenizer_index() detects a file that is too long
     size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
     if (size > most) { size = most; }
-    t.text = NEW_ARRAY(unsigned char, size, "the tokenizer");
+    t.text = new_array(unsigned char, size, "the tokenizer");
     memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
     munmap(map, bytes);
     tokenizer_index(&t, path, size);

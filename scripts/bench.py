@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Speed of whole training steps of GPT-2 124M against this machine's own BLAS, in one run: `make bench`.
+"""Speed of whole training steps of GPT-2 124M against this machine's own BLAS, in one run: `make
+bench`.
 
     scripts/bench.py [--rounds N] [--part speed|overhead|restart ...]
 
-Every round runs, in turn, the matrix products alone (build/bench_ops: cblas_sgemm on the same shapes) and the real program
-on each shape, so that what else the machine does hits both. Figures are medians over the rounds; a ratio is taken within a
-round. "of sgemm" is the rate of the model's arithmetic (products of the blocks, of causal attention and of the classifier)
-as a share of sgemm's rate: 1.00 would mean that everything but the products is free. Then two ranks with one thread each
+Every round runs, in turn, the matrix products alone (build/bench_ops: cblas_sgemm on the same
+shapes) and the real program on each shape, so that what else the machine does hits both. Figures
+are medians over the rounds; a ratio is taken within a round. "of sgemm" is the rate of the model's
+arithmetic (products of the blocks, of causal attention and of the classifier) as a share of sgemm's
+rate: 1.00 would mean that everything but the products is free. Then two ranks with one thread each
 against one rank with one thread, and the peak memory against what was predicted.
 
-overhead: the share of the training time that the log, the progress and the look for a stop take, on GPT-2 124M and on the small
-model of `make run`. Checksums are of files: what a checkpoint costs is the time between the step before it and its event.
-restart: two ranks of GPT-2 124M under scripts/launch.sh; one is killed; seconds until the log has the next step.
+overhead: the share of the training time that the log, the progress and the look for a stop take, on
+GPT-2 124M and on the small model of `make run`. Checksums are of files: what a checkpoint costs is
+the time between the step before it and its event. restart: two ranks of GPT-2 124M under
+scripts/launch.sh; one is killed; seconds until the log has the next step.
 """
+
 import argparse
 import array
 import json
@@ -38,10 +42,19 @@ def write_shard(path, vocab=50257, tokens=200000):
 
 def flops(B, T):
     tokens = B * T
-    return 3 * tokens * (LAYERS * (24 * CHANNELS**2 + 2 * CHANNELS * T) + 2 * PADDED_VOCAB * CHANNELS)
+    return (
+        3 * tokens * (LAYERS * (24 * CHANNELS**2 + 2 * CHANNELS * T) + 2 * PADDED_VOCAB * CHANNELS)
+    )
 
 
-ENVIRONMENT = dict(os.environ, **({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}))
+ENVIRONMENT = dict(
+    os.environ,
+    **(
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if os.geteuid() == 0
+        else {}
+    ),
+)
 
 
 def read_log(folder):
@@ -50,22 +63,57 @@ def read_log(folder):
 
 
 def flags(folder, threads, B, T, steps, model="gpt2:124M"):
-    return ["./train_gpt", "--train", os.path.join(folder, "train.bin"), "--model", model, "--micro-batch", str(B), "--seq-len", str(T),
-            "--steps", str(steps), "--threads", str(threads), "--val-every", "0", "--grad-clip", "0", "--weight-decay", "0.1",
-            "--log", os.path.join(folder, "log.jsonl")]
+    return [
+        "./train_gpt",
+        "--train",
+        os.path.join(folder, "train.bin"),
+        "--model",
+        model,
+        "--micro-batch",
+        str(B),
+        "--seq-len",
+        str(T),
+        "--steps",
+        str(steps),
+        "--threads",
+        str(threads),
+        "--val-every",
+        "0",
+        "--grad-clip",
+        "0",
+        "--weight-decay",
+        "0.1",
+        "--log",
+        os.path.join(folder, "log.jsonl"),
+    ]
 
 
 def train(folder, ranks, threads, B, T, steps, **model):
     """Milliseconds of the median step (the first is left out), and the log's last event."""
-    subprocess.run(["mpirun", "--oversubscribe", "-np", str(ranks), *flags(folder, threads, B, T, steps, **model)], env=ENVIRONMENT, check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            "mpirun",
+            "--oversubscribe",
+            "-np",
+            str(ranks),
+            *flags(folder, threads, B, T, steps, **model),
+        ],
+        env=ENVIRONMENT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     events = read_log(folder)
-    return statistics.median(e["ms"] for e in events if e["event"] == "step" and e["step"] > 1), events[-1]
+    return (
+        statistics.median(e["ms"] for e in events if e["event"] == "step" and e["step"] > 1),
+        events[-1],
+    )
 
 
 def sgemm_rates(threads):
     """GFLOP/s of cblas_sgemm on the products of a step, for each shape."""
-    text = subprocess.run(["build/bench_ops", str(threads), "2"], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        ["build/bench_ops", str(threads), "2"], check=True, capture_output=True, text=True
+    ).stdout
     return [float(x) for x in re.findall(r"sgemm alone [\d.]+ ms at ([\d.]+) GFLOP/s", text)]
 
 
@@ -85,18 +133,42 @@ def speed(folder, rounds, cores):
         pairs.append((train(folder, 2, 1, 4, 64, 5)[0], train(folder, 1, 1, 4, 64, 5)[0]))
     print(f"GPT-2 124M, fp32, {cores} threads, {rounds} rounds; ratios: lowest median highest")
     for B, T, _ in SHAPES:
-        print(f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of sgemm {spread(shares[B, T, _])}")
-    print(f"  2 ranks x 1 thread {statistics.median(p[0] for p in pairs):6.0f} ms   against 1 rank x 1 thread {spread([a / b for a, b in pairs])}")
-    both = [sum(memory[k][name] for name in ("device", "host")) / 2**30 for k in ("predicted", "measured")]
+        print(
+            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of sgemm"
+            f" {spread(shares[B, T, _])}"
+        )
+    print(
+        f"  2 ranks x 1 thread {statistics.median(p[0] for p in pairs):6.0f} ms   against 1 rank x"
+        f" 1 thread {spread([a / b for a, b in pairs])}"
+    )
+    both = [
+        sum(memory[k][name] for name in ("device", "host")) / 2**30
+        for k in ("predicted", "measured")
+    ]
     print(f"  memory B=1 T=1024  {both[1]:6.2f} GiB at its peak, {both[0]:.2f} GiB predicted")
 
 
 def overhead(folder, rounds, cores):
-    for name, run in (("GPT-2 124M, B=4 T=64", dict(ranks=1, threads=cores, B=4, T=64, steps=8)),
-                      ("the model of make run", dict(ranks=2, threads=1, B=4, T=64, steps=500, model="layers=4,heads=4,channels=128,vocab=256"))):
+    for name, run in (
+        ("GPT-2 124M, B=4 T=64", dict(ranks=1, threads=cores, B=4, T=64, steps=8)),
+        (
+            "the model of make run",
+            dict(
+                ranks=2,
+                threads=1,
+                B=4,
+                T=64,
+                steps=500,
+                model="layers=4,heads=4,channels=128,vocab=256",
+            ),
+        ),
+    ):
         write_shard(os.path.join(folder, "train.bin"), 256)
         ends = [train(folder, **run) for _ in range(rounds)]
-        print(f"  overhead, {name}: {spread([100 * end['overhead'] for _, end in ends], '{:.4f}')} % of steps of {statistics.median(ms for ms, _ in ends):.1f} ms")
+        print(
+            f"  overhead, {name}: {spread([100 * end['overhead'] for _, end in ends], '{:.4f}')} %"
+            f" of steps of {statistics.median(ms for ms, _ in ends):.1f} ms"
+        )
 
 
 def ranks_of(folder):
@@ -114,7 +186,8 @@ def ranks_of(folder):
 
 
 def wait_for(event, folder, begin):
-    """The first event of its kind among those from number `begin` on; returns the number after it."""
+    """The first event of its kind among those from number `begin` on; returns the number after
+    it."""
     while True:
         time.sleep(0.01)
         events = read_log(folder) if os.path.exists(os.path.join(folder, "log.jsonl")) else []
@@ -125,8 +198,26 @@ def wait_for(event, folder, begin):
 
 def restart(folder, rounds, cores):
     out, seconds = os.path.join(folder, "out"), []
-    command = ["scripts/launch.sh", "--ranks", "2", "--", *flags(folder, max(1, cores // 2), 4, 64, 10**6), "--save-every", "3", "--keep", "1", "--out", out]
-    run = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        "scripts/launch.sh",
+        "--ranks",
+        "2",
+        "--",
+        *flags(folder, max(1, cores // 2), 4, 64, 10**6),
+        "--save-every",
+        "3",
+        "--keep",
+        "1",
+        "--out",
+        out,
+    ]
+    run = subprocess.Popen(
+        command,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         at = 0
         for _ in range(rounds):
@@ -138,15 +229,20 @@ def restart(folder, rounds, cores):
     finally:
         open(os.path.join(out, "stop"), "w").close()
         run.wait()
-    print(f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s; "
-          f"a step takes {statistics.median(e['ms'] for e in read_log(folder) if e['event'] == 'step') / 1000:.2f} s")
+    print(
+        f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s; "
+        "a step takes"
+        f" {statistics.median(e['ms'] for e in read_log(folder) if e['event'] == 'step') / 1000:.2f} s"
+    )
 
 
 PARTS = {"speed": speed, "overhead": overhead, "restart": restart}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all of them")
     options = parser.parse_args()

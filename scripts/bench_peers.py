@@ -1,33 +1,44 @@
 #!/usr/bin/env python3
-"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, fp32, the same shapes, in alternation.
+"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, fp32, the same shapes, in
+alternation.
 
-One round of a case runs every contestant once, each as a process of its own; rounds alternate the order, so a drift of
-the machine does not favour one. A run's figure is the median step after WARMUP steps. Ratios are taken inside a round and
-are PyTorch's time over ours: above 1 means that train_gpt is faster. Memory is the peak resident size of the largest
-process of a PyTorch run (not below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
+One round of a case runs every contestant once, each as a process of its own; rounds alternate the
+order, so a drift of the machine does not favour one. A run's figure is the median step after WARMUP
+steps. Ratios are taken inside a round and are PyTorch's time over ours: above 1 means that
+train_gpt is faster. Memory is the peak resident size of the largest process of a PyTorch run (not
+below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
 
-The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention, fused AdamW, vocabulary
-padded to 50304, no gradient clipping (train_gpt is told so too), one thread per core; between ranks DDP over gloo, and FSDP
-(fully_shard of each block and of the whole) beside train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
+The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention,
+fused AdamW, vocabulary padded to 50304, no gradient clipping (train_gpt is told so too), one thread
+per core; between ranks DDP over gloo, and FSDP (fully_shard of each block and of the whole) beside
+train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
     eager       as installed
     compiled    torch.compile; this and the next need a C++ compiler and Python's headers
-    tuned       compiled, and malloc keeps freed memory, which saves the page faults of new activations
+    tuned       compiled, and malloc keeps freed memory, which saves the page faults of new
+                activations
     stage0      not PyTorch: train_gpt again, with --zero 0
 
-Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs each program, private against its own
-non-private run, and the tokens/s of both. Ours sample by Poisson's rule, so a run's figure there is the time of all its timed steps
-over the samples that they took, for B samples; Opacus gets B samples in every step.
+Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs
+each program, private against its own non-private run, and the tokens/s of both. Ours sample by
+Poisson's rule, so a run's figure there is the time of all its timed steps over the samples that
+they took, for B samples; Opacus gets B samples in every step.
     unit, flat  train_gpt with --dp-clip-style unit and flat
-    plain       PyTorch, of modules that Opacus knows (positions are an embedding, the classifier a linear layer tied to the tokens'), eager
-    hooks       the same with Opacus: gradients of every sample. It adds up those of the tied table's two uses, so its norms are exact
+    plain       PyTorch, of modules that Opacus knows (positions are an embedding, the classifier a
+                linear layer tied to the tokens'), eager
+    hooks       the same with Opacus: gradients of every sample. It adds up those of the tied
+                table's two uses, so its norms are exact
     untied      plain with a table of its own for the classifier
     ghost       the same with Opacus' ghost clipping, which refuses tied tables
-Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on the emulated cluster, too.
+Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on
+the emulated cluster, too.
 
-fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take part.
+fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take
+part.
 
-With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's log.
+With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's
+log.
 """
+
 import argparse
 import json
 import os
@@ -50,8 +61,12 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
 MAX_T, VOCAB = 1024, 50257
-Shape = namedtuple("Shape", "layers heads channels model vocab", defaults=(VOCAB,))  # model: as train_gpt knows it
-GPT2_124M, SMALL = Shape(12, 12, 768, "gpt2:124M"), Shape(6, 6, 384, f"layers=6,heads=6,channels=384,vocab={VOCAB}")
+Shape = namedtuple(
+    "Shape", "layers heads channels model vocab", defaults=(VOCAB,)
+)  # model: as train_gpt knows it
+GPT2_124M, SMALL = Shape(12, 12, 768, "gpt2:124M"), Shape(
+    6, 6, 384, f"layers=6,heads=6,channels=384,vocab={VOCAB}"
+)
 CYCLIC = Shape(12, 4, 128, "layers=12,heads=4,channels=128,vocab=256", 256)  # reproduce_cyclic.py's
 WARMUP = 2
 CORES = len(os.sched_getaffinity(0))
@@ -71,8 +86,24 @@ CASES = {
 OURS = {  # flags of train_gpt where it is the contestant
     "train_gpt": [],
     "stage0": [],
-    "unit": ["--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private", "--dp-clip-style", "unit"],
-    "flat": ["--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private", "--dp-clip-style", "flat"],
+    "unit": [
+        "--dp-noise",
+        "1",
+        "--dp-delta",
+        "1e-5",
+        "--dp-show-private",
+        "--dp-clip-style",
+        "unit",
+    ],
+    "flat": [
+        "--dp-noise",
+        "1",
+        "--dp-delta",
+        "1e-5",
+        "--dp-show-private",
+        "--dp-clip-style",
+        "flat",
+    ],
 }
 WITHOUT = {"unit": "train_gpt", "flat": "train_gpt", "hooks": "plain", "ghost": "untied"}  # privacy
 PEERS = {  # environment of each
@@ -87,8 +118,9 @@ PEERS = {  # environment of each
 Run = namedtuple("Run", "ms bytes")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The PyTorch side
+
 
 def padded(vocab):
     return -(-vocab // 128) * 128
@@ -104,7 +136,10 @@ class Block(nn.Module):
 
     def forward(self, x):
         rows, t, _ = x.shape
-        q, k, v = (part.view(rows, t, self.heads, -1).transpose(1, 2) for part in self.qkv(self.ln1(x)).split(self.channels, dim=2))
+        q, k, v = (
+            part.view(rows, t, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.ln1(x)).split(self.channels, dim=2)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attproj(mixed.transpose(1, 2).reshape(rows, t, -1))
         return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
@@ -114,7 +149,9 @@ class GPT(nn.Module):
     def __init__(self, layers, heads, channels, vocab=VOCAB):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(padded(vocab), channels), nn.Embedding(MAX_T, channels)
-        self.blocks, self.lnf = nn.Sequential(*(Block(heads, channels) for _ in range(layers))), nn.LayerNorm(channels)
+        self.blocks, self.lnf = nn.Sequential(
+            *(Block(heads, channels) for _ in range(layers))
+        ), nn.LayerNorm(channels)
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
@@ -142,19 +179,37 @@ class GPTOfModules(GPT):
 
 
 def make_private(model, optimizer, case, mode):
-    """The model, the optimizer and the loss as Opacus makes them: samples clipped to norm 1 over all parameters, noise 1, B samples a step."""
+    """The model, the optimizer and the loss as Opacus makes them: samples clipped to norm 1 over
+    all parameters, noise 1, B samples a step."""
     warnings.filterwarnings("ignore")
     from opacus import PrivacyEngine
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(100 * case.B)), batch_size=case.B)  # it wants one, for its account
-    made = PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=data, criterion=nn.CrossEntropyLoss(), noise_multiplier=1.0,
-                                        max_grad_norm=1.0, poisson_sampling=False, grad_sample_mode=mode)
+
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.zeros(100 * case.B)), batch_size=case.B
+    )  # it wants one, for its account
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=data,
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
     return made[0], made[1], made[2] if mode == "ghost" else None
 
 
 def train_private_peer(case, peer, log):
     torch.manual_seed(0)
     model, criterion = GPTOfModules(case.shape, peer in ("plain", "hooks")), None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=peer in ("plain", "untied"))
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=3e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+        fused=peer in ("plain", "untied"),
+    )
     if peer in ("hooks", "ghost"):
         model, optimizer, criterion = make_private(model, optimizer, case, peer)
     for step in range(1, WARMUP + case.steps + 1):
@@ -163,18 +218,31 @@ def train_private_peer(case, peer, log):
         optimizer.zero_grad(set_to_none=True)
         logits = model(tokens[:, :-1].contiguous())  # ghost norms of embeddings want views
         flat, targets = logits.flatten(0, 1), tokens[:, 1:].flatten()
-        loss = criterion(flat, targets, shape=logits.shape) if criterion else F.cross_entropy(flat, targets)
+        loss = (
+            criterion(flat, targets, shape=logits.shape)
+            if criterion
+            else F.cross_entropy(flat, targets)
+        )
         loss.backward()
         optimizer.step()
         ms = 1e3 * (time.perf_counter() - begin)
-        print(json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}), file=log, flush=True)
+        print(
+            json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
+            file=log,
+            flush=True,
+        )
 
 
 def train_peer(case, compiled, log):
     torch.manual_seed(0)
     model = GPT(case.shape.layers, case.shape.heads, case.shape.channels, case.shape.vocab)
     if "OMPI_COMM_WORLD_RANK" in os.environ:  # started by mpirun, whose first rank is on node0
-        os.environ.update(RANK=os.environ["OMPI_COMM_WORLD_RANK"], WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"], MASTER_ADDR="node0", MASTER_PORT="29500")
+        os.environ.update(
+            RANK=os.environ["OMPI_COMM_WORLD_RANK"],
+            WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"],
+            MASTER_ADDR="node0",
+            MASTER_PORT="29500",
+        )
     if case.ranks > 1:
         dist.init_process_group("gloo")
     if case.zero:
@@ -184,7 +252,9 @@ def train_peer(case, compiled, log):
         fully_shard(model, mesh=mesh)
     elif case.ranks > 1:
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     step_model = torch.compile(model) if compiled else model
     for step in range(1, WARMUP + case.steps + 1):
         tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
@@ -196,13 +266,18 @@ def train_peer(case, compiled, log):
         loss.item()
         ms = 1e3 * (time.perf_counter() - begin)
         if int(os.environ.get("RANK", 0)) == 0:
-            print(json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}), file=log, flush=True)
+            print(
+                json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
+                file=log,
+                flush=True,
+            )
     if case.ranks > 1:
         dist.destroy_process_group()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The harness
+
 
 def write_shard(path, tokens, vocab):
     header = np.zeros(256, dtype="<i4")
@@ -217,20 +292,55 @@ def threads(case):
 
 
 def our_command(program, shard, case, zero, log, flags):
-    return ["mpirun", "-np", str(case.ranks), "--bind-to", "none", program, "--train", shard, "--val", shard,
-            "--model", case.shape.model, "--micro-batch", str(case.B), "--seq-len", str(case.T),
-            "--batch-tokens", str(case.B * case.T * case.ranks), "--steps", str(WARMUP + case.steps), "--val-every", "0",
-            "--weight-decay", "0.1", "--grad-clip", "0", "--threads", str(threads(case)), "--zero", str(zero), "--log", log, *flags]
+    return [
+        "mpirun",
+        "-np",
+        str(case.ranks),
+        "--bind-to",
+        "none",
+        program,
+        "--train",
+        shard,
+        "--val",
+        shard,
+        "--model",
+        case.shape.model,
+        "--micro-batch",
+        str(case.B),
+        "--seq-len",
+        str(case.T),
+        "--batch-tokens",
+        str(case.B * case.T * case.ranks),
+        "--steps",
+        str(WARMUP + case.steps),
+        "--val-every",
+        "0",
+        "--weight-decay",
+        "0.1",
+        "--grad-clip",
+        "0",
+        "--threads",
+        str(threads(case)),
+        "--zero",
+        str(zero),
+        "--log",
+        log,
+        *flags,
+    ]
 
 
 def peer_command(name, peer, case, log):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)] if case.ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+        if case.ranks > 1
+        else []
+    )
     return [sys.executable, *launcher, __file__, "--peer", peer, "--cases", name, "--times", log]
 
 
 def measure(command, variables, case, log):
-    """Runs the command to its end. Peak memory is what train_gpt says of rank 0, else the largest among the process and its descendants, as
-    wait4 reports it."""
+    """Runs the command to its end. Peak memory is what train_gpt says of rank 0, else the largest
+    among the process and its descendants, as wait4 reports it."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads(case)), **variables)
     if os.geteuid() == 0:  # mpirun asks root twice
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -244,14 +354,24 @@ def measure(command, variables, case, log):
         events = [json.loads(line) for line in lines]
     told = [event["memory"]["measured"] for event in events if event["event"] == "end"]
     peak = told[0]["device"] + told[0]["host"] if told else 1024 * usage.ru_maxrss
-    return Run(run_ms([event for event in events if event["event"] == "step" and event["step"] > WARMUP], case), peak)
+    return Run(
+        run_ms(
+            [event for event in events if event["event"] == "step" and event["step"] > WARMUP], case
+        ),
+        peak,
+    )
 
 
 def run_ms(steps, case):
-    """Of a step of B samples: the median; in case dp the mean over samples, since private steps take any number of them."""
+    """Of a step of B samples: the median; in case dp the mean over samples, since private steps
+    take any number of them."""
     if case.shape is not SMALL:
         return statistics.median(event["ms"] for event in steps)
-    return case.B * sum(event["ms"] for event in steps) / sum(len(event["samples"]) if "samples" in event else case.B for event in steps)
+    return (
+        case.B
+        * sum(event["ms"] for event in steps)
+        / sum(len(event["samples"]) if "samples" in event else case.B for event in steps)
+    )
 
 
 def can_compile():
@@ -263,15 +383,28 @@ def compare(name, program, rounds, folder):
     """All rounds of a case. Returns {contestant: [Run per round]}."""
     case, log, shard = CASES[name], os.path.join(folder, "log"), os.path.join(folder, "shard.bin")
     commands = {}
-    for peer in ("train_gpt", *(peer for peer in case.peers if can_compile() or peer not in ("compiled", "tuned"))):
+    for peer in (
+        "train_gpt",
+        *(peer for peer in case.peers if can_compile() or peer not in ("compiled", "tuned")),
+    ):
         zero = 0 if peer == "stage0" else case.zero
-        commands[peer] = our_command(program, shard, case, zero, log, OURS[peer]) if peer in OURS else peer_command(name, peer, case, log)
+        commands[peer] = (
+            our_command(program, shard, case, zero, log, OURS[peer])
+            if peer in OURS
+            else peer_command(name, peer, case, log)
+        )
     runs = {contestant: [] for contestant in commands}
     for r in range(rounds):
         for contestant in list(commands)[:: -1 if r % 2 else 1]:
             open(log, "w").close()
-            runs[contestant].append(measure(commands[contestant], PEERS.get(contestant, {}), case, log))
-            print(f"  {name} round {r + 1} of {rounds}: {contestant} {runs[contestant][-1].ms:.1f} ms", file=sys.stderr)
+            runs[contestant].append(
+                measure(commands[contestant], PEERS.get(contestant, {}), case, log)
+            )
+            print(
+                f"  {name} round {r + 1} of {rounds}: {contestant}"
+                f" {runs[contestant][-1].ms:.1f} ms",
+                file=sys.stderr,
+            )
     return runs
 
 
@@ -284,16 +417,30 @@ def spread(ratios):
 
 
 def print_private(name, runs):
-    """What privacy costs each program: its private over its non-private throughput, and peak memory; and our tokens/s (style unit) over its."""
+    """What privacy costs each program: its private over its non-private throughput, and peak
+    memory; and our tokens/s (style unit) over its."""
     case = CASES[name]
-    print(f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput; unit's: tokens/s of train_gpt in style unit over its own")
-    print(f"  {'':10} {'ms':>8} {'MB':>6}   {'speed: min median max':>22} {'memory':>7}   {'units: min median max':>22}")
+    print(
+        f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput;"
+        " unit's: tokens/s of train_gpt in style unit over its own"
+    )
+    print(
+        f"  {'':10} {'ms':>8} {'MB':>6}   {'speed: min median max':>22} {'memory':>7}  "
+        f" {'units: min median max':>22}"
+    )
     for who, results in runs.items():
         line = f"  {who:10} {middle(results, 'ms'):8.1f} {middle(results, 'bytes') / 1e6:6.0f}   "
         if who in WITHOUT:
             base = runs[WITHOUT[who]]
-            line += f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22} {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
-            line += f"{spread([b.ms / a.ms for a, b in zip(runs['unit'], results)]):>22}" if who not in OURS else ""
+            line += (
+                f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22}"
+                f" {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
+            )
+            line += (
+                f"{spread([b.ms / a.ms for a, b in zip(runs['unit'], results)]):>22}"
+                if who not in OURS
+                else ""
+            )
         print(line.rstrip(), flush=True)
 
 
@@ -302,22 +449,33 @@ def print_rows(name, runs):
     shape = f"{name:8} {case.ranks} x {case.B} x {case.T:<5}"
     for peer, theirs in runs.items():
         ratios = [b.ms / a.ms for a, b in zip(ours, theirs)]
-        print(f"{shape} {middle(ours, 'ms'):10.1f} {peer:>9} {middle(theirs, 'ms'):10.1f}   "
-              f"{spread(ratios)}   "
-              f"{middle(ours, 'bytes') / 1e6:9.0f} {middle(theirs, 'bytes') / 1e6:9.0f}", flush=True)
+        print(
+            f"{shape} {middle(ours, 'ms'):10.1f} {peer:>9} {middle(theirs, 'ms'):10.1f}   "
+            f"{spread(ratios)}   "
+            f"{middle(ours, 'bytes') / 1e6:9.0f} {middle(theirs, 'bytes') / 1e6:9.0f}",
+            flush=True,
+        )
 
 
 def cpu_model():
     with open("/proc/cpuinfo") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return next(
+            (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+            platform.machine(),
+        )
 
 
 def benchmark(cases, program, rounds):
-    print(f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch {torch.__version__}; "
-          f"{rounds} rounds; ratio: PyTorch / train_gpt")
+    print(
+        f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch"
+        f" {torch.__version__}; {rounds} rounds; ratio: PyTorch / train_gpt"
+    )
     if cases != ["dp"]:
-        print(f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
-              f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}", flush=True)
+        print(
+            f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
+            f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}",
+            flush=True,
+        )
     with tempfile.TemporaryDirectory() as folder:
         for name in cases:
             write_shard(os.path.join(folder, "shard.bin"), 100_000, CASES[name].shape.vocab)
@@ -326,8 +484,12 @@ def benchmark(cases, program, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated, default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cases", default=",".join(CASES), help="comma-separated, default: %(default)s"
+    )
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
     parser.add_argument("--program", default="./train_gpt")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)

@@ -1,22 +1,39 @@
 #!/usr/bin/env python3
 """from_huggingface.py: turns a GPT-2 of Hugging Face into a model file for --model.
 
-    from_huggingface.py FOLDER MODEL.bin                with config.json and model.safetensors, or several and their index
+    from_huggingface.py FOLDER MODEL.bin                with config.json and model.safetensors, or
+                                                        several and their index
     from_huggingface.py FILE.safetensors MODEL.bin      config.json lies beside it
 
-A folder is what `model.save_pretrained(FOLDER)` writes, or a clone of the model's page. fp32 and bf16 stay what they are,
-fp16 becomes fp32: no value changes. What the program could not compute to the letter (another activation, epsilon or
-scaling, untied classifier, further tensors) is refused. docs/formats.md describes the result. Needs numpy.
+A folder is what `model.save_pretrained(FOLDER)` writes, or a clone of the model's page. fp32 and
+bf16 stay what they are, fp16 becomes fp32: no value changes. What the program could not compute to
+the letter (another activation, epsilon or scaling, untied classifier, further tensors) is refused.
+docs/formats.md describes the result. Needs numpy.
 
 Exit status: 0 done, 2 bad input, 3 resources (disk, memory, numpy).
 """
+
 import argparse
 import sys
 from pathlib import Path
 
-from model_files import EXIT_INPUT, VOCAB_PADDING, Config, Failure, main_of, map_file, np, read_json, read_safetensors, replacing, tensors, write_model
+from model_files import (
+    EXIT_INPUT,
+    VOCAB_PADDING,
+    Config,
+    Failure,
+    main_of,
+    map_file,
+    np,
+    read_json,
+    read_safetensors,
+    replacing,
+    tensors,
+    write_model,
+)
 
-# What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key that is missing.
+# What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key
+# that is missing.
 ACCEPTED = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -33,14 +50,23 @@ def read_config(path):
     found = read_json(path, map_file(path, 1))
     for key, accepted in ACCEPTED.items():
         if found.get(key, accepted[0]) not in accepted:
-            raise Failure(EXIT_INPUT, f"{path}: train_gpt computes {key} = {accepted[0]!r}, found {found[key]!r:.100}")
-    sizes = {key: found.get(key) for key in ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")}
+            raise Failure(
+                EXIT_INPUT,
+                f"{path}: train_gpt computes {key} = {accepted[0]!r}, found {found[key]!r:.100}",
+            )
+    sizes = {
+        key: found.get(key) for key in ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")
+    }
     if any(type(size) is not int for size in sizes.values()):
         raise Failure(EXIT_INPUT, f"{path}: expected whole numbers, found {sizes!r:.300}")
     padded_vocab = -(-sizes["vocab_size"] // VOCAB_PADDING) * VOCAB_PADDING
     config = Config(*sizes.values(), padded_vocab).check(path)
     if found.get("n_inner") not in (None, 4 * config.channels):
-        raise Failure(EXIT_INPUT, f"{path}: train_gpt computes n_inner = {4 * config.channels}, found {found['n_inner']!r:.100}")
+        raise Failure(
+            EXIT_INPUT,
+            f"{path}: train_gpt computes n_inner = {4 * config.channels}, found"
+            f" {found['n_inner']!r:.100}",
+        )
     return config
 
 
@@ -50,28 +76,48 @@ def read_folder(folder):
     if (folder / "model.safetensors").exists():
         return read_safetensors(folder / "model.safetensors")
     if not index.exists():
-        raise Failure(EXIT_INPUT, f"{folder}: no model.safetensors in it; transformers writes one: model.save_pretrained(FOLDER)")
+        raise Failure(
+            EXIT_INPUT,
+            f"{folder}: no model.safetensors in it; transformers writes one:"
+            " model.save_pretrained(FOLDER)",
+        )
     weight_map = read_json(index, map_file(index, 1)).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) and file == Path(file).name for file in weight_map.values()):
-        raise Failure(EXIT_INPUT, f"{index}: expected a weight_map of names to files in this folder")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and file == Path(file).name for file in weight_map.values()
+    ):
+        raise Failure(
+            EXIT_INPUT, f"{index}: expected a weight_map of names to files in this folder"
+        )
     files = {file: read_safetensors(folder / file) for file in sorted(set(weight_map.values()))}
     missing = [name for name, file in weight_map.items() if name not in files[file]]
     if missing:
-        raise Failure(EXIT_INPUT, f"{index}: {missing[0]!r:.100} is not in {weight_map[missing[0]]}")
+        raise Failure(
+            EXIT_INPUT, f"{index}: {missing[0]!r:.100} is not in {weight_map[missing[0]]}"
+        )
     return {name: files[file][name] for name, file in weight_map.items()}
 
 
 def chosen(path, config, found):
     """The model's tensors by GPT-2's names, each of the right shape, and none left over."""
     found = {name.removeprefix("transformer."): view for name, view in found.items()}
-    expected = {name: tensor.their_shape(config) for tensor in tensors(config) for name in tensor.names(config)}
+    expected = {
+        name: tensor.their_shape(config)
+        for tensor in tensors(config)
+        for name in tensor.names(config)
+    }
     for name, shape in expected.items():
         if name not in found or found[name].shape != shape or found[name].dtype == np.uint8:
-            raise Failure(EXIT_INPUT, f"{path}: expected {name} of shape {shape} in fp32, bf16 or fp16, found "
-                          f"{found[name].shape if name in found else 'none'}")
+            raise Failure(
+                EXIT_INPUT,
+                f"{path}: expected {name} of shape {shape} in fp32, bf16 or fp16, found "
+                f"{found[name].shape if name in found else 'none'}",
+            )
     head = found.pop("lm_head.weight", found["wte.weight"])
     if head.dtype != found["wte.weight"].dtype or not np.array_equal(head, found["wte.weight"]):
-        raise Failure(EXIT_INPUT, f"{path}: lm_head.weight differs from wte.weight; train_gpt has one matrix for both")
+        raise Failure(
+            EXIT_INPUT,
+            f"{path}: lm_head.weight differs from wte.weight; train_gpt has one matrix for both",
+        )
     more = [name for name in found if name not in expected and not name.endswith(MASKS)]
     if more:
         raise Failure(EXIT_INPUT, f"{path}: a GPT-2 has no tensor {more[0]!r:.100}")
@@ -79,7 +125,9 @@ def chosen(path, config, found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path, metavar="FOLDER_OR_SAFETENSORS")
     parser.add_argument("model", type=Path, metavar="MODEL.bin")
     options = parser.parse_args()
@@ -89,7 +137,10 @@ def main():
     views = chosen(source, config, found)
     with replacing(options.model) as file:
         write_model(file, config, views)
-    print(f"{options.model}: {config.layers} layers, {config.heads} heads, {config.channels} channels, vocabulary {config.vocab}")
+    print(
+        f"{options.model}: {config.layers} layers, {config.heads} heads, {config.channels}"
+        f" channels, vocabulary {config.vocab}"
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
-    order      the table of files in docs/source.md: all are in it, and each includes only what is in
+    order      the table of files in docs/source.md: all are in it, and each includes only what is
+               in
                its row or below
 
 Prints a line for each finding; the exit status is 1 if there is one.
@@ -20,7 +21,20 @@ import sys
 import tokenize
 from pathlib import Path
 
-FOLDERS = (".", "engine", "state", "model", "comm", "ops", "ops/cpu", "ops/cuda", "base", "test", "scripts", "docs")
+FOLDERS = (
+    ".",
+    "engine",
+    "state",
+    "model",
+    "comm",
+    "ops",
+    "ops/cpu",
+    "ops/cuda",
+    "base",
+    "test",
+    "scripts",
+    "docs",
+)
 C_LIKE = (".c", ".h", ".cu", ".cuh")
 # Names of files of others. What follows dev/data/ is llm.c's, too.
 FOREIGN = {"llm.c", "cmocka.h", "sodium.h", "modeling_gpt2.py", "Python.h"}
@@ -152,7 +166,8 @@ class Project:
                     self.say(
                         name,
                         number,
-                        "a statement ends in a comma and takes in the next: end it with a semicolon",
+                        "a statement ends in a comma and takes in the next: end it with a"
+                        " semicolon",
                     )
 
     def comments(self):

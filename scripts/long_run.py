@@ -1,22 +1,31 @@
 #!/usr/bin/env python3
-"""long_run.py: does a run that is disturbed again and again compute what an undisturbed one computes, in constant memory?
+"""long_run.py: does a run that is disturbed again and again compute what an undisturbed one
+computes, in constant memory?
 
-    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...] [--out FOLDER] [--data PREFIX] [--program FILE]
+    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...]
+                        [--out FOLDER] [--data PREFIX] [--program FILE]
 
-Trains a GPT of 2.7 M parameters on bytes (default: data/text_bytes, of make data) under launch.sh for about M minutes, default 30, while
-faults hit it: each kind once in random order, then at random, one every M/12 minutes or so. Then the same flags undisturbed.
+Trains a GPT of 2.7 M parameters on bytes (default: data/text_bytes, of make data) under launch.sh
+for about M minutes, default 30, while faults hit it: each kind once in random order, then at
+random, one every M/12 minutes or so. Then the same flags undisturbed.
 
-    rank     kill -9 of a rank                                  stop   SIGTERM to launch.sh: it saves; started again
-    mpirun   kill -9 of mpirun                                  power  kill -9 of everything at once; started again
-    hang     SIGSTOP of a rank; the program's watchdog ends it  torn   the same, and the newest checkpoint is damaged meanwhile
-    disk     no space for checkpoints until one could not be saved (as root on Linux, where OUT can be a small disk in memory)
+    rank     kill -9 of a rank
+    stop     SIGTERM to launch.sh: it saves; started again
+    mpirun   kill -9 of mpirun
+    power    kill -9 of everything at once; started again
+    hang     SIGSTOP of a rank; the program's watchdog ends it
+    torn     the same, and the newest checkpoint is damaged meanwhile
+    disk     no space for checkpoints until one could not be saved (as root on Linux, where OUT can
+             be a small disk in memory)
 
-Compared digit by digit: loss, gradient norm and learning rate of every step event of both logs, every one of a step that was
-redone too, the validations, and the exported weights. Resident memory of each rank is sampled twice a second; within one process
-it must not grow. The tables printed at the end are in Markdown.
+Compared digit by digit: loss, gradient norm and learning rate of every step event of both logs,
+every one of a step that was redone too, the validations, and the exported weights. Resident memory
+of each rank is sampled twice a second; within one process it must not grow. The tables printed at
+the end are in Markdown.
 
 Exit status: 0 all equal and flat, 1 not, or a fault was not survived, 2 bad input, 3 resources.
 """
+
 import argparse
 import contextlib
 import errno
@@ -40,23 +49,34 @@ LAUNCH = str(Path(__file__).resolve().parent / "launch.sh")
 KINDS = ("rank", "mpirun", "hang", "stop", "power", "torn", "disk")
 WATCHDOG = 10  # seconds; far above the longest step and checkpoint
 FAULTS = 12  # in --minutes, about
-RECOVERY = 6  # seconds that a fault costs besides redone steps; only the length of the run is estimated with it
+# seconds that a fault costs besides redone steps; only the length of the run is estimated with it
+RECOVERY = 6
 PATIENCE = 180  # seconds for the run to make a new step after a fault
 SAMPLE_EVERY = 0.5  # seconds
-CHECKPOINTS_ON_DISK = 6  # that the small disk has room for: three kept, one being written, two to spare
+CHECKPOINTS_ON_DISK = (
+    6  # that the small disk has room for: three kept, one being written, two to spare
+)
 FLAT = (0.01, 2 << 20)  # growth of a process that passes for noise: a share of its memory, or bytes
 COMPARED = {"step": ("loss", "grad_norm", "lr"), "val": ("loss", "bits_per_byte")}
-FLAGS = {"model": "layers=6,heads=6,channels=192,vocab=256",
-         "seq-len": "128", "micro-batch": "4",
-         "lr": "1e-3", "warmup": "20", "final-lr-fraction": "0.1", "weight-decay": "0.1", "val-batches": "2"}
+FLAGS = {
+    "model": "layers=6,heads=6,channels=192,vocab=256",
+    "seq-len": "128",
+    "micro-batch": "4",
+    "lr": "1e-3",
+    "warmup": "20",
+    "final-lr-fraction": "0.1",
+    "weight-decay": "0.1",
+    "val-batches": "2",
+}
 
 
 class Failure(Exception):
     pass
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Processes and memory
+
 
 def read(path):
     try:
@@ -94,31 +114,45 @@ class MemorySampler(threading.Thread):
                 resident = read(f"/proc/{pid}/statm").split()
                 if resident:
                     rank = ranks.setdefault(pid, rank_of(pid))
-                    self.samples.setdefault((rank, pid), []).append(int(resident[1]) * os.sysconf("SC_PAGE_SIZE"))
+                    self.samples.setdefault((rank, pid), []).append(
+                        int(resident[1]) * os.sysconf("SC_PAGE_SIZE")
+                    )
 
     def rows(self, label):
-        """For each rank: how many processes, the longest one's seconds and memory, and the largest growth in one."""
+        """For each rank: how many processes, the longest one's seconds and memory, and the largest
+        growth in one."""
         self.over.set()
         self.join()
         for rank in sorted({rank for rank, _ in self.samples}):
             mine = [values for (r, _), values in self.samples.items() if r == rank]
-            long = [values for values in mine if len(values) >= 20]  # a quarter is then enough for a median
+            long = [
+                values for values in mine if len(values) >= 20
+            ]  # a quarter is then enough for a median
             if long:
                 longest = max(long, key=len)
-                yield label, rank, len(mine), len(longest) * SAMPLE_EVERY, statistics.median(longest), max(map(growth, long))
+                yield (
+                    label,
+                    rank,
+                    len(mine),
+                    len(longest) * SAMPLE_EVERY,
+                    statistics.median(longest),
+                    max(map(growth, long)),
+                )
 
 
 def growth(values):
     """Bytes from the second quarter to the last: the first one belongs to the start."""
     quarter = len(values) // 4
-    return statistics.median(values[-quarter:]) - statistics.median(values[quarter:2 * quarter])
+    return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run under launch.sh
 
+
 class Follower:
-    """Reads a growing log: new whole events since the last look. A run that begins anew empties its log."""
+    """Reads a growing log: new whole events since the last look. A run that begins anew empties its
+    log."""
 
     def __init__(self, path):
         self.path, self.at = path, 0
@@ -137,7 +171,8 @@ class Follower:
 
 
 def parse(line):
-    """The event; numbers with a fraction stay text, to be compared digit by digit. None: torn by a kill."""
+    """The event; numbers with a fraction stay text, to be compared digit by digit. None: torn by a
+    kill."""
     try:
         return json.loads(line, parse_float=str)
     except ValueError:
@@ -152,14 +187,29 @@ class Training:
         self.output, self.model = folder / "output.txt", folder / "model.bin"
         self.options, self.child = options, None
         flags = dict(flags, out=self.out, log=self.log, export=self.model)
-        self.command = [LAUNCH, "--restarts", str(restarts), "--ranks", str(options.ranks), "--continue", "--", options.program,
-                        *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
+        self.command = [
+            LAUNCH,
+            "--restarts",
+            str(restarts),
+            "--ranks",
+            str(options.ranks),
+            "--continue",
+            "--",
+            options.program,
+            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+        ]
         folder.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(exist_ok=True)
 
     def start(self):
         with open(self.output, "ab") as output:
-            self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            self.child = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def pids(self, name):
         return sorted(processes(name, self.out), key=rank_of)
@@ -191,7 +241,9 @@ class Training:
         return Follower(self.log).events()
 
     def last_words(self):
-        return f"see {self.output}\n" + "\n".join(self.output.read_text(errors="replace").splitlines()[-8:])
+        return f"see {self.output}\n" + "\n".join(
+            self.output.read_text(errors="replace").splitlines()[-8:]
+        )
 
 
 def kill(pid, number):
@@ -199,8 +251,9 @@ def kill(pid, number):
         os.kill(pid, number)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Faults
+
 
 @dataclass
 class Fault:
@@ -208,7 +261,8 @@ class Fault:
     minute: float
     at_step: int  # the last one logged before
     time: float = field(default_factory=time.monotonic)
-    back: float | None = None  # seconds to the first new step; of disk: to the first checkpoint that could be saved again
+    # seconds to the first new step; of disk: to the first checkpoint that could be saved again
+    back: float | None = None
     first: int | None = None  # the first new step
 
     def redone(self):
@@ -244,13 +298,24 @@ class Disturbed(Training):
                 return time.monotonic() - begin
             now = time.monotonic()
             if self.open and now - self.open.time > PATIENCE:
-                raise Failure(f"no new step {PATIENCE} s after fault {self.open.kind}: {self.last_words()}")
-            if not self.open and now > due and self.logged > 1 and self.checkpoints > 1 and self.last < self.steps:
+                raise Failure(
+                    f"no new step {PATIENCE} s after fault {self.open.kind}: {self.last_words()}"
+                )
+            if (
+                not self.open
+                and now > due
+                and self.logged > 1
+                and self.checkpoints > 1
+                and self.last < self.steps
+            ):
                 self.open = Fault(self.next_kind(), (now - begin) / 60, self.last)
                 self.faults.append(self.open)
                 self.logged = 0
                 getattr(self, "do_" + self.open.kind)()
-                print(f"{self.open.minute:6.2f} min  step {self.open.at_step}: {self.open.kind}", flush=True)
+                print(
+                    f"{self.open.minute:6.2f} min  step {self.open.at_step}: {self.open.kind}",
+                    flush=True,
+                )
 
     def wait(self):
         return self.interval * self.draw.uniform(0.5, 1.5)
@@ -279,8 +344,14 @@ class Disturbed(Training):
     def ended(self):
         """launch.sh is there no more: true at the end of the run; any other end is a failure."""
         self.look()
-        if self.child.returncode not in ((0, EXIT_RESOURCES) if self.could_not_save else (0,)) or self.last < self.steps:
-            raise Failure(f"launch.sh ended with {self.child.returncode} at step {self.last}: {self.last_words()}")
+        if (
+            self.child.returncode not in ((0, EXIT_RESOURCES) if self.could_not_save else (0,))
+            or self.last < self.steps
+        ):
+            raise Failure(
+                f"launch.sh ended with {self.child.returncode} at step {self.last}:"
+                f" {self.last_words()}"
+            )
         return True
 
     def do_rank(self):
@@ -364,7 +435,9 @@ def fill(path):
 def small_disk(folder, size, wanted):
     """A disk in memory of this size in the folder, where it is wanted."""
     if wanted:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "long_run", str(folder)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "long_run", str(folder)], check=True
+        )
     try:
         yield
     finally:
@@ -372,11 +445,17 @@ def small_disk(folder, size, wanted):
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The experiment
 
+
 def known_flags(options):
-    result = subprocess.run([LAUNCH, "--ranks", "1", "--", options.program, "--help"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    result = subprocess.run(
+        [LAUNCH, "--ranks", "1", "--", options.program, "--help"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     if result.returncode:
         raise Failure(f"{options.program} --help does not work: {result.stderr}")
     return result.stdout
@@ -393,8 +472,16 @@ def can_mount(folder):
 
 
 def possible_kinds(options, help_text):
-    reasons = {"hang": "--watchdog is not among the program's flags" if "--watchdog" not in help_text else "",
-               "disk": "no small disk can be mounted here" if "disk" in options.kinds and not can_mount(options.out / "probe") else ""}
+    reasons = {
+        "hang": (
+            "--watchdog is not among the program's flags" if "--watchdog" not in help_text else ""
+        ),
+        "disk": (
+            "no small disk can be mounted here"
+            if "disk" in options.kinds and not can_mount(options.out / "probe")
+            else ""
+        ),
+    }
     for kind in options.kinds:
         if reasons.get(kind):
             print(f"without {kind}: {reasons[kind]}", flush=True)
@@ -403,14 +490,26 @@ def possible_kinds(options, help_text):
 
 def calibrate(options, flags):
     """Seconds of a step and bytes of a checkpoint."""
-    short = Training(options.out / "calibration", options, dict(flags, steps=40, **{"val-every": 0, "save-every": 40}), restarts=0).done()
-    seconds = statistics.median(float(e["ms"]) for e in short.events() if e["event"] == "step" and e["step"] > 10) / 1000
+    short = Training(
+        options.out / "calibration",
+        options,
+        dict(flags, steps=40, **{"val-every": 0, "save-every": 40}),
+        restarts=0,
+    ).done()
+    seconds = (
+        statistics.median(
+            float(e["ms"]) for e in short.events() if e["event"] == "step" and e["step"] > 10
+        )
+        / 1000
+    )
     size = sum(path.stat().st_size for path in short.out.glob("step_00000040/*"))
     return seconds, size
 
 
 def differences(disturbed, whole):
-    """How many step and validation events were compared, and those of the disturbed run that differ, or are missing."""
+    """How many step and validation events were compared, and those of the disturbed run that
+    differ, or are missing."""
+
     def facts(event):
         return tuple(event.get(key) for key in COMPARED[event["event"]])
 
@@ -423,7 +522,14 @@ def differences(disturbed, whole):
 def table(head, rows):
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for row in rows:
-        print("| " + " | ".join(f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value) for value in row) + " |")
+        print(
+            "| "
+            + " | ".join(
+                f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
+                for value in row
+            )
+            + " |"
+        )
     print(flush=True)
 
 
@@ -432,39 +538,103 @@ def report(options, disturbed, seconds, undisturbed, memory):
     same_weights = filecmp.cmp(disturbed.model, undisturbed.model, shallow=False)
     grown = [row for row in memory if row[5] > max(FLAT[0] * row[4], FLAT[1])]
     print()
-    table(("fault", "at minute", "step", "steps redone", "seconds to the first new step (disk: checkpoint)"),
-          [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults])
-    table(("run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"),
-          [(*row[:4], row[4] / 2**20, row[5] / 2**20) for row in memory])
-    backs = sorted(f.back for f in disturbed.faults if f.back is not None and f.kind not in ("disk", "hang"))
-    table(("what", "measured"),
-          [("disturbed run", f"{disturbed.steps} steps on {options.ranks} ranks in {seconds / 60:.1f} min, seed {options.seed}"),
-           ("faults", f"{len(disturbed.faults)}: " + ", ".join(f"{kind} {n}" for kind in KINDS if (n := sum(f.kind == kind for f in disturbed.faults)))),
-           ("starts of the program", disturbed.restarts),
-           ("steps redone", sum(f.redone() for f in disturbed.faults)),
-           ("seconds from a fault to the first new step (without hang, disk)",
-            f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}" if backs else "none"),
-           ("step and validation events, compared digit by digit", f"{count}, {len(wrong)} differ or are missing" + "".join(f", {k} {s}" for k, s in wrong[:5])),
-           ("exported weights", "equal, byte for byte" if same_weights else "DIFFERENT"),
-           ("memory", f"GROWS in {len(grown)} rows" if grown else "flat" if memory else "not measured: no process lived for 10 s")])
+    table(
+        (
+            "fault",
+            "at minute",
+            "step",
+            "steps redone",
+            "seconds to the first new step (disk: checkpoint)",
+        ),
+        [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults],
+    )
+    table(
+        ("run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"),
+        [(*row[:4], row[4] / 2**20, row[5] / 2**20) for row in memory],
+    )
+    backs = sorted(
+        f.back for f in disturbed.faults if f.back is not None and f.kind not in ("disk", "hang")
+    )
+    table(
+        ("what", "measured"),
+        [
+            (
+                "disturbed run",
+                (
+                    f"{disturbed.steps} steps on {options.ranks} ranks in {seconds / 60:.1f} min,"
+                    f" seed {options.seed}"
+                ),
+            ),
+            (
+                "faults",
+                f"{len(disturbed.faults)}: "
+                + ", ".join(
+                    f"{kind} {n}"
+                    for kind in KINDS
+                    if (n := sum(f.kind == kind for f in disturbed.faults))
+                ),
+            ),
+            ("starts of the program", disturbed.restarts),
+            ("steps redone", sum(f.redone() for f in disturbed.faults)),
+            (
+                "seconds from a fault to the first new step (without hang, disk)",
+                (
+                    f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}"
+                    if backs
+                    else "none"
+                ),
+            ),
+            (
+                "step and validation events, compared digit by digit",
+                f"{count}, {len(wrong)} differ or are missing"
+                + "".join(f", {k} {s}" for k, s in wrong[:5]),
+            ),
+            ("exported weights", "equal, byte for byte" if same_weights else "DIFFERENT"),
+            (
+                "memory",
+                (
+                    f"GROWS in {len(grown)} rows"
+                    if grown
+                    else "flat" if memory else "not measured: no process lived for 10 s"
+                ),
+            ),
+        ],
+    )
     return EXIT_DIFFERENT if wrong or not same_weights or grown else 0
 
 
 def experiment(options):
     help_text = known_flags(options)
     options.kinds = possible_kinds(options, help_text)
-    flags = dict(FLAGS, train=f"{options.data}_train_*.bin", val=f"{options.data}_val_*.bin", **{"batch-tokens": 128 * max(8, options.ranks), "seed": options.seed})
+    flags = dict(
+        FLAGS,
+        train=f"{options.data}_train_*.bin",
+        val=f"{options.data}_val_*.bin",
+        **{"batch-tokens": 128 * max(8, options.ranks), "seed": options.seed},
+    )
     if "--watchdog" in help_text:
         flags["watchdog"] = WATCHDOG
     step, checkpoint = calibrate(options, flags)
     interval = options.minutes * 60 / FAULTS
-    every = max(2, round(interval / 5 / step))  # steps between checkpoints: a fault costs a tenth of the interval
+    every = max(
+        2, round(interval / 5 / step)
+    )  # steps between checkpoints: a fault costs a tenth of the interval
     share = interval / (1.1 * interval + RECOVERY) if options.kinds else 1
     steps = max(20, round(options.minutes * 60 * share / step))
     flags.update({"steps": steps, "save-every": every, "keep": 3, "val-every": 2 * every})
-    print(f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every {every} steps, a fault every {interval:.0f} s; "
-          f"seed {options.seed}", flush=True)
-    disturbed = Disturbed(options.out / "disturbed", options, flags, random.Random(options.seed), interval, "disk" in options.kinds)
+    print(
+        f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every"
+        f" {every} steps, a fault every {interval:.0f} s; seed {options.seed}",
+        flush=True,
+    )
+    disturbed = Disturbed(
+        options.out / "disturbed",
+        options,
+        flags,
+        random.Random(options.seed),
+        interval,
+        "disk" in options.kinds,
+    )
     undisturbed = Training(options.out / "undisturbed", options, flags, restarts=0)
     memory = []
     with small_disk(disturbed.out, CHECKPOINTS_ON_DISK * checkpoint, disturbed.disk):
@@ -493,11 +663,17 @@ def arguments():
             raise argparse.ArgumentTypeError(f"some of {','.join(KINDS)}, found {text}")
         return chosen
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="long_run.sh [option ...]")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="long_run.sh [option ...]",
+    )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--ranks", type=int, default=max(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 20))
-    parser.add_argument("--kinds", type=kinds, default=list(KINDS), help="of faults (default all); empty: none")
+    parser.add_argument(
+        "--kinds", type=kinds, default=list(KINDS), help="of faults (default all); empty: none"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/long_run"))
     parser.add_argument("--data", default="data/text_bytes", metavar="PREFIX")
     parser.add_argument("--program", default="./train_gpt")
@@ -507,13 +683,17 @@ def arguments():
     if options.out.exists() and any(options.out.iterdir()):
         parser.error(f"{options.out} is not empty: choose another --out, or remove it")
     if not glob.glob(f"{options.data}_train_*.bin"):
-        parser.error(f"no shards {options.data}_train_*.bin: run make data, or name others with --data")
+        parser.error(
+            f"no shards {options.data}_train_*.bin: run make data, or name others with --data"
+        )
     options.out = options.out.resolve()
     return options
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through the finally clauses, as Ctrl-C
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # through the finally clauses, as Ctrl-C
     options = arguments()
     try:
         return experiment(options)

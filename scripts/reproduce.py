@@ -1,4 +1,6 @@
-"""reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they were stopped, and tables."""
+"""reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they
+were stopped, and tables."""
+
 import argparse
 import glob
 import json
@@ -15,7 +17,8 @@ TEXT = "data/text_bytes"
 
 
 class Failed(Exception):
-    """The script ends with this status and message; of_run is the exit status of the run that failed."""
+    """The script ends with this status and message; of_run is the exit status of the run that
+    failed."""
 
     def __init__(self, status, message, of_run=None):
         super().__init__(message)
@@ -23,7 +26,8 @@ class Failed(Exception):
 
 
 class Runner:
-    """Starts commands and waits for them, in several threads where that is asked for. A signal ends the running ones gently, which remove what they made, and then us."""
+    """Starts commands and waits for them, in several threads where that is asked for. A signal ends
+    the running ones gently, which remove what they made, and then us."""
 
     def __init__(self):
         self.children, self.stopped = set(), False
@@ -39,9 +43,18 @@ class Runner:
         """Returns the exit status. What the command says goes into the file output."""
         if self.stopped:
             raise KeyboardInterrupt
-        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        environment = dict(
+            os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"
+        )
         with open(output, "wb") as file:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True)
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
         self.children.add(child)
         if self.stopped:  # the signal came between the look above and now
             child.terminate()
@@ -54,7 +67,11 @@ class Runner:
 
 def last_words(path):
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("train_gpt: ", "cluster: ")) and " sent " not in line]
+    ours = [
+        line
+        for line in lines
+        if line.startswith(("train_gpt: ", "cluster: ")) and " sent " not in line
+    ]
     return (ours or lines or ["it says nothing"])[-1]
 
 
@@ -76,7 +93,11 @@ def complete(runner, folder, command):
     folder.mkdir(parents=True, exist_ok=True)
     status = runner.run(command, output)
     if status:
-        raise Failed(EXIT_FAILED, f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})", status)
+        raise Failed(
+            EXIT_FAILED,
+            f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})",
+            status,
+        )
     new = folder / "run.tmp"
     new.write_text(json.dumps({"command": command}) + "\n")
     new.replace(folder / "run.json")
@@ -93,7 +114,8 @@ def percent(ratio):
 
 
 def pyplot_or_none(name):
-    """matplotlib's drawing, without a screen; None, and a word about it, where it is not installed."""
+    """matplotlib's drawing, without a screen; None, and a word about it, where it is not
+    installed."""
     try:
         import matplotlib
     except ImportError:
@@ -101,12 +123,17 @@ def pyplot_or_none(name):
         return None
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
     return pyplot
 
 
 def parts_parser(name, doc, plans, parts):
     """Of a script that has so many plans (--quick, --full) and parts; parts_options() reads it."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, usage=f"{name}.sh --quick | --full [option ...]")
+    parser = argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"{name}.sh --quick | --full [option ...]",
+    )
     size = parser.add_mutually_exclusive_group(required=True)
     for plan in plans:
         size.add_argument(f"--{plan}", dest="plan", action="store_const", const=plan)

@@ -1,31 +1,48 @@
 #!/usr/bin/env python3
-"""reproduce_cyclic.py: Cyclic Data Parallelism (CDP, arXiv 2403.08837) beside data parallelism (DP): memory, traffic, time and quality.
+"""reproduce_cyclic.py: Cyclic Data Parallelism (CDP, arXiv 2403.08837) beside data parallelism
+(DP): memory, traffic, time and quality.
 
-    scripts/reproduce_cyclic.sh --quick | --full [--part PART ...] [--steps N] [--images PREFIX] [--into FOLDER] [--program FILE]
+    scripts/reproduce_cyclic.sh --quick | --full [--part PART ...] [--steps N] [--images PREFIX]
+    [--into FOLDER] [--program FILE]
 
-memory   bytes of live activations over a step, on one rank that runs N micro-batches: all at once (DP: one micro-batch of them all) and
-         staggered (CDP). When which unit works on which micro-batch is measured (--trace); what each holds then are the bytes of
-         docs/memory.md, whose sum must be what the program counted.
-traffic  what each link carries over a step, DP's all-reduce beside CDP's messages: the counters of the switch's ports, every few
-         milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated cluster of 4 nodes (cluster.sh).
-speed    step times of DP (this program's own, whose messages hide behind the backward pass), CDP-v1, v2 and v2 with slack 1, on the same
-         cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and a backward pass 2; and with a rank that
-         stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same
-         cluster for information, where scripts/bench_peers.sh has installed PyTorch.
-quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates. Many
-         steps of 128 bytes: where steps are large and few, rates are as high as stability allows, and that is lower for gradients a step old.
-zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times over an unlimited link, at c = F + B, with ranks
-         that stop now and then, and, where the kernel can delay messages, with 2 ms more for each; bytes, and memory.
-images   the paper's own task, classification: the share of right labels on the images of PREFIX (prepare_data.py --images; default:
+memory   bytes of live activations over a step, on one rank that runs N micro-batches: all at once
+         (DP: one micro-batch of them all) and
+         staggered (CDP). When which unit works on which micro-batch is measured (--trace); what
+         each holds then are the bytes of docs/memory.md, whose sum must be what the program
+         counted.
+traffic  what each link carries over a step, DP's all-reduce beside CDP's messages: the counters of
+         the switch's ports, every few
+         milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated
+         cluster of 4 nodes (cluster.sh).
+speed    step times of DP (this program's own, whose messages hide behind the backward pass),
+         CDP-v1, v2 and v2 with slack 1, on the same
+         cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and
+         a backward pass 2; and with a rank that stops now and then. What an ideal DP takes: 1 +
+         max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same cluster for
+         information, where scripts/bench_peers.sh has installed PyTorch.
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each
+         at the best of the same learning rates. Many
+         steps of 128 bytes: where steps are large and few, rates are as high as stability allows,
+         and that is lower for gradients a step old.
+zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
+         over an unlimited link, at c = F + B, with ranks
+         that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
+         bytes, and memory.
+images   the paper's own task, classification: the share of right labels on the images of PREFIX
+         (prepare_data.py --images; default:
          data/digits_images; CIFAR-10 too), SGD with momentum and AdamW. Left out without them.
 
---quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the number of training steps of quality and
-images. FOLDER (default: out/cyclic_quick or out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the
-samples traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The same command goes on where it
-was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no cluster can be made, its parts say so.
+--quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the
+number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
+out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the samples
+traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The
+same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process
+and no cluster. Where no cluster can be made, its parts say so.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
+
 import bisect
 import concurrent.futures
 import glob
@@ -44,11 +61,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import plot
-from reproduce import EXIT_FAILED, SCRIPTS, TEXT, Failed, Runner, complete, markdown, parts_options, parts_parser, pyplot_or_none, reproduce_parts, run_script
+from reproduce import (
+    EXIT_FAILED,
+    SCRIPTS,
+    TEXT,
+    Failed,
+    Runner,
+    complete,
+    markdown,
+    parts_options,
+    parts_parser,
+    pyplot_or_none,
+    reproduce_parts,
+    run_script,
+)
 
 CLUSTER, PEERS = str(SCRIPTS / "cluster.sh"), SCRIPTS.parent / ".venv-peers"
 DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
-RULES = {DP: (), V1: ("--cyclic", "v1"), V2: ("--cyclic", "v2"), SLACK: ("--cyclic", "v2", "--cyclic-slack", "1")}
+RULES = {
+    DP: (),
+    V1: ("--cyclic", "v1"),
+    V2: ("--cyclic", "v2"),
+    SLACK: ("--cyclic", "v2", "--cyclic-slack", "1"),
+}
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
 UNLIMITED = 0.0  # a c
 BALANCE = 3.0  # c = F + B
@@ -57,6 +92,7 @@ BALANCE = 3.0  # c = F + B
 @dataclass(frozen=True)
 class Plan:
     """What --quick and --full differ in."""
+
     memory_cuts: tuple  # values of N
     cluster_steps: int  # of a run there, the first WARMUP of which are not looked at
     loads: tuple  # values of c
@@ -71,11 +107,30 @@ class Plan:
 
 WARMUP = 3
 PLANS = {
-    "quick": Plan(memory_cuts=(8,), cluster_steps=WARMUP + 8, loads=(UNLIMITED, BALANCE), rounds=1, cuts=(4,), seeds=(1,), text_steps=1000, text_rates=("2e-3", "4e-3"),
-                  image_steps=150, image_rates={"adamw": ("5e-3",), "sgd": ("1e-1",)}),
-    "full": Plan(memory_cuts=(2, 4, 8), cluster_steps=WARMUP + 20, loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6), rounds=3, cuts=(2, 4, 8), seeds=(1, 2, 3),
-                 text_steps=12000, text_rates=("1e-3", "2e-3", "4e-3", "8e-3"), image_steps=2000,
-                 image_rates={"adamw": ("2.5e-3", "5e-3", "1e-2"), "sgd": ("3e-2", "1e-1", "3e-1")}),
+    "quick": Plan(
+        memory_cuts=(8,),
+        cluster_steps=WARMUP + 8,
+        loads=(UNLIMITED, BALANCE),
+        rounds=1,
+        cuts=(4,),
+        seeds=(1,),
+        text_steps=1000,
+        text_rates=("2e-3", "4e-3"),
+        image_steps=150,
+        image_rates={"adamw": ("5e-3",), "sgd": ("1e-1",)},
+    ),
+    "full": Plan(
+        memory_cuts=(2, 4, 8),
+        cluster_steps=WARMUP + 20,
+        loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6),
+        rounds=3,
+        cuts=(2, 4, 8),
+        seeds=(1, 2, 3),
+        text_steps=12000,
+        text_rates=("1e-3", "2e-3", "4e-3", "8e-3"),
+        image_steps=2000,
+        image_rates={"adamw": ("2.5e-3", "5e-3", "1e-2"), "sgd": ("3e-2", "1e-1", "3e-1")},
+    ),
 }
 
 
@@ -86,7 +141,9 @@ class Bench:
         self.plan, self.options, self.runner = plans[options.plan], options, Runner()
 
     def run(self, name, command):
-        log, fresh = complete(self.runner, self.options.into / name, [str(word) for word in command])
+        log, fresh = complete(
+            self.runner, self.options.into / name, [str(word) for word in command]
+        )
         print(f"{'' if fresh else 'there: '}{name}", flush=True)
         return log
 
@@ -94,18 +151,34 @@ class Bench:
         """Logs by name; as many runs of one thread at a time as there are cores."""
         pool = concurrent.futures.ThreadPoolExecutor(cores())
         try:
-            jobs = {name: pool.submit(self.run, name, command) for name, command in commands.items()}
+            jobs = {
+                name: pool.submit(self.run, name, command) for name, command in commands.items()
+            }
             return {name: job.result() for name, job in jobs.items()}
         finally:
             pool.shutdown(cancel_futures=True)
 
     def train(self, data, rule, *flags):
-        return [self.options.program, "--train", f"{data}_train_*.bin", "--val", f"{data}_val_*.bin", "--threads", 1, "--grad-clip", 0, *flags, *RULES[rule]]
+        return [
+            self.options.program,
+            "--train",
+            f"{data}_train_*.bin",
+            "--val",
+            f"{data}_val_*.bin",
+            "--threads",
+            1,
+            "--grad-clip",
+            0,
+            *flags,
+            *RULES[rule],
+        ]
 
     def draw(self, name, panels, paint):
         pyplot = pyplot_or_none(Path(sys.argv[0]).stem)
         if pyplot:
-            figure, axes = pyplot.subplots(1, panels, figsize=(7 * panels, 4), layout="constrained", squeeze=False)
+            figure, axes = pyplot.subplots(
+                1, panels, figsize=(7 * panels, 4), layout="constrained", squeeze=False
+            )
             paint(axes[0])
             figure.savefig(self.options.into / f"{name}.png", dpi=120)
             pyplot.close(figure)
@@ -120,33 +193,46 @@ def found_events(log, kind):
 
 
 def step_ms(log):
-    return statistics.median(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP)
+    return statistics.median(
+        step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP
+    )
 
 
 def mean_ms(log):
-    return statistics.mean(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP)
+    return statistics.mean(
+        step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Memory over time, one rank
 
 SAMPLES, T, C, HEADS = 16, 64, 64, 4  # of a step; the model
 
 
 def unit_bytes(units, tokens):
-    """Activations of each unit for a micro-batch (docs/memory.md): the embedding's tokens, blocks, the head with its targets; and what comes into each."""
+    """Activations of each unit for a micro-batch (docs/memory.md): the embedding's tokens, blocks,
+    the head with its targets; and what comes into each."""
     block, boundary = (60 * C + 4 * HEADS + 16) * tokens, 4 * C * tokens
     return [4 * tokens, *[block + boundary] * (units - 2), (8 * C + 16) * tokens + boundary]
 
 
 def live_bytes(trace, sizes):
-    """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live from its forward to the end of its weight part; what
-    ends without having begun belongs to the step before, and lives from the start."""
-    actions = sorted((event for event in trace["traceEvents"] if event.get("cat") == "compute"), key=lambda event: event["ts"])
+    """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live
+    from its forward to the end of its weight part; what ends without having begun belongs to the
+    step before, and lives from the start."""
+    actions = sorted(
+        (event for event in trace["traceEvents"] if event.get("cat") == "compute"),
+        key=lambda event: event["ts"],
+    )
     begin = actions[0]["ts"]
     changes, seen, live = [], set(), 0
     for event in actions:
-        kind, unit, micro = event["name"].split()[0], event["args"]["unit"], event["args"]["micro_batch"]
+        kind, unit, micro = (
+            event["name"].split()[0],
+            event["args"]["unit"],
+            event["args"]["micro_batch"],
+        )
         if kind == "BACKWARD_WEIGHT":
             changes.append((event["ts"] + event["dur"], -sizes[unit]))
             live += 0 if (unit, micro) in seen else sizes[unit]
@@ -170,25 +256,68 @@ def memory_run(bench, rule, N):
     name = f"memory/{rule}_N{N}".replace(" ", "_")
     micro, cut = (SAMPLES, []) if rule == DP else (SAMPLES // N, ["--cyclic-stages", N])
     trace = bench.options.into / name / "trace.json"
-    model = ["--model", f"layers={2 * N - 2},heads={HEADS},channels={C},vocab=256", "--seq-len", T, "--micro-batch", micro, "--batch-tokens", SAMPLES * T]
-    log = bench.run(name, bench.train(TEXT, rule, *model, *cut, "--steps", 6, "--val-every", 0, "--profile-steps", "5:5", "--trace", trace))
+    model = [
+        "--model",
+        f"layers={2 * N - 2},heads={HEADS},channels={C},vocab=256",
+        "--seq-len",
+        T,
+        "--micro-batch",
+        micro,
+        "--batch-tokens",
+        SAMPLES * T,
+    ]
+    log = bench.run(
+        name,
+        bench.train(
+            TEXT,
+            rule,
+            *model,
+            *cut,
+            "--steps",
+            6,
+            "--val-every",
+            0,
+            "--profile-steps",
+            "5:5",
+            "--trace",
+            trace,
+        ),
+    )
     counted = found_events(log, "end")[-1]["memory"]["measured"]["activations"]
     sizes = unit_bytes(2 * N, micro * T)
-    places = [1 if rule == DP else N - unit // 2 for unit in range(2 * N)]  # of a stage of two units: micro-batches at once
+    places = [
+        1 if rule == DP else N - unit // 2 for unit in range(2 * N)
+    ]  # of a stage of two units: micro-batches at once
     if sum(map(lambda size, count: size * count, sizes, places)) != counted:
-        raise Failed(EXIT_FAILED, f"{name}: {counted} bytes of activations are not those of docs/memory.md")
+        raise Failed(
+            EXIT_FAILED, f"{name}: {counted} bytes of activations are not those of docs/memory.md"
+        )
     return counted, live_bytes(json.loads(trace.read_text()), sizes)
 
 
 def memory(bench):
-    found = {(N, rule): memory_run(bench, rule, N) for N in bench.plan.memory_cuts for rule in (DP, V1, V2)}
+    found = {
+        (N, rule): memory_run(bench, rule, N)
+        for N in bench.plan.memory_cuts
+        for rule in (DP, V1, V2)
+    }
     largest = bench.plan.memory_cuts[-1]
 
     def paint(axes):
         for rule in (DP, V2):
             curve = found[largest, rule][1]
-            axes[0].step([when / curve[-1][0] for when, _ in curve], [size / plot.MIB for _, size in curve], where="post", label=rule)
-        axes[0].set(xlabel="share of a step", ylabel="live activations (MiB)", title=f"one rank, N = {largest}", ylim=(0, None))
+            axes[0].step(
+                [when / curve[-1][0] for when, _ in curve],
+                [size / plot.MIB for _, size in curve],
+                where="post",
+                label=rule,
+            )
+        axes[0].set(
+            xlabel="share of a step",
+            ylabel="live activations (MiB)",
+            title=f"one rank, N = {largest}",
+            ylim=(0, None),
+        )
         axes[0].legend()
 
     bench.draw("memory", 1, paint)
@@ -196,18 +325,43 @@ def memory(bench):
     for N in bench.plan.memory_cuts:
         for rule in (V1, V2):
             ratio = found[N, rule][0] / found[N, DP][0]
-            shape = "; ".join(f"{name} {max(size for _, size in found[N, name][1]) / mean_of(found[N, name][1]):.2f}" for name in (DP, rule))
-            lines.append([f"{rule}: peak of activations over DP's, N={N}, one rank", f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape}",
-                          "allocated bytes; stages of two units, the embedding and head are lighter than blocks"])
+            shape = "; ".join(
+                f"{name}"
+                f" {max(size for _, size in found[N, name][1]) / mean_of(found[N, name][1]):.2f}"
+                for name in (DP, rule)
+            )
+            lines.append(
+                [
+                    f"{rule}: peak of activations over DP's, N={N}, one rank",
+                    f"(N+1)/2N = {(N + 1) / 2 / N:.4f}",
+                    f"{ratio:.4f}; peak over mean: {shape}",
+                    (
+                        "allocated bytes; stages of two units, the embedding and head are lighter"
+                        " than blocks"
+                    ),
+                ]
+            )
     return "", lines
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The cluster, watched from outside
 
 EVERY = 0.004  # seconds between two looks at the counters
-MODEL = ("--model", "layers=12,heads=4,channels=128,vocab=256", "--seq-len", 64, "--micro-batch", 4, "--batch-tokens", RANKS * 4 * 64)
-CUT = ("--cyclic-cut", "4,3,3,4")  # three blocks a stage: by count the second would have four, and the last two
+MODEL = (
+    "--model",
+    "layers=12,heads=4,channels=128,vocab=256",
+    "--seq-len",
+    64,
+    "--micro-batch",
+    4,
+    "--batch-tokens",
+    RANKS * 4 * 64,
+)
+CUT = (
+    "--cyclic-cut",
+    "4,3,3,4",
+)  # three blocks a stage: by count the second would have four, and the last two
 
 
 def cluster_name(into):
@@ -225,7 +379,14 @@ def processes():
 
 def switch_process(name):
     """The process that holds a cluster's switch, None where there is none."""
-    return next((pid for pid, words in processes() if words[:1] == ["bash"] and words[-2:] == ["hold-switch", name]), None)
+    return next(
+        (
+            pid
+            for pid, words in processes()
+            if words[:1] == ["bash"] and words[-2:] == ["hold-switch", name]
+        ),
+        None,
+    )
 
 
 class Watch(threading.Thread):
@@ -252,7 +413,8 @@ class Watch(threading.Thread):
 
 
 class Counters(Watch):
-    """Samples what every node has sent, as the switch's ports received it: lines [seconds, bytes of node 0, of node 1, ...] of a file."""
+    """Samples what every node has sent, as the switch's ports received it: lines [seconds, bytes of
+    node 0, of node 1, ...] of a file."""
 
     def __init__(self, name, path):
         super().__init__(name, EVERY)
@@ -264,7 +426,11 @@ class Counters(Watch):
             self.ports = switch and open(f"/proc/{switch}/net/dev")
             return
         self.ports.seek(0)
-        bytes_in = {line.split(":")[0].strip(): int(line.split(":")[1].split()[0]) for line in self.ports if ":" in line}
+        bytes_in = {
+            line.split(":")[0].strip(): int(line.split(":")[1].split()[0])
+            for line in self.ports
+            if ":" in line
+        }
         sent = [bytes_in.get(f"port{n}") for n in range(RANKS)]
         if None not in sent:  # the cluster is whole
             self.samples.append([time.monotonic(), *sent])
@@ -286,7 +452,11 @@ class Pulses(Watch):
 
     def look(self):
         inside = os.readlink(f"/proc/{switch_process(self.cluster)}/ns/pid")
-        ranks = sorted(pid for pid, words in processes() if words[:1] == [self.program] and os.readlink(f"/proc/{pid}/ns/pid") == inside)
+        ranks = sorted(
+            pid
+            for pid, words in processes()
+            if words[:1] == [self.program] and os.readlink(f"/proc/{pid}/ns/pid") == inside
+        )
         if len(ranks) == RANKS:
             chosen = self.draws.choice(ranks)
             os.kill(chosen, signal.SIGSTOP)
@@ -297,14 +467,33 @@ class Pulses(Watch):
 def on_cluster(bench, rate, *words):
     """The command's words before the program. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
-    quota = 90 // -(-RANKS // cores())  # a tenth is left to the kernel's side of the network and to mpirun
-    return [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--"]
+    quota = 90 // -(
+        -RANKS // cores()
+    )  # a tenth is left to the kernel's side of the network and to mpirun
+    return [
+        CLUSTER,
+        f"{RANKS}x1",
+        "--name",
+        cluster_name(bench.options.into),
+        *link,
+        *words,
+        "--cpu",
+        quota,
+        "--",
+    ]
 
 
 def cluster_run(bench, name, flags, rate, watch=None, words=()):
     """The log."""
     cut = CUT if "--cyclic" in flags else ()
-    command = [*on_cluster(bench, rate, *words), *bench.train(TEXT, DP, *MODEL, *flags, *cut), "--steps", bench.plan.cluster_steps, "--val-every", 0]
+    command = [
+        *on_cluster(bench, rate, *words),
+        *bench.train(TEXT, DP, *MODEL, *flags, *cut),
+        "--steps",
+        bench.plan.cluster_steps,
+        "--val-every",
+        0,
+    ]
     if watch is None or (bench.options.into / name / "run.json").exists():
         return bench.run(name, command)
     with watch:
@@ -317,18 +506,25 @@ def sent_bytes(log):
 
 
 def rate_of(bench, c):
-    """The link, in Mbit/s, over which DP's messages take c where a forward pass takes 1: a third of a step over an unlimited link."""
+    """The link, in Mbit/s, over which DP's messages take c where a forward pass takes 1: a third of
+    a step over an unlimited link."""
     log = cluster_run(bench, "speed/calibration", (), 0)
     return sent_bytes(log) * 8 / (step_ms(log) / 3 * c) / 1000 if c else 0
 
 
 def no_cluster(*words):
     """What this machine lacks for a cluster, empty where it lacks nothing."""
-    check = subprocess.run([CLUSTER, "check", "--cpu", "10", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    check = subprocess.run(
+        [CLUSTER, "check", "--cpu", "10", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     return check.returncode and (check.stdout.strip() or "no cluster")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Traffic over time
 
 BINS = 100  # of a step
@@ -336,16 +532,27 @@ BINS = 100  # of a step
 
 def bytes_at(samples, node, when):
     """The counter of a node between two samples."""
-    at = min(max(bisect.bisect_right(samples, when, key=lambda sample: sample[0]), 1), len(samples) - 1)
+    at = min(
+        max(bisect.bisect_right(samples, when, key=lambda sample: sample[0]), 1), len(samples) - 1
+    )
     (a, *low), (b, *high) = samples[at - 1], samples[at]
     return low[node] + (high[node] - low[node]) * (when - a) / (b - a)
 
 
 def steps_of(samples, seconds):
-    """Where steps of that length begin, in the middle of the run: after a third of all bytes, before nine tenths."""
+    """Where steps of that length begin, in the middle of the run: after a third of all bytes,
+    before nine tenths."""
     sent = [sum(counters) for _, *counters in samples]
-    inside = [when for (when, *_), total in zip(samples, sent) if sent[0] + (sent[-1] - sent[0]) / 3 <= total <= sent[0] + (sent[-1] - sent[0]) * 0.9]
-    return [inside[0] + seconds * k for k in range(int((inside[-1] - inside[0]) / seconds))] if inside else []
+    inside = [
+        when
+        for (when, *_), total in zip(samples, sent)
+        if sent[0] + (sent[-1] - sent[0]) / 3 <= total <= sent[0] + (sent[-1] - sent[0]) * 0.9
+    ]
+    return (
+        [inside[0] + seconds * k for k in range(int((inside[-1] - inside[0]) / seconds))]
+        if inside
+        else []
+    )
 
 
 def bins_of(samples, node, begin, seconds):
@@ -366,32 +573,73 @@ def traffic(bench):
     for rule in (DP, V1, V2, SLACK):
         name = f"traffic/{rule}".replace(" ", "_")
         path = bench.options.into / name / "traffic.jsonl"
-        seconds = step_ms(cluster_run(bench, name, RULES[rule], rate_of(bench, BALANCE), Counters(cluster_name(bench.options.into), path))) / 1000
+        seconds = (
+            step_ms(
+                cluster_run(
+                    bench,
+                    name,
+                    RULES[rule],
+                    rate_of(bench, BALANCE),
+                    Counters(cluster_name(bench.options.into), path),
+                )
+            )
+            / 1000
+        )
         samples = [json.loads(line) for line in path.read_text().splitlines()]
         begins = steps_of(samples, seconds)
         if len(begins) < 2:
-            raise Failed(EXIT_FAILED, f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder and run again on a machine with less to do")
-        every = [[bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)]
+            raise Failed(
+                EXIT_FAILED,
+                f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder"
+                " and run again on a machine with less to do",
+            )
+        every = [
+            [bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)
+        ]
         shares[rule] = [statistics.mean(map(busiest, bins)) for bins in every]
         means[rule] = [statistics.mean(map(sum, bins)) / 1e6 for bins in every]
         curves[rule] = seconds, every[1][0] + every[1][1]
 
     def paint(axes):
         for rule, (seconds, bins) in curves.items():
-            axes[0].plot([k / BINS for k in range(len(bins))], [b * BINS / seconds / 1e6 for b in bins], label=rule, linewidth=1)
+            axes[0].plot(
+                [k / BINS for k in range(len(bins))],
+                [b * BINS / seconds / 1e6 for b in bins],
+                label=rule,
+                linewidth=1,
+            )
         axes[0].set(xlabel="time (steps)", ylabel="node 1 sends (MB/s)", title="c = F + B")
         axes[0].legend()
 
     bench.draw("traffic", 1, paint)
-    table = markdown(["traffic at c = F + B", *(f"node {n}: share in the busiest tenth, MB a step" for n in range(RANKS))],
-                     [[rule, *(f"{share:.2f}, {mean:.2f}" for share, mean in zip(shares[rule], means[rule]))] for rule in curves])
-    lines = [[f"{rule}: share of a link's bytes in the busiest tenth of a step, c = F + B (DP {statistics.mean(shares[DP]):.2f})", "balanced: 0.10",
-              f"{statistics.mean(shares[rule]):.2f}", "messages are as long as a storage, and a link carries one at its full rate"] for rule in (V1, V2, SLACK)]
+    table = markdown(
+        [
+            "traffic at c = F + B",
+            *(f"node {n}: share in the busiest tenth, MB a step" for n in range(RANKS)),
+        ],
+        [
+            [rule, *(f"{share:.2f}, {mean:.2f}" for share, mean in zip(shares[rule], means[rule]))]
+            for rule in curves
+        ],
+    )
+    lines = [
+        [
+            (
+                f"{rule}: share of a link's bytes in the busiest tenth of a step, c = F + B (DP"
+                f" {statistics.mean(shares[DP]):.2f})"
+            ),
+            "balanced: 0.10",
+            f"{statistics.mean(shares[rule]):.2f}",
+            "messages are as long as a storage, and a link carries one at its full rate",
+        ]
+        for rule in (V1, V2, SLACK)
+    ]
     return table, lines
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Step time over links
+
 
 def ideal(c):
     """Step times of an ideal DP and an ideal CDP, forward 1, backward 2."""
@@ -399,22 +647,41 @@ def ideal(c):
 
 
 def measured_speed(bench):
-    """(c, rule) -> lowest of the rounds' median ms. The rules take turns, so a drift of the machine favours none."""
+    """(c, rule) -> lowest of the rounds' median ms. The rules take turns, so a drift of the machine
+    favours none."""
     times = {}
     for round_ in range(bench.plan.rounds):
         for c in bench.plan.loads:
             for rule in RULES:
                 name = f"speed/c{c:g}_{rule}_round{round_}".replace(" ", "_")
-                times.setdefault((c, rule), []).append(step_ms(cluster_run(bench, name, RULES[rule], rate_of(bench, c))))
+                times.setdefault((c, rule), []).append(
+                    step_ms(cluster_run(bench, name, RULES[rule], rate_of(bench, c)))
+                )
     return {place: min(found) for place, found in times.items()}
 
 
 def pytorch_speed(bench):
-    """c -> ms of PyTorch's DistributedDataParallel over gloo on the same cluster, one round; empty where bench_peers.sh has not installed it."""
+    """c -> ms of PyTorch's DistributedDataParallel over gloo on the same cluster, one round; empty
+    where bench_peers.sh has not installed it."""
     if not (PEERS / "installed").exists():
         return {}
-    command = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", PEERS / "bin" / "python", "scripts/bench_peers.py", "--peer", "eager", "--cases", "cyclic"]
-    return {c: step_ms(bench.run(f"speed/c{c:g}_PyTorch", [*on_cluster(bench, rate_of(bench, c)), *command])) for c in bench.plan.loads}
+    command = [
+        "env",
+        "GLOO_SOCKET_IFNAME=eth0",
+        "OMP_NUM_THREADS=1",
+        PEERS / "bin" / "python",
+        "scripts/bench_peers.py",
+        "--peer",
+        "eager",
+        "--cases",
+        "cyclic",
+    ]
+    return {
+        c: step_ms(
+            bench.run(f"speed/c{c:g}_PyTorch", [*on_cluster(bench, rate_of(bench, c)), *command])
+        )
+        for c in bench.plan.loads
+    }
 
 
 def measured_jitter(bench, pulse):
@@ -434,59 +701,141 @@ def speed(bench):
     if missing:
         return f"Speed: left out: {missing}\n\n", []
     times = measured_speed(bench)
-    pulse = round(step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3)  # a forward pass
+    pulse = round(
+        step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3
+    )  # a forward pass
     jitter, pytorch = measured_jitter(bench, pulse), pytorch_speed(bench)
     others = [rule for rule in RULES if rule != DP]
 
     def cells(base, found):
-        return [f"{base:.0f}", *(f"{found(rule):.0f}, {base / found(rule):.2f}x" for rule in others)]
+        return [
+            f"{base:.0f}",
+            *(f"{found(rule):.0f}, {base / found(rule):.2f}x" for rule in others),
+        ]
 
     lines = []
     for c in bench.plan.loads:
         link = f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited"
-        lines.append([link, f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(times[c, DP], lambda rule, at=c: times[at, rule]), f"{pytorch[c]:.0f}" if pytorch else "not installed"])
-    lines.append([f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of {5000 * pulse:.0f} ms", "", *cells(jitter[DP], jitter.get), ""])
+        lines.append(
+            [
+                link,
+                f"{ideal(c)[0] / ideal(c)[1]:.2f}x",
+                *cells(times[c, DP], lambda rule, at=c: times[at, rule]),
+                f"{pytorch[c]:.0f}" if pytorch else "not installed",
+            ]
+        )
+    lines.append(
+        [
+            (
+                f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of"
+                f" {5000 * pulse:.0f} ms"
+            ),
+            "",
+            *cells(jitter[DP], jitter.get),
+            "",
+        ]
+    )
 
     def paint(axes):
         for rule in others:
-            axes[0].plot(bench.plan.loads, [times[c, DP] / times[c, rule] for c in bench.plan.loads], marker="o", label=rule)
+            axes[0].plot(
+                bench.plan.loads,
+                [times[c, DP] / times[c, rule] for c in bench.plan.loads],
+                marker="o",
+                label=rule,
+            )
         places = [k / 20 for k in range(int(20 * max(bench.plan.loads)) + 1)]
-        axes[0].plot(places, [ideal(c)[0] / ideal(c)[1] for c in places], color="black", linestyle="--", label="ideal")
+        axes[0].plot(
+            places,
+            [ideal(c)[0] / ideal(c)[1] for c in places],
+            color="black",
+            linestyle="--",
+            label="ideal",
+        )
         axes[0].set(xlabel="c: time of DP's messages (forward = 1)", ylabel="speed against DP")
         axes[0].legend()
 
     bench.draw("speed", 1, paint)
-    table = markdown(["link", "ideal CDP over DP", f"{DP}: ms a step", *(f"{rule}: ms, speed against DP" for rule in others), "PyTorch DDP: ms"], lines)
+    table = markdown(
+        [
+            "link",
+            "ideal CDP over DP",
+            f"{DP}: ms a step",
+            *(f"{rule}: ms, speed against DP" for rule in others),
+            "PyTorch DDP: ms",
+        ],
+        lines,
+    )
 
     def told(base, found):
         return "; ".join(f"{rule} {base / found(rule):.2f}x" for rule in others)
 
-    claims = [["speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x", told(times[BALANCE, DP], lambda rule: times[BALANCE, rule]),
-               "DP here hides messages behind the backward pass; CDP's depend on each other, from rank to rank"],
-              ["the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(times[UNLIMITED, DP], lambda rule: times[UNLIMITED, rule]), "messages take the processor's time"],
-              ["the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter[DP], jitter.get), "DP waits for the slowest rank in every step, CDP for a neighbour"]]
+    claims = [
+        [
+            "speed against overlapped DP at c = F + B (goal 1.2x)",
+            "no times; ideal 1.33x",
+            told(times[BALANCE, DP], lambda rule: times[BALANCE, rule]),
+            (
+                "DP here hides messages behind the backward pass; CDP's depend on each other, from"
+                " rank to rank"
+            ),
+        ],
+        [
+            "the same, unlimited link (goal 0.98x)",
+            "ideal 1.00x",
+            told(times[UNLIMITED, DP], lambda rule: times[UNLIMITED, rule]),
+            "messages take the processor's time",
+        ],
+        [
+            "the same, ranks that stop now and then, unlimited link (mean step)",
+            "",
+            told(jitter[DP], jitter.get),
+            "DP waits for the slowest rank in every step, CDP for a neighbour",
+        ],
+    ]
     return table, claims
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Quality: losses on text, labels of images
 
-TEXT_MODEL = ("--model", "layers=6,heads=4,channels=64,vocab=256", "--seq-len", 16, "--micro-batch", 8, "--batch-tokens", 128, "--final-lr-fraction", 0)
+TEXT_MODEL = (
+    "--model",
+    "layers=6,heads=4,channels=64,vocab=256",
+    "--seq-len",
+    16,
+    "--micro-batch",
+    8,
+    "--batch-tokens",
+    128,
+    "--final-lr-fraction",
+    0,
+)
 IMAGE_CUT = 4
 
 
 @dataclass(frozen=True)
 class Candidate:
     """What is compared at its best learning rate. DP knows no N."""
+
     rule: str
     N: int = 0
     optimizer: str = "adamw"
 
     def __str__(self):
-        return self.rule + (f", N={self.N}" if self.N else "") + (f", {self.optimizer}" if self.optimizer != "adamw" else "")
+        return (
+            self.rule
+            + (f", N={self.N}" if self.N else "")
+            + (f", {self.optimizer}" if self.optimizer != "adamw" else "")
+        )
 
     def flags(self):
-        return ["--optimizer", self.optimizer, *RULES[self.rule], *(["--cyclic-stages", self.N] if self.N else [])]
+        return [
+            "--optimizer",
+            self.optimizer,
+            *RULES[self.rule],
+            *(["--cyclic-stages", self.N] if self.N else []),
+        ]
 
 
 def more(ratio):
@@ -498,89 +847,212 @@ def last_validation(log):
 
 
 def tuned(bench, part, every, rates, command, score, better):
-    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed; the other seeds run at it."""
+    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed;
+    the other seeds run at it."""
     seeds = bench.plan.seeds
 
     def runs(jobs):
-        names = {job: f"{part}/" + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_").replace(" ", "").replace("/", "_") for job in jobs}
+        names = {
+            job: (
+                f"{part}/"
+                + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_")
+                .replace(" ", "")
+                .replace("/", "_")
+            )
+            for job in jobs
+        }
         logs = bench.run_together({name: command(*job) for job, name in names.items()})
         return {job: score(logs[name]) for job, name in names.items()}
 
     found = runs([(one, rate, seeds[0]) for one in every for rate in rates[one.optimizer]])
-    best = {one: better(rates[one.optimizer], key=lambda rate, one=one: found[one, rate, seeds[0]]) for one in every}
+    best = {
+        one: better(rates[one.optimizer], key=lambda rate, one=one: found[one, rate, seeds[0]])
+        for one in every
+    }
     found |= runs([(one, best[one], seed) for one in every for seed in seeds[1:]])
     return {one: (best[one], [found[one, best[one], seed] for seed in seeds]) for one in every}
 
 
 def training(bench, data, steps, model, validation, one, rate, seed):
-    return bench.train(data, DP, *model, "--steps", steps, "--lr", rate, "--warmup", steps // 10, "--weight-decay", 0.1,
-                       "--val-every", steps, "--val-batches", validation, "--seed", seed, *one.flags())
+    return bench.train(
+        data,
+        DP,
+        *model,
+        "--steps",
+        steps,
+        "--lr",
+        rate,
+        "--warmup",
+        steps // 10,
+        "--weight-decay",
+        0.1,
+        "--val-every",
+        steps,
+        "--val-batches",
+        validation,
+        "--seed",
+        seed,
+        *one.flags(),
+    )
 
 
 def quality(bench):
     steps, cuts = bench.options.steps or bench.plan.text_steps, bench.plan.cuts
     every = [Candidate(DP), *(Candidate(rule, N) for N in cuts for rule in (V1, V2))]
-    found = tuned(bench, "quality", every, {"adamw": bench.plan.text_rates}, lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 400, *job),
-                  lambda log: last_validation(log)["loss"], min)
+    found = tuned(
+        bench,
+        "quality",
+        every,
+        {"adamw": bench.plan.text_rates},
+        lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 400, *job),
+        lambda log: last_validation(log)["loss"],
+        min,
+    )
     means = {one: statistics.mean(losses) for one, (_, losses) in found.items()}
     base = means[Candidate(DP)]
 
     def paint(axes):
         for rule in (V1, V2):
-            axes[0].plot(cuts, [100 * (means[Candidate(rule, N)] / base - 1) for N in cuts], marker="o", label=rule)
+            axes[0].plot(
+                cuts,
+                [100 * (means[Candidate(rule, N)] / base - 1) for N in cuts],
+                marker="o",
+                label=rule,
+            )
         axes[0].axhline(0, color="black", linewidth=0.8)
         axes[0].set(xlabel="N", ylabel="validation loss against DP (%)", xticks=cuts)
         axes[0].legend()
 
     bench.draw("quality", 1, paint)
-    table = markdown([f"text, {steps} steps", "learning rate", "validation loss by seed", "mean", "against DP"],
-                     [[str(one), rate, " ".join(f"{loss:.4f}" for loss in losses), f"{means[one]:.4f}", more(means[one] / base)] for one, (rate, losses) in found.items()])
-    spread = (max(found[Candidate(DP)][1]) - min(found[Candidate(DP)][1])) / base if len(bench.plan.seeds) > 1 else None
-    claims = [[f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)", "as good as DP (CNNs, SGD)",
-               "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
-               f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart (docs/results.md)" + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else "")] for rule, goal in ((V1, 1), (V2, 0.5))]
+    table = markdown(
+        [f"text, {steps} steps", "learning rate", "validation loss by seed", "mean", "against DP"],
+        [
+            [
+                str(one),
+                rate,
+                " ".join(f"{loss:.4f}" for loss in losses),
+                f"{means[one]:.4f}",
+                more(means[one] / base),
+            ]
+            for one, (rate, losses) in found.items()
+        ],
+    )
+    spread = (
+        (max(found[Candidate(DP)][1]) - min(found[Candidate(DP)][1])) / base
+        if len(bench.plan.seeds) > 1
+        else None
+    )
+    claims = [
+        [
+            f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)",
+            "as good as DP (CNNs, SGD)",
+            "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
+            f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart"
+            " (docs/results.md)"
+            + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else ""),
+        ]
+        for rule, goal in ((V1, 1), (V2, 0.5))
+    ]
     return table, claims
 
 
 def image_model(prefix):
-    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its label."""
+    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its
+    label."""
     shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
     labels, first = struct.unpack_from("<2i", shard, 12)
     tokens = memoryview(shard)[1024:].cast("H")
     pixels = next(at for at in range(1, len(tokens)) if tokens[at] == tokens[0]) - 2
-    return ["--model", f"layers=4,heads=8,channels=64,vocab={first + labels}", "--seq-len", pixels + 1, "--micro-batch", 4, "--batch-tokens", 16 * (pixels + 1),
-            "--final-lr-fraction", 0.1], pixels
+    return [
+        "--model",
+        f"layers=4,heads=8,channels=64,vocab={first + labels}",
+        "--seq-len",
+        pixels + 1,
+        "--micro-batch",
+        4,
+        "--batch-tokens",
+        16 * (pixels + 1),
+        "--final-lr-fraction",
+        0.1,
+    ], pixels
 
 
 def images(bench):
     prefix = bench.options.images
     if not glob.glob(f"{prefix}_train_*.bin") or not glob.glob(f"{prefix}_val_*.bin"):
-        return f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes them.\n\n", []
+        return (
+            (
+                f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes"
+                " them.\n\n"
+            ),
+            [],
+        )
     model, pixels = image_model(prefix)
     steps = bench.options.steps or bench.plan.image_steps
-    every = [Candidate(rule, 0 if rule == DP else IMAGE_CUT, optimizer) for optimizer in bench.plan.image_rates for rule in (DP, V1, V2)]
-    found = tuned(bench, "images", every, bench.plan.image_rates, lambda *job: training(bench, prefix, steps, model, -1, *job),
-                  lambda log: last_validation(log)["label_accuracy"], max)
+    every = [
+        Candidate(rule, 0 if rule == DP else IMAGE_CUT, optimizer)
+        for optimizer in bench.plan.image_rates
+        for rule in (DP, V1, V2)
+    ]
+    found = tuned(
+        bench,
+        "images",
+        every,
+        bench.plan.image_rates,
+        lambda *job: training(bench, prefix, steps, model, -1, *job),
+        lambda log: last_validation(log)["label_accuracy"],
+        max,
+    )
     means = {one: statistics.mean(scores) for one, (_, scores) in found.items()}
-    table = markdown([f"images of {pixels} pixels, {steps} steps", "optimizer", "learning rate", "right labels by seed, %", "mean"],
-                     [[str(Candidate(one.rule, one.N)), one.optimizer, rate, " ".join(f"{100 * score:.1f}" for score in scores), f"{100 * means[one]:.1f}"]
-                      for one, (rate, scores) in found.items()])
-    claims = [[f"right labels of held-out images, {optimizer}: DP, v1, v2", "CIFAR-10 and ImageNet: the same within noise",
-               ", ".join(f"{100 * means[one]:.1f} %" for one in every if one.optimizer == optimizer), f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})"]
-              for optimizer in bench.plan.image_rates]
+    table = markdown(
+        [
+            f"images of {pixels} pixels, {steps} steps",
+            "optimizer",
+            "learning rate",
+            "right labels by seed, %",
+            "mean",
+        ],
+        [
+            [
+                str(Candidate(one.rule, one.N)),
+                one.optimizer,
+                rate,
+                " ".join(f"{100 * score:.1f}" for score in scores),
+                f"{100 * means[one]:.1f}",
+            ]
+            for one, (rate, scores) in found.items()
+        ],
+    )
+    claims = [
+        [
+            f"right labels of held-out images, {optimizer}: DP, v1, v2",
+            "CIFAR-10 and ImageNet: the same within noise",
+            ", ".join(f"{100 * means[one]:.1f} %" for one in every if one.optimizer == optimizer),
+            f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})",
+        ]
+        for optimizer in bench.plan.image_rates
+    ]
     return table, claims
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # ZeRO: a stage's states have one owner
 
 ZERO3, LATENCY = "ZeRO-3", "2ms"
-ZERO = {ZERO3: ("--zero", "3"), **{f"ZeRO-{rule}": (*RULES[rule], "--cyclic-mode", "zero") for rule in (V1, V2, SLACK)}}
+ZERO = {
+    ZERO3: ("--zero", "3"),
+    **{f"ZeRO-{rule}": (*RULES[rule], "--cyclic-mode", "zero") for rule in (V1, V2, SLACK)},
+}
 
 
 def zero_links(bench):
-    """What the modes are compared over: name -> (rate, further words for the cluster, whether ranks stop now and then)."""
-    links = {"unlimited": (0, (), False), "c = F + B": (rate_of(bench, BALANCE), (), False), "unlimited, ranks that stop": (0, (), True)}
+    """What the modes are compared over: name -> (rate, further words for the cluster, whether ranks
+    stop now and then)."""
+    links = {
+        "unlimited": (0, (), False),
+        "c = F + B": (rate_of(bench, BALANCE), (), False),
+        "unlimited, ranks that stop": (0, (), True),
+    }
     if not no_cluster("--latency", LATENCY):
         links[f"unlimited, {LATENCY} later"] = (0, ("--latency", LATENCY), False)
     return links
@@ -592,9 +1064,15 @@ def measured_zero(bench, links, pulse):
     for round_ in range(bench.plan.rounds):
         for k, (link, (rate, words, stops)) in enumerate(links.items()):
             for mode, flags in ZERO.items():
-                watch = Pulses(cluster_name(bench.options.into), bench.options.program, pulse) if stops else None
+                watch = (
+                    Pulses(cluster_name(bench.options.into), bench.options.program, pulse)
+                    if stops
+                    else None
+                )
                 name = f"zero/link{k}_{mode}_round{round_}".replace(" ", "_")
-                logs.setdefault((link, mode), []).append(cluster_run(bench, name, flags, rate, watch, words))
+                logs.setdefault((link, mode), []).append(
+                    cluster_run(bench, name, flags, rate, watch, words)
+                )
     return logs
 
 
@@ -602,36 +1080,75 @@ def zero(bench):
     missing = no_cluster()
     if missing:
         return f"ZeRO: left out: {missing}\n\n", []
-    links, pulse = zero_links(bench), round(step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3)
+    links, pulse = zero_links(bench), round(
+        step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3
+    )
     logs = measured_zero(bench, links, pulse)
 
     def time_of(link, mode):
         return min(map(mean_ms if links[link][2] else step_ms, logs[link, mode]))
 
     def told(link):
-        return "; ".join(f"{mode} {time_of(link, ZERO3) / time_of(link, mode):.2f}x" for mode in ZERO if mode != ZERO3)
+        return "; ".join(
+            f"{mode} {time_of(link, ZERO3) / time_of(link, mode):.2f}x"
+            for mode in ZERO
+            if mode != ZERO3
+        )
 
-    times = markdown(["ms a step", *ZERO], [[link, *(f"{time_of(link, mode):.0f}" for mode in ZERO)] for link in links])
-    memories = {mode: found_events(logs["unlimited", mode][0], "end")[-1]["memory"]["measured"] for mode in ZERO}
-    table = markdown(["rank 0", "MB sent in a step", "parameters, MiB", "optimizer, MiB", "all memory, MiB"],
-                     [[mode, f"{sent_bytes(logs['unlimited', mode][0]) / 1e6:.2f}", *(f"{memories[mode][kind] / plot.MIB:.2f}" for kind in ("parameters", "optimizer", "device"))]
-                      for mode in ZERO])
+    times = markdown(
+        ["ms a step", *ZERO],
+        [[link, *(f"{time_of(link, mode):.0f}" for mode in ZERO)] for link in links],
+    )
+    memories = {
+        mode: found_events(logs["unlimited", mode][0], "end")[-1]["memory"]["measured"]
+        for mode in ZERO
+    }
+    table = markdown(
+        ["rank 0", "MB sent in a step", "parameters, MiB", "optimizer, MiB", "all memory, MiB"],
+        [
+            [
+                mode,
+                f"{sent_bytes(logs['unlimited', mode][0]) / 1e6:.2f}",
+                *(
+                    f"{memories[mode][kind] / plot.MIB:.2f}"
+                    for kind in ("parameters", "optimizer", "device")
+                ),
+            ]
+            for mode in ZERO
+        ],
+    )
     goals = {"unlimited": "0.98x", "c = F + B": "0.98x"}
-    return times + table, [[f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})", "O(log N) to O(1) messages in turn", told(link),
-                            "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most"] for link in links]
+    return times + table, [
+        [
+            f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})",
+            "O(log N) to O(1) messages in turn",
+            told(link),
+            "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most",
+        ]
+        for link in links
+    ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All of it
 
-PARTS = {"memory": memory, "traffic": traffic, "speed": speed, "quality": quality, "zero": zero, "images": images}
+PARTS = {
+    "memory": memory,
+    "traffic": traffic,
+    "speed": speed,
+    "quality": quality,
+    "zero": zero,
+    "images": images,
+}
 
 
 def main():
     parser = parts_parser("reproduce_cyclic", __doc__, PLANS, PARTS)
     parser.add_argument("--images", default="data/digits_images", metavar="PREFIX")
     options = parts_options(parser, "reproduce_cyclic")
-    return run_script("reproduce_cyclic", options.into, lambda: reproduce_parts(Bench(options, PLANS), PARTS))
+    return run_script(
+        "reproduce_cyclic", options.into, lambda: reproduce_parts(Bench(options, PLANS), PARTS)
+    )
 
 
 if __name__ == "__main__":

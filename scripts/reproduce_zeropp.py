@@ -1,21 +1,30 @@
 #!/usr/bin/env python3
-"""reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and what it costs in loss.
+"""reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and
+what it costs in loss.
 
-    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence] [--into FOLDER] [--program FILE]
+    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence] [--into FOLDER]
+    [--program FILE]
 
-cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal share of a core: step time,
-             traffic between nodes and loss of ZeRO-3 (bf16 messages), of qwZ, hpZ and qgZ alone and of all three, over links
-             from unlimited to slow. Where ZeRO-3 runs at a quarter of its unlimited speed is interpolated; --full goes there.
-convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3, of ZeRO++, and of ZeRO++
-             with one scale for a whole storage, the negative control. Data: data/text_bytes_* of `make data`.
+cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal
+             share of a core: step time,
+             traffic between nodes and loss of ZeRO-3 (bf16 messages), of qwZ, hpZ and qgZ alone and
+             of all three, over links from unlimited to slow. Where ZeRO-3 runs at a quarter of its
+             unlimited speed is interpolated; --full goes there.
+convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3,
+             of ZeRO++, and of ZeRO++
+             with one scale for a whole storage, the negative control. Data: data/text_bytes_* of
+             `make data`.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
-FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
-tables as table.md, and sweep.png and loss.png. The same command goes on where it was stopped: what is there is not run again.
-Ctrl-C leaves no process and no cluster behind. Where no cluster can be made, that part is skipped and says what is missing.
+FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
+for each run, rows.csv, the tables as table.md, and sweep.png and loss.png. The same command goes on
+where it was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster
+behind. Where no cluster can be made, that part is skipped and says what is missing.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130
+stopped by Ctrl-C.
 """
+
 import argparse
 import csv
 import glob
@@ -34,22 +43,50 @@ from reproduce import SCRIPTS, Runner, complete, markdown, percent, pyplot_or_no
 CLUSTER = str(SCRIPTS / "cluster.sh")
 DATA = "data/text_bytes"
 UNLIMITED = math.inf  # a rate, in Mbit/s like all of them
-BLOCK, WHOLE = 256, 1 << 30  # elements that share a scale; of the negative control: all of a storage
+BLOCK, WHOLE = (
+    256,
+    1 << 30,
+)  # elements that share a scale; of the negative control: all of a storage
 QUARTER = 0.25  # the share of its unlimited speed at which ZeRO-3 is looked at
 CLOSE = 0.01  # a share this near is met
 
-PARTS = {"qwZ": ["--zero-quantized-weights"], "hpZ": ["--zero-hpz-partition-size", "2"], "qgZ": ["--zero-quantized-gradients"]}
+PARTS = {
+    "qwZ": ["--zero-quantized-weights"],
+    "hpZ": ["--zero-hpz-partition-size", "2"],
+    "qgZ": ["--zero-quantized-gradients"],
+}
 BASE, ALL = "ZeRO-3", "ZeRO++"
-VARIANTS = {BASE: (), "qwZ": ("qwZ",), "hpZ": ("hpZ",), "qgZ": ("qgZ",), "qwZ+hpZ": ("qwZ", "hpZ"), ALL: tuple(PARTS)}
+VARIANTS = {
+    BASE: (),
+    "qwZ": ("qwZ",),
+    "hpZ": ("hpZ",),
+    "qgZ": ("qgZ",),
+    "qwZ+hpZ": ("qwZ", "hpZ"),
+    ALL: tuple(PARTS),
+}
 CONTROL = "unblocked"  # all three, with one scale for a storage
 
-COMMON = ["--train", DATA + "_train_*.bin", "--val", DATA + "_val_*.bin", "--zero", "3", "--dtype", "bf16", "--reduce-dtype", "bf16", "--threads", "1"]
+COMMON = [
+    "--train",
+    DATA + "_train_*.bin",
+    "--val",
+    DATA + "_val_*.bin",
+    "--zero",
+    "3",
+    "--dtype",
+    "bf16",
+    "--reduce-dtype",
+    "bf16",
+    "--threads",
+    "1",
+]
 CONVERGENCE_SHAPE = "2x2"
 
 
 @dataclass(frozen=True)
 class Plan:
     """What --quick and --full differ in."""
+
     links: dict  # shape -> variant -> rates
     steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
     searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
@@ -64,25 +101,75 @@ FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20
 SINGLE = ("qwZ", "hpZ", "qgZ")
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
-    "quick": Plan(links={"2x2": {BASE: FEW_RATES, **dict.fromkeys(SINGLE, FEW_RATES[-1:]), ALL: FEW_RATES},
-                         "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50))},
-                  steps=WARMUP + 3, searches=0, model="layers=4,heads=4,channels=256,vocab=256",
-                  training=("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "2", "--val-batches", "100"),
-                  training_steps=300, note="--quick: a small model, few links and few steps. --full is the measurement."),
-    "full": Plan(links=dict.fromkeys(("2x2", "4x2"), {BASE: RATES, **dict.fromkeys(SINGLE, FEW_RATES), "qwZ+hpZ": FEW_RATES[-1:], ALL: RATES}),
-                 steps=WARMUP + 5, searches=3, model="layers=6,heads=4,channels=256,vocab=256",
-                 training=("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "64", "--micro-batch", "4", "--val-batches", "100"),
-                 training_steps=1000, note=""),
+    "quick": Plan(
+        links={
+            "2x2": {BASE: FEW_RATES, **dict.fromkeys(SINGLE, FEW_RATES[-1:]), ALL: FEW_RATES},
+            "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50)),
+        },
+        steps=WARMUP + 3,
+        searches=0,
+        model="layers=4,heads=4,channels=256,vocab=256",
+        training=(
+            "--model",
+            "layers=4,heads=4,channels=128,vocab=256",
+            "--seq-len",
+            "64",
+            "--micro-batch",
+            "2",
+            "--val-batches",
+            "100",
+        ),
+        training_steps=300,
+        note="--quick: a small model, few links and few steps. --full is the measurement.",
+    ),
+    "full": Plan(
+        links=dict.fromkeys(
+            ("2x2", "4x2"),
+            {
+                BASE: RATES,
+                **dict.fromkeys(SINGLE, FEW_RATES),
+                "qwZ+hpZ": FEW_RATES[-1:],
+                ALL: RATES,
+            },
+        ),
+        steps=WARMUP + 5,
+        searches=3,
+        model="layers=6,heads=4,channels=256,vocab=256",
+        training=(
+            "--model",
+            "layers=4,heads=6,channels=192,vocab=256",
+            "--seq-len",
+            "64",
+            "--micro-batch",
+            "4",
+            "--val-batches",
+            "100",
+        ),
+        training_steps=1000,
+        note="",
+    ),
 }
-TRAINING = ["--lr", "2e-3", "--warmup", "100", "--final-lr-fraction", "0.1", "--weight-decay", "0.1", "--beta2", "0.99"]
+TRAINING = [
+    "--lr",
+    "2e-3",
+    "--warmup",
+    "100",
+    "--final-lr-fraction",
+    "0.1",
+    "--weight-decay",
+    "0.1",
+    "--beta2",
+    "0.99",
+]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The arithmetic
 
+
 def volume(parts, block=None):
-    """Bytes that leave a node in a step, in units of M: every 16-bit parameter once to every other node. Two gathers and a
-    reduction; with a block, the fp32 scales of the quantized ones too."""
+    """Bytes that leave a node in a step, in units of M: every 16-bit parameter once to every other
+    node. Two gathers and a reduction; with a block, the fp32 scales of the quantized ones too."""
     scale = 4 / block if block else 0  # bytes an element
     gather = (1 + scale) / 2 if "qwZ" in parts else 1
     reduction = (0.5 + scale) / 2 if "qgZ" in parts else 1
@@ -95,7 +182,8 @@ def unit_bytes(parameters, nodes):
 
 
 def ms_at(times, rate):
-    """Step time at a rate between those of times (rate -> ms): linear in what a byte takes, 1 / rate."""
+    """Step time at a rate between those of times (rate -> ms): linear in what a byte takes, 1 /
+    rate."""
     places = sorted((1 / known, ms) for known, ms in times.items())
     x = 1 / rate
     for (a, ms_a), (b, ms_b) in zip(places, places[1:]):
@@ -105,7 +193,8 @@ def ms_at(times, rate):
 
 
 def rate_at_share(times, share):
-    """The rate at which the step takes 1 / share of its unlimited time, the fastest one if there are several; None if none is."""
+    """The rate at which the step takes 1 / share of its unlimited time, the fastest one if there
+    are several; None if none is."""
     wanted = times[UNLIMITED] / share
     places = sorted((1 / known, ms) for known, ms in times.items())
     for (a, ms_a), (b, ms_b) in zip(places, places[1:]):
@@ -115,16 +204,19 @@ def rate_at_share(times, share):
 
 
 def equal_quota(ranks, cores):
-    """Percent of a core that every rank can have; a tenth is left to the kernel's side of the network and to mpirun."""
+    """Percent of a core that every rank can have; a tenth is left to the kernel's side of the
+    network and to mpirun."""
     return 90 // -(-ranks // cores)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Runs
+
 
 @dataclass
 class Row:
     """One run on a cluster; the columns of rows.csv."""
+
     shape: str
     rate: float
     variant: str
@@ -147,12 +239,24 @@ def read_row(log, shape, rate, variant):
     found = {}
     for event in plot.events(log):
         found.setdefault(event.get("event"), []).append(event)
-    start, steps, end = found["start"][-1], [step for step in found["step"] if step["step"] > WARMUP], found["end"][-1]
+    start, steps, end = (
+        found["start"][-1],
+        [step for step in found["step"] if step["step"] > WARMUP],
+        found["end"][-1],
+    )
     ranks = int(shape.split("x")[1])
-    return Row(shape, rate, variant, ms=statistics.median(step["ms"] for step in steps), predicted_ms=start["predicted"]["step_ms"],
-               tokens_per_s=statistics.median(step["tokens_per_s"] for step in steps),
-               node_bytes=ranks * end["traffic"]["measured"]["total"]["inter"],  # rank 0 stands for its neighbours
-               parameters=start["parameters"], loss=steps[-1]["loss"])
+    return Row(
+        shape,
+        rate,
+        variant,
+        ms=statistics.median(step["ms"] for step in steps),
+        predicted_ms=start["predicted"]["step_ms"],
+        tokens_per_s=statistics.median(step["tokens_per_s"] for step in steps),
+        node_bytes=ranks
+        * end["traffic"]["measured"]["total"]["inter"],  # rank 0 stands for its neighbours
+        parameters=start["parameters"],
+        loss=steps[-1]["loss"],
+    )
 
 
 class Sweep:
@@ -166,15 +270,33 @@ class Sweep:
         link = [] if rate == UNLIMITED else ["--rate", rate_name(rate)]
         quota = equal_quota(nodes * ranks, len(os.sched_getaffinity(0)))
         flags = [word for part in VARIANTS[variant] for word in PARTS[part]]
-        return [CLUSTER, shape, *link, "--cpu", str(quota), "--", self.options.program, *COMMON, "--model", self.plan.model, *SWEEP_BATCH,
-                "--steps", str(self.plan.steps), *flags]
+        return [
+            CLUSTER,
+            shape,
+            *link,
+            "--cpu",
+            str(quota),
+            "--",
+            self.options.program,
+            *COMMON,
+            "--model",
+            self.plan.model,
+            *SWEEP_BATCH,
+            "--steps",
+            str(self.plan.steps),
+            *flags,
+        ]
 
     def measure(self, shape, rate, variant):
         folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}"
         log, fresh = complete(self.runner, folder, self.command(shape, rate, variant))
         row = read_row(log, shape, rate, variant)
         self.rows.append(row)
-        print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.1f} ms a step, {row.predicted_ms:.1f} predicted, {row.volume():.3f} M, loss {row.loss:.4f}", flush=True)
+        print(
+            f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.1f} ms a step,"
+            f" {row.predicted_ms:.1f} predicted, {row.volume():.3f} M, loss {row.loss:.4f}",
+            flush=True,
+        )
 
     def measure_all(self):
         """At a rate the variants follow each other, so a drift of the machine favours none."""
@@ -198,16 +320,37 @@ class Sweep:
 
     def times(self, shape, variant):
         """Median step time by rate."""
-        return {row.rate: row.ms for row in self.rows if (row.shape, row.variant) == (shape, variant)}
+        return {
+            row.rate: row.ms for row in self.rows if (row.shape, row.variant) == (shape, variant)
+        }
 
 
 def training_command(plan, program, variant):
     """A convergence run: 4 ranks of this machine as 2 nodes, validated five times."""
     nodes, ranks = map(int, CONVERGENCE_SHAPE.split("x"))
     parts = VARIANTS.get(variant, VARIANTS[ALL])
-    flags = [word for part in parts for word in PARTS[part]] + (["--zero-quant-block", str(WHOLE)] if variant == CONTROL else [])
-    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(nodes * ranks), program, *COMMON, "--ranks-per-node", str(ranks),
-            *plan.training, *TRAINING, "--steps", str(plan.training_steps), "--val-every", str(plan.training_steps // 5), *flags]
+    flags = [word for part in parts for word in PARTS[part]] + (
+        ["--zero-quant-block", str(WHOLE)] if variant == CONTROL else []
+    )
+    return [
+        "mpirun",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        str(nodes * ranks),
+        program,
+        *COMMON,
+        "--ranks-per-node",
+        str(ranks),
+        *plan.training,
+        *TRAINING,
+        "--steps",
+        str(plan.training_steps),
+        "--val-every",
+        str(plan.training_steps // 5),
+        *flags,
+    ]
 
 
 def train_all(plan, runner, options):
@@ -215,8 +358,14 @@ def train_all(plan, runner, options):
     logs = {}
     for variant in (BASE, ALL, CONTROL):
         folder = options.into / f"convergence-{variant}"
-        logs[variant], fresh = complete(runner, folder, training_command(plan, options.program, variant))
-        print(f"{'' if fresh else 'there: '}{folder.name}: validation loss {final_loss(logs[variant]):.4f}", flush=True)
+        logs[variant], fresh = complete(
+            runner, folder, training_command(plan, options.program, variant)
+        )
+        print(
+            f"{'' if fresh else 'there: '}{folder.name}: validation loss"
+            f" {final_loss(logs[variant]):.4f}",
+            flush=True,
+        )
     return logs
 
 
@@ -225,8 +374,9 @@ def final_loss(log):
     return found[max(found)]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Telling
+
 
 def speedups(sweep, shape, variant=ALL):
     """Rate -> how many times as fast as ZeRO-3."""
@@ -235,7 +385,8 @@ def speedups(sweep, shape, variant=ALL):
 
 
 def at_quarter(sweep, shape):
-    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never does."""
+    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
+    does."""
     base, ours = sweep.times(shape, BASE), sweep.times(shape, ALL)
     rate = rate_at_share(base, QUARTER)
     return rate and (rate, ms_at(base, rate) / ms_at(ours, rate))
@@ -247,15 +398,40 @@ def names_of(sweep, shape):
 
 def time_table(sweep, shape):
     """Rates against variants."""
-    names, times = names_of(sweep, shape), {name: sweep.times(shape, name) for name in names_of(sweep, shape)}
-    predicted = {(row.rate, row.variant): row.predicted_ms for row in sweep.rows if row.shape == shape}
-    tokens = {row.rate: row.tokens_per_s for row in sweep.rows if (row.shape, row.variant) == (shape, BASE)}
+    names, times = names_of(sweep, shape), {
+        name: sweep.times(shape, name) for name in names_of(sweep, shape)
+    }
+    predicted = {
+        (row.rate, row.variant): row.predicted_ms for row in sweep.rows if row.shape == shape
+    }
+    tokens = {
+        row.rate: row.tokens_per_s
+        for row in sweep.rows
+        if (row.shape, row.variant) == (shape, BASE)
+    }
     lines = []
     for rate in sorted(times[BASE], reverse=True):
-        cells = [f"{times[name][rate]:.0f} ({predicted[rate, name]:.0f})" + ("" if name == BASE else f", {times[BASE][rate] / times[name][rate]:.2f}x")
-                 if rate in times[name] else "" for name in names]
-        lines.append(["unlimited" if rate == UNLIMITED else f"{rate:g} Mbit/s", f"{100 * times[BASE][UNLIMITED] / times[BASE][rate]:.0f} %", f"{tokens[rate]:.0f}", *cells])
-    return f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3\n\n" + markdown(["link", "ZeRO-3 runs at", "its tokens/s", *names], lines)
+        cells = [
+            (
+                f"{times[name][rate]:.0f} ({predicted[rate, name]:.0f})"
+                + ("" if name == BASE else f", {times[BASE][rate] / times[name][rate]:.2f}x")
+                if rate in times[name]
+                else ""
+            )
+            for name in names
+        ]
+        lines.append(
+            [
+                "unlimited" if rate == UNLIMITED else f"{rate:g} Mbit/s",
+                f"{100 * times[BASE][UNLIMITED] / times[BASE][rate]:.0f} %",
+                f"{tokens[rate]:.0f}",
+                *cells,
+            ]
+        )
+    return (
+        f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3\n\n"
+        + markdown(["link", "ZeRO-3 runs at", "its tokens/s", *names], lines)
+    )
 
 
 def traffic_table(sweep, shape):
@@ -263,9 +439,21 @@ def traffic_table(sweep, shape):
     for name in names_of(sweep, shape):
         row = next(row for row in sweep.rows if (row.shape, row.variant) == (shape, name))
         parts = VARIANTS[name]
-        lines.append([name, f"{row.node_bytes / 1e6:.3f}", f"{row.volume():.3f} M", f"{volume(parts):g} M", f"{volume(parts, BLOCK):.3f} M", f"{row.loss:.4f}"])
-    return f"{shape}: bytes that a node sends to the others in a step, counted; loss of step {sweep.plan.steps}\n\n" + markdown(
-        ["", "MB", "counted", "formula", "and scales", "loss"], lines)
+        lines.append(
+            [
+                name,
+                f"{row.node_bytes / 1e6:.3f}",
+                f"{row.volume():.3f} M",
+                f"{volume(parts):g} M",
+                f"{volume(parts, BLOCK):.3f} M",
+                f"{row.loss:.4f}",
+            ]
+        )
+    return (
+        f"{shape}: bytes that a node sends to the others in a step, counted; loss of step"
+        f" {sweep.plan.steps}\n\n"
+        + markdown(["", "MB", "counted", "formula", "and scales", "loss"], lines)
+    )
 
 
 def both(texts):
@@ -274,7 +462,10 @@ def both(texts):
 
 def alone_text(alone, together):
     rate = min(min(ratios) for ratios in alone.values())
-    return f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all {together[rate]:.2f}x at {rate:g} Mbit/s"
+    return (
+        f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all"
+        f" {together[rate]:.2f}x at {rate:g} Mbit/s"
+    )
 
 
 def cluster_claims(sweep):
@@ -285,23 +476,78 @@ def cluster_claims(sweep):
     found = {shape: at_quarter(sweep, shape) for shape in shapes}
     slowest = {shape: min(ratios[shape]) for shape in shapes}
     least = {shape: min(ratios[shape], key=ratios[shape].get) for shape in shapes}
-    alone = {shape: {name: speedups(sweep, shape, name) for name in SINGLE if sweep.times(shape, name)} for shape in shapes}
+    alone = {
+        shape: {name: speedups(sweep, shape, name) for name in SINGLE if sweep.times(shape, name)}
+        for shape in shapes
+    }
     wrong = [row.predicted_ms / row.ms for row in sweep.rows]
     return [
-        ["traffic between nodes, ZeRO-3 over ZeRO++", "4x (3M, 0.75M)",
-         both(f"{shape}: {volumes[shape, BASE] / volumes[shape, ALL]:.2f}x ({volumes[shape, BASE]:.2f}M, {volumes[shape, ALL]:.3f}M)" for shape in shapes),
-         f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered once, not twice"],
-        ["speed where ZeRO-3 runs at 25 % of its unlimited speed (goal 2.7x)", "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
-         both(f"{shape}: {found[shape][1]:.2f}x at {found[shape][0]:.0f} Mbit/s" if found[shape] else f"{shape}: no link was slow enough" for shape in shapes),
-         "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none hides behind computing, 3.9x where all do"],
-        ["speed at the slowest link (goal 3.5x)", "2.2x at 1 link, its slowest",
-         both(f"{shape}: {ratios[shape][slowest[shape]]:.2f}x at {slowest[shape]:g} Mbit/s" for shape in shapes), "the slower the link, the nearer to the ratio of the bytes"],
-        ["lowest speed of the sweep (goal 0.95x)", "1.15x at 8 links",
-         both(f"{shape}: {ratios[shape][least[shape]]:.2f}x at {rate_name(least[shape])}" for shape in shapes), "without a limit messages still take the processor's time, and there are fewer of them"],
-        ["each alone gains less than all", "so (figure)", both(f"{shape}: {alone_text(alone[shape], ratios[shape])}" for shape in shapes if alone[shape]),
-         "the slowest link that each was measured at"],
-        ["predicted over measured step time", "", f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest, median, highest of {len(wrong)} runs)",
-         "rates are measured for milliseconds at start, within a period of the quota"],
+        [
+            "traffic between nodes, ZeRO-3 over ZeRO++",
+            "4x (3M, 0.75M)",
+            both(
+                f"{shape}: {volumes[shape, BASE] / volumes[shape, ALL]:.2f}x"
+                f" ({volumes[shape, BASE]:.2f}M, {volumes[shape, ALL]:.3f}M)"
+                for shape in shapes
+            ),
+            (
+                f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered"
+                " once, not twice"
+            ),
+        ],
+        [
+            "speed where ZeRO-3 runs at 25 % of its unlimited speed (goal 2.7x)",
+            "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
+            both(
+                (
+                    f"{shape}: {found[shape][1]:.2f}x at {found[shape][0]:.0f} Mbit/s"
+                    if found[shape]
+                    else f"{shape}: no link was slow enough"
+                )
+                for shape in shapes
+            ),
+            (
+                "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none"
+                " hides behind computing, 3.9x where all do"
+            ),
+        ],
+        [
+            "speed at the slowest link (goal 3.5x)",
+            "2.2x at 1 link, its slowest",
+            both(
+                f"{shape}: {ratios[shape][slowest[shape]]:.2f}x at {slowest[shape]:g} Mbit/s"
+                for shape in shapes
+            ),
+            "the slower the link, the nearer to the ratio of the bytes",
+        ],
+        [
+            "lowest speed of the sweep (goal 0.95x)",
+            "1.15x at 8 links",
+            both(
+                f"{shape}: {ratios[shape][least[shape]]:.2f}x at {rate_name(least[shape])}"
+                for shape in shapes
+            ),
+            "without a limit messages still take the processor's time, and there are fewer of them",
+        ],
+        [
+            "each alone gains less than all",
+            "so (figure)",
+            both(
+                f"{shape}: {alone_text(alone[shape], ratios[shape])}"
+                for shape in shapes
+                if alone[shape]
+            ),
+            "the slowest link that each was measured at",
+        ],
+        [
+            "predicted over measured step time",
+            "",
+            (
+                f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest,"
+                f" median, highest of {len(wrong)} runs)"
+            ),
+            "rates are measured for milliseconds at start, within a period of the quota",
+        ],
     ]
 
 
@@ -309,26 +555,51 @@ def convergence_claims(plan, logs):
     losses = {variant: final_loss(log) for variant, log in logs.items()}
     base = losses[BASE]
     return [
-        [f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3 (goal 1 %)", "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
-         f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}", "a small model, few steps"],
-        ["quantizing without blocks is worse", "diverges", f"{losses[CONTROL]:.4f}, {percent(losses[CONTROL] / base)}", "one scale for a storage: a block's matrices and vectors together"],
+        [
+            (
+                f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3"
+                " (goal 1 %)"
+            ),
+            "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
+            f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
+            "a small model, few steps",
+        ],
+        [
+            "quantizing without blocks is worse",
+            "diverges",
+            f"{losses[CONTROL]:.4f}, {percent(losses[CONTROL] / base)}",
+            "one scale for a storage: a block's matrices and vectors together",
+        ],
     ]
 
 
 def report(sweep, logs, plan, options):
     """Prints the tables and writes them, the rows and the pictures."""
     text = f"{plan.note}\n\n" if plan.note else ""
-    claims = (cluster_claims(sweep) if sweep.rows else []) + (convergence_claims(plan, logs) if logs else [])
+    claims = (cluster_claims(sweep) if sweep.rows else []) + (
+        convergence_claims(plan, logs) if logs else []
+    )
     text += markdown(["claim", "paper", "ours", "why they differ"], claims)
     if sweep.rows:
-        text += "".join(time_table(sweep, shape) + traffic_table(sweep, shape) for shape in plan.links)
+        text += "".join(
+            time_table(sweep, shape) + traffic_table(sweep, shape) for shape in plan.links
+        )
     print("\n" + text, end="")
     (options.into / "table.md").write_text(text)
     if sweep.rows:
         write_rows(sweep, options.into / "rows.csv")
         draw(sweep, options.into / "sweep.png")
     if logs:
-        subprocess.run([sys.executable, str(SCRIPTS / "plot.py"), *map(str, logs.values()), "--out", str(options.into / "loss.png")], check=False)
+        subprocess.run(
+            [
+                sys.executable,
+                str(SCRIPTS / "plot.py"),
+                *map(str, logs.values()),
+                "--out",
+                str(options.into / "loss.png"),
+            ],
+            check=False,
+        )
 
 
 def write_rows(sweep, path):
@@ -338,36 +609,84 @@ def write_rows(sweep, path):
         table.writerow([*names, "volume", "formula", "formula_with_scales"])
         for row in sweep.rows:
             parts = VARIANTS[row.variant]
-            table.writerow([*(getattr(row, name) for name in names), row.volume(), volume(parts), volume(parts, BLOCK)])
+            table.writerow(
+                [
+                    *(getattr(row, name) for name in names),
+                    row.volume(),
+                    volume(parts),
+                    volume(parts, BLOCK),
+                ]
+            )
 
 
 def draw(sweep, path):
-    """For each cluster: throughput by link, and how many times as fast as ZeRO-3, beside the paper's figures."""
+    """For each cluster: throughput by link, and how many times as fast as ZeRO-3, beside the
+    paper's figures."""
     pyplot = pyplot_or_none("reproduce_zeropp")
     if not pyplot:
         return
     shapes = list(sweep.plan.links)
-    figure, axes = pyplot.subplots(len(shapes), 2, figsize=(13, 4.5 * len(shapes)), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        len(shapes), 2, figsize=(13, 4.5 * len(shapes)), layout="constrained", squeeze=False
+    )
     for shape, (left, right) in zip(shapes, axes):
         rates = sorted(sweep.times(shape, BASE))
-        place = {rate: rate if rate < UNLIMITED else 3 * max(known for known in rates if known < UNLIMITED) for rate in rates}
+        place = {
+            rate: (
+                rate if rate < UNLIMITED else 3 * max(known for known in rates if known < UNLIMITED)
+            )
+            for rate in rates
+        }
         for name in names_of(sweep, shape):
-            tokens = {row.rate: row.tokens_per_s for row in sweep.rows if (row.shape, row.variant) == (shape, name)}
-            left.plot([place[rate] for rate in sorted(tokens)], [tokens[rate] for rate in sorted(tokens)], marker="o", markersize=4, label=name)
+            tokens = {
+                row.rate: row.tokens_per_s
+                for row in sweep.rows
+                if (row.shape, row.variant) == (shape, name)
+            }
+            left.plot(
+                [place[rate] for rate in sorted(tokens)],
+                [tokens[rate] for rate in sorted(tokens)],
+                marker="o",
+                markersize=4,
+                label=name,
+            )
             if name != BASE:
                 ratios = speedups(sweep, shape, name)
-                right.plot([place[rate] for rate in ratios], list(ratios.values()), marker="o", markersize=4, color=left.lines[-1].get_color(), label=name)
+                right.plot(
+                    [place[rate] for rate in ratios],
+                    list(ratios.values()),
+                    marker="o",
+                    markersize=4,
+                    color=left.lines[-1].get_color(),
+                    label=name,
+                )
         right.axhspan(1.4, 2.2, color="black", alpha=0.08, label="paper, 384 V100, 4 links to 1")
-        right.axhline(2.70, color="black", linestyle="--", linewidth=0.8, label="DeepSpeed's tutorial, 64 V100")
+        right.axhline(
+            2.70,
+            color="black",
+            linestyle="--",
+            linewidth=0.8,
+            label="DeepSpeed's tutorial, 64 V100",
+        )
         quarter = at_quarter(sweep, shape)
         if quarter:
-            right.plot(*quarter, marker="*", markersize=14, color="black", linestyle="none", label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]:.2f}x")
+            right.plot(
+                *quarter,
+                marker="*",
+                markersize=14,
+                color="black",
+                linestyle="none",
+                label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]:.2f}x",
+            )
         left.set(ylabel=f"tokens/s, {shape}")
         right.set(ylabel="speed against ZeRO-3")
         for one in (left, right):
             one.set(xscale="log", xlabel="link (Mbit/s)")
             planned = sweep.plan.links[shape][BASE]  # those of the search lie too close for names
-            one.set_xticks([place[rate] for rate in planned], ["no limit" if rate == UNLIMITED else f"{rate:g}" for rate in planned])
+            one.set_xticks(
+                [place[rate] for rate in planned],
+                ["no limit" if rate == UNLIMITED else f"{rate:g}" for rate in planned],
+            )
             one.minorticks_off()
             one.grid(alpha=0.3)
             one.legend(fontsize=8)
@@ -375,14 +694,24 @@ def draw(sweep, path):
     print(path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
+
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_zeropp.sh --quick | --full [option ...]")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="reproduce_zeropp.sh --quick | --full [option ...]",
+    )
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", dest="plan", action="store_const", const="quick")
     size.add_argument("--full", dest="plan", action="store_const", const="full")
-    parser.add_argument("--part", choices=("cluster", "convergence"), action="append", help="only this; default: both")
+    parser.add_argument(
+        "--part",
+        choices=("cluster", "convergence"),
+        action="append",
+        help="only this; default: both",
+    )
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--program", default="./train_gpt", metavar="FILE")
     options = parser.parse_args()
@@ -397,9 +726,18 @@ def arguments():
 
 def cluster_possible():
     """Says what is missing where not."""
-    check = subprocess.run([CLUSTER, "check", "--cpu", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    check = subprocess.run(
+        [CLUSTER, "check", "--cpu", "10"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if check.returncode:
-        print(f"reproduce_zeropp: the cluster part is skipped: {check.stdout.strip()}", file=sys.stderr)
+        print(
+            f"reproduce_zeropp: the cluster part is skipped: {check.stdout.strip()}",
+            file=sys.stderr,
+        )
     return check.returncode == 0
 
 

@@ -3,8 +3,9 @@
 
     scripts/sweep.sh GRID [--into FOLDER] [--jobs J] [--restarts N] [--program FILE] [--dry-run]
 
-GRID is a text file: on each line a flag of train_gpt and its values, written as for a shell. A flag with several values is
-varied, one with a single value or none is the same in all runs. The line `ranks` says with how many ranks to run.
+GRID is a text file: on each line a flag of train_gpt and its values, written as for a shell. A flag
+with several values is varied, one with a single value or none is the same in all runs. The line
+`ranks` says with how many ranks to run.
 
     # learning rate against width, three seeds each
     --train "data/text_bytes_train_*.bin"
@@ -15,18 +16,19 @@ varied, one with a single value or none is the same in all runs. The line `ranks
     --steps 500
     ranks   2
 
-FOLDER (default: out/GRID's name) gets for each run a folder named after what is varied, with log.jsonl, output.txt and the
-checkpoints; the table of all runs, best final validation loss first, as table.txt and table.tsv; and loss.png. A varied
---seed is also averaged over.
+FOLDER (default: out/GRID's name) gets for each run a folder named after what is varied, with
+log.jsonl, output.txt and the checkpoints; the table of all runs, best final validation loss first,
+as table.txt and table.tsv; and loss.png. A varied --seed is also averaged over.
 
-The same command goes on where it was stopped: finished runs are skipped, interrupted ones resumed, failed and refused ones
-tried again. What train_gpt refuses stays in the table with its message. Ctrl-C lets the running ones save and stop; a
-second one ends them. A crash is restarted by launch.sh, --restarts times. --jobs runs so many at once and parts the cores
-among them.
+The same command goes on where it was stopped: finished runs are skipped, interrupted ones resumed,
+failed and refused ones tried again. What train_gpt refuses stays in the table with its message.
+Ctrl-C lets the running ones save and stop; a second one ends them. A crash is restarted by
+launch.sh, --restarts times. --jobs runs so many at once and parts the cores among them.
 
-Exit status: 0 every run is done or was refused, 2 bad grid or all refused, 3 FOLDER cannot be written, 4 some failed,
-130 stopped by Ctrl-C.
+Exit status: 0 every run is done or was refused, 2 bad grid or all refused, 3 FOLDER cannot be
+written, 4 some failed, 130 stopped by Ctrl-C.
 """
+
 import argparse
 import csv
 import itertools
@@ -50,15 +52,28 @@ SCRIPTS = Path(__file__).resolve().parent
 GIVEN_BY_US = ("--out", "--log", "--resume")
 LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 STOPPED_EARLY = b"stopped at step "  # what train_gpt prints after a graceful stop
-COLUMNS = ("run", "state", "steps", "val loss", "bits/byte", "best val", "at step", "train loss", "tokens/s", "time (s)", "message")
+COLUMNS = (
+    "run",
+    "state",
+    "steps",
+    "val loss",
+    "bits/byte",
+    "best val",
+    "at step",
+    "train loss",
+    "tokens/s",
+    "time (s)",
+    "message",
+)
 
 
 class BadGrid(Exception):
     pass
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The grid
+
 
 def parse_line(words, grid):
     """Adds one line's flag and values to the grid: name -> values."""
@@ -69,7 +84,9 @@ def parse_line(words, grid):
         raise BadGrid(f"each run gets its own {name}: leave it out")
     if name in grid:
         raise BadGrid(f"{name} is given twice: put all its values on one line")
-    if name == "ranks" and not (values and all(re.fullmatch("[1-9][0-9]*", value) for value in values)):
+    if name == "ranks" and not (
+        values and all(re.fullmatch("[1-9][0-9]*", value) for value in values)
+    ):
         raise BadGrid("ranks takes whole numbers above 0")
     for value in values:
         if values.count(value) > 1:
@@ -98,45 +115,83 @@ def combinations(grid):
 
 
 class Run:
-    """One combination: its folder, its command, and what became of it, which is kept in run.json."""
+    """One combination: its folder, its command, and what became of it, which is kept in
+    run.json."""
 
     def __init__(self, chosen, varied, into):
         self.chosen = chosen
         self.name = self.name_without(varied, ())
         self.folder = into / self.name
-        self.log, self.output, self.record = (self.folder / name for name in ("log.jsonl", "output.txt", "run.json"))
-        self.flags = [word for name, value in chosen.items() if name != "ranks" for word in ((name,) if value is None else (name, value))]
+        self.log, self.output, self.record = (
+            self.folder / name for name in ("log.jsonl", "output.txt", "run.json")
+        )
+        self.flags = [
+            word
+            for name, value in chosen.items()
+            if name != "ranks"
+            for word in ((name,) if value is None else (name, value))
+        ]
 
     def name_without(self, varied, left_out):
-        parts = [f"{name.lstrip('-')}={self.chosen[name]}" for name in varied if name not in left_out]
+        parts = [
+            f"{name.lstrip('-')}={self.chosen[name]}" for name in varied if name not in left_out
+        ]
         return urllib.parse.quote(",".join(parts), safe="=,.:+") or "run"
 
     def command(self, program, restarts):
-        return [str(SCRIPTS / "launch.sh"), "--restarts", str(restarts), "--ranks", self.chosen.get("ranks", "1"), "--continue", "--", program,
-                *self.flags, "--out", str(self.folder), "--log", str(self.log)]
+        return [
+            str(SCRIPTS / "launch.sh"),
+            "--restarts",
+            str(restarts),
+            "--ranks",
+            self.chosen.get("ranks", "1"),
+            "--continue",
+            "--",
+            program,
+            *self.flags,
+            "--out",
+            str(self.folder),
+            "--log",
+            str(self.log),
+        ]
 
     def recorded(self):
-        return json.loads(self.record.read_text()) if self.record.exists() else {"state": "new", "chosen": self.chosen, "message": ""}
+        return (
+            json.loads(self.record.read_text())
+            if self.record.exists()
+            else {"state": "new", "chosen": self.chosen, "message": ""}
+        )
 
     def write_record(self, state, message=""):
         self.folder.mkdir(parents=True, exist_ok=True)
         new = self.record.with_suffix(".tmp")
-        new.write_text(json.dumps({"state": state, "chosen": self.chosen, "message": message}) + "\n")
+        new.write_text(
+            json.dumps({"state": state, "chosen": self.chosen, "message": message}) + "\n"
+        )
         new.replace(self.record)
 
     def finish(self, code, text):
         """Notes how a start ended: its exit code and what it wrote."""
         if code == 0:
-            self.write_record("stopped" if STOPPED_EARLY in text or b"stopped before the first step" in text else "done")
+            self.write_record(
+                "stopped"
+                if STOPPED_EARLY in text or b"stopped before the first step" in text
+                else "done"
+            )
         elif code > 128:  # ended by a second signal
             self.write_record("stopped")
         else:
-            self.write_record("refused" if code == EXIT_INPUT else "failed", f"exit {code}: {last_message(text.decode(errors='replace'))}")
+            self.write_record(
+                "refused" if code == EXIT_INPUT else "failed",
+                f"exit {code}: {last_message(text.decode(errors='replace'))}",
+            )
 
 
 def last_message(text):
     """train_gpt's or launch.sh's own last words, else the last line."""
-    found = re.findall(r"(?m)^train_gpt: rank \d+ on \S+ \S+: (.*)$", text) or re.findall(r"(?m)^launch: (.*)$", text)
+    found = re.findall(r"(?m)^train_gpt: rank \d+ on \S+ \S+: (.*)$", text) or re.findall(
+        r"(?m)^launch: (.*)$", text
+    )
     lines = [line for line in text.splitlines() if line.strip()]
     return (found or lines or [""])[-1]
 
@@ -147,14 +202,20 @@ def make_runs(grid, into):
     names = [run.name for run in runs]
     for run in runs:
         if len(run.name) > LONGEST_NAME or names.count(run.name) > 1:
-            raise BadGrid(f"{run.name}: too long for a folder's name, or not the only one; use shorter values (a link to a file)")
+            raise BadGrid(
+                f"{run.name}: too long for a folder's name, or not the only one; use shorter values"
+                " (a link to a file)"
+            )
         if run.recorded()["chosen"] != run.chosen:
-            raise BadGrid(f"{run.folder} holds a run with other flags: choose another --into, or remove it")
+            raise BadGrid(
+                f"{run.folder} holds a run with other flags: choose another --into, or remove it"
+            )
     return runs
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Running
+
 
 class Sweep:
     def __init__(self, runs, options):
@@ -168,7 +229,11 @@ class Sweep:
 
     def stop(self, *_):
         self.stops += 1
-        print("sweep: stopping" + (": the running ones save (once more: ends them)" if self.stops == 1 else ""), file=sys.stderr)
+        print(
+            "sweep: stopping"
+            + (": the running ones save (once more: ends them)" if self.stops == 1 else ""),
+            file=sys.stderr,
+        )
         for child in list(self.children):
             child.send_signal(signal.SIGINT)
 
@@ -177,10 +242,21 @@ class Sweep:
             return
         slot = self.slots.get()
         run.write_record("stopped")  # what it is if we are killed
-        command = ["taskset", "--cpu-list", ",".join(map(str, slot)), *run.command(self.options.program, self.options.restarts)]
+        command = [
+            "taskset",
+            "--cpu-list",
+            ",".join(map(str, slot)),
+            *run.command(self.options.program, self.options.restarts),
+        ]
         with open(run.output, "ab+") as output:
             begin = output.seek(0, os.SEEK_END)
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
             self.children.add(child)
             if self.stops:  # it came between the look above and now
                 child.send_signal(signal.SIGINT)
@@ -199,8 +275,9 @@ class Sweep:
             list(pool.map(self.run_one, self.runs))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Telling
+
 
 def measure(run):
     """The row of a run, by column."""
@@ -216,14 +293,21 @@ def measure(run):
         row["best val"] = log.val[row["at step"]]
     if log.train:
         row["train loss"] = log.train[max(log.train)]
-    seconds, tokens = (sum(cost[axis] or 0 for cost in log.costs.values()) for axis in ("time", "tokens"))
-    row["time (s)"], row["tokens/s"] = round(seconds, 1), round(tokens / seconds) if seconds else None
+    seconds, tokens = (
+        sum(cost[axis] or 0 for cost in log.costs.values()) for axis in ("time", "tokens")
+    )
+    row["time (s)"], row["tokens/s"] = round(seconds, 1), (
+        round(tokens / seconds) if seconds else None
+    )
     return row
 
 
 def rank(row):
     """Sorts by final validation loss, then training loss; what has none comes last."""
-    return [row.get(key) if row.get(key) is not None else float("inf") for key in ("val loss", "train loss")]
+    return [
+        row.get(key) if row.get(key) is not None else float("inf")
+        for key in ("val loss", "train loss")
+    ]
 
 
 def cell(value):
@@ -234,18 +318,32 @@ def text_table(rows, columns):
     cells = [list(columns)] + [[cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     left = ("run", "state", "message")
-    return "".join("  ".join(word.ljust(width) if column in left else word.rjust(width) for word, width, column in zip(line, widths, columns)).rstrip() + "\n"
-                   for line in cells)
+    return "".join(
+        "  ".join(
+            word.ljust(width) if column in left else word.rjust(width)
+            for word, width, column in zip(line, widths, columns)
+        ).rstrip()
+        + "\n"
+        for line in cells
+    )
 
 
 def over_seeds(runs, rows, varied):
-    """Mean and standard deviation of the final validation losses of finished runs that differ in their seed alone."""
+    """Mean and standard deviation of the final validation losses of finished runs that differ in
+    their seed alone."""
     groups = {}
     for run, row in zip(runs, rows):
         if row.get("val loss") is not None and row["state"] == "done":
             groups.setdefault(run.name_without(varied, ("--seed",)), []).append(row["val loss"])
-    means = [{"run": name, "seeds": len(losses), "val loss": statistics.mean(losses), "deviation": statistics.stdev(losses) if len(losses) > 1 else None}
-             for name, losses in groups.items()]
+    means = [
+        {
+            "run": name,
+            "seeds": len(losses),
+            "val loss": statistics.mean(losses),
+            "deviation": statistics.stdev(losses) if len(losses) > 1 else None,
+        }
+        for name, losses in groups.items()
+    ]
     return text_table(sorted(means, key=rank), ("run", "seeds", "val loss", "deviation"))
 
 
@@ -254,16 +352,23 @@ def report(runs, grid, into):
     rows = [measure(run) for run in runs]
     text = text_table(sorted(rows, key=rank), COLUMNS)
     if len(grid.get("--seed", ())) > 1:
-        text += "\n" + over_seeds(runs, rows, [name for name, values in grid.items() if len(values) > 1])
+        text += "\n" + over_seeds(
+            runs, rows, [name for name, values in grid.items() if len(values) > 1]
+        )
     print("\n" + text, end="")
     (into / "table.txt").write_text(text)
     with open(into / "table.tsv", "w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, dialect="excel-tab", lineterminator="\n")
         table.writeheader()
         table.writerows(sorted(rows, key=rank))
-    logs = [str(run.log) for run, row in zip(runs, rows) if "train loss" in row or "val loss" in row]
+    logs = [
+        str(run.log) for run, row in zip(runs, rows) if "train loss" in row or "val loss" in row
+    ]
     if logs:
-        subprocess.run([sys.executable, str(SCRIPTS / "plot.py"), *logs, "--out", str(into / "loss.png")], check=False)
+        subprocess.run(
+            [sys.executable, str(SCRIPTS / "plot.py"), *logs, "--out", str(into / "loss.png")],
+            check=False,
+        )
     return {row["state"] for row in rows}
 
 
@@ -281,7 +386,11 @@ def arguments():
             raise argparse.ArgumentTypeError(f"a whole number above 0, found {text}")
         return int(text)
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="sweep.sh GRID [option ...]")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="sweep.sh GRID [option ...]",
+    )
     parser.add_argument("grid", type=Path, metavar="GRID")
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--jobs", "-j", type=positive, default=1)
@@ -306,7 +415,10 @@ def main():
         return EXIT_INPUT
     if options.dry_run:
         for run in runs:
-            print(f"# {run.name}: {run.recorded()['state']}\n{shlex.join(run.command(options.program, options.restarts))}")
+            print(
+                f"# {run.name}:"
+                f" {run.recorded()['state']}\n{shlex.join(run.command(options.program, options.restarts))}"
+            )
         return 0
     sweep = Sweep(runs, options)
     try:

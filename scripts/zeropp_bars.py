@@ -1,24 +1,33 @@
 #!/usr/bin/env python3
-"""What `train_gpt --dry-run --cluster` predicts for the runs of the ZeRO++ release, beside what was published.
+"""What `train_gpt --dry-run --cluster` predicts for the runs of the ZeRO++ release, beside what was
+published.
 
-    scripts/zeropp_bars.py           prints the table; exit status 1 where a bar is missed by more than 15 %
+    scripts/zeropp_bars.py           prints the table; exit status 1 where a bar is missed by more
+                                     than 15 %
     scripts/zeropp_bars.py --fit     finds FITTED again, from the bars of FIT_ROW alone
 
-The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each) at 1024 or 2048 tokens a GPU
-and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are whole numbers). They count 8 operations a parameter and token,
-a forward pass, its recomputation and a backward pass, and Megatron's terms for attention and vocabulary: so counted, the
-release's log of its 18B run (64 V100, 512 tokens, 9956 ms) has the 7.65 TFLOP/s that it states.
+The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each)
+at 1024 or 2048 tokens a GPU and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are
+whole numbers). They count 8 operations a parameter and token, a forward pass, its recomputation and
+a backward pass, and Megatron's terms for attention and vocabulary: so counted, the release's log of
+its 18B run (64 V100, 512 tokens, 9956 ms) has the 7.65 TFLOP/s that it states.
 
-The release does not tell its models' shapes but for the 18B; the others are plausible ones of those sizes.
+The release does not tell its models' shapes but for the 18B; the others are plausible ones of those
+sizes.
 
-The time model is the program's own: it plays the action list of one step with a clock for computing and one for messages. Its constants
-are here:
-    GIVEN   by the makers: V100 125 TFLOP/s and 900 GB/s of memory, NVSwitch 150 GB/s a GPU in each direction
-    FITTED  to FIT_ROW: the share of the links' 12.5 GB/s that arrives, the tokens at which products reach half of their rate, and the
+The time model is the program's own: it plays the action list of one step with a clock for computing
+and one for messages. Its constants are here:
+    GIVEN   by the makers: V100 125 TFLOP/s and 900 GB/s of memory, NVSwitch 150 GB/s a GPU in each
+            direction
+    FITTED  to FIT_ROW: the share of the links' 12.5 GB/s that arrives, the tokens at which products
+            reach half of their rate, and the
             share of messages' time in which the 18B computes undisturbed
-    none    of it for the larger models: DeepSpeed keeps at most 1e9 gathered parameters (its default). Two of the 18B's layers are that
-            many; of the other models' not one (1.8e9), or one (8e8), which leaves no room to gather ahead
+    none    of it for the larger models: DeepSpeed keeps at most 1e9 gathered parameters (its
+            default). Two of the 18B's layers are that
+            many; of the other models' not one (1.8e9), or one (8e8), which leaves no room to gather
+            ahead
 """
+
 import argparse
 import concurrent.futures
 import json
@@ -33,7 +42,12 @@ NODES, GPUS, VOCAB = 24, 16, 50257
 LIMIT = 0.15
 
 Shape = namedtuple("Shape", "layers channels")
-SHAPES = {"18B": Shape(40, 6144), "49B": Shape(60, 8192), "91B": Shape(50, 12288), "138B": Shape(76, 12288)}
+SHAPES = {
+    "18B": Shape(40, 6144),
+    "49B": Shape(60, 8192),
+    "91B": Shape(50, 12288),
+    "138B": Shape(76, 12288),
+}
 Row = namedtuple("Row", "links tokens")
 BARS = {  # ZeRO-3, ZeRO++
     Row(1, 1024): {"18B": (14, 31), "49B": (11, 22), "91B": (11, 22), "138B": (11, 22)},
@@ -44,7 +58,12 @@ BARS = {  # ZeRO-3, ZeRO++
     Row(8, 2048): {"18B": (47, 54), "138B": (48, 55)},
 }
 METHODS = ("ZeRO-3", "ZeRO++")
-ZEROPP = ["--zero-quantized-weights", "--zero-hpz-partition-size", GPUS, "--zero-quantized-gradients"]
+ZEROPP = [
+    "--zero-quantized-weights",
+    "--zero-hpz-partition-size",
+    GPUS,
+    "--zero-quantized-gradients",
+]
 GIVEN = {"tflops": 125, "memory": 900, "intra": 150}
 FIT_ROW = Row(1, 2048)
 FITTED = {"links": 0.858, "half": 1734, "overlap": 0.384}
@@ -53,13 +72,46 @@ FITTED = {"links": 0.858, "half": 1734, "overlap": 0.384}
 def predict(row, model, method, fitted):
     """TFLOP/s per GPU, as the bars count them."""
     shape, T = SHAPES[model], 1024
-    rates = dict(GIVEN, inter=12.5 * row.links * fitted["links"], half=fitted["half"], overlap=fitted["overlap"] if model == "18B" else 0)
-    words = [PROGRAM, "--dry-run", "--json", "--model", f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}",
-             "--seq-len", T, "--micro-batch", row.tokens // T, "--dtype", "bf16", "--reduce-dtype", "bf16", "--recompute", "block", "--zero", 3,
-             "--cluster", f"{NODES}x{GPUS}," + ",".join(f"{name}={value:.12g}" for name, value in rates.items())]
+    rates = dict(
+        GIVEN,
+        inter=12.5 * row.links * fitted["links"],
+        half=fitted["half"],
+        overlap=fitted["overlap"] if model == "18B" else 0,
+    )
+    words = [
+        PROGRAM,
+        "--dry-run",
+        "--json",
+        "--model",
+        (
+            f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
+        ),
+        "--seq-len",
+        T,
+        "--micro-batch",
+        row.tokens // T,
+        "--dtype",
+        "bf16",
+        "--reduce-dtype",
+        "bf16",
+        "--recompute",
+        "block",
+        "--zero",
+        3,
+        "--cluster",
+        f"{NODES}x{GPUS}," + ",".join(f"{name}={value:.12g}" for name, value in rates.items()),
+    ]
     with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster alone
-        environment = dict(os.environ, TMPDIR=folder, OMPI_MCA_ess_singleton_isolated="1", OPENBLAS_NUM_THREADS="1")
-        done = subprocess.run([str(word) for word in words + (ZEROPP if method else [])], capture_output=True, text=True, check=True, env=environment)
+        environment = dict(
+            os.environ, TMPDIR=folder, OMPI_MCA_ess_singleton_isolated="1", OPENBLAS_NUM_THREADS="1"
+        )
+        done = subprocess.run(
+            [str(word) for word in words + (ZEROPP if method else [])],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
     seconds = json.loads(done.stdout)["predicted"]["step_ms"] / 1000
     L, C = shape
     return 96 * row.tokens * L * C * C * (1 + T / (6 * C) + VOCAB / (16 * L * C)) / seconds / 1e12
@@ -67,7 +119,12 @@ def predict(row, model, method, fitted):
 
 def predict_rows(rows, fitted):
     """{(row, model, method): (published, predicted)} of these rows."""
-    keys = [(row, model, method) for row in rows for model in BARS[row] for method in range(len(METHODS))]
+    keys = [
+        (row, model, method)
+        for row in rows
+        for model in BARS[row]
+        for method in range(len(METHODS))
+    ]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda key: predict(*key, fitted), keys)
         return {key: (BARS[key[0]][key[1]][key[2]], value) for key, value in zip(keys, found)}
@@ -76,15 +133,34 @@ def predict_rows(rows, fitted):
 def fit():
     """Least squares of the relative errors of FIT_ROW's bars, by Gauss-Newton steps."""
     import numpy as np
+
     names, x = list(FITTED), np.array(list(FITTED.values()))
+
     def errors(values):
-        return np.log([predicted / published for published, predicted in predict_rows([FIT_ROW], dict(zip(names, values))).values()])
+        return np.log(
+            [
+                predicted / published
+                for published, predicted in predict_rows(
+                    [FIT_ROW], dict(zip(names, values))
+                ).values()
+            ]
+        )
+
     for _ in range(12):
         now = errors(x)
-        slopes = np.array([(errors(x * (1 + 1e-3 * (np.arange(len(x)) == i))) - now) / 1e-3 for i in range(len(x))]).T  # by relative changes
+        slopes = np.array(
+            [
+                (errors(x * (1 + 1e-3 * (np.arange(len(x)) == i))) - now) / 1e-3
+                for i in range(len(x))
+            ]
+        ).T  # by relative changes
         change = np.clip(np.linalg.lstsq(slopes, -now, rcond=None)[0], -0.2, 0.2)
         x = x * (1 + change)
-        print(" ".join(f"{name}={value:.4g}" for name, value in zip(names, x)), f"| rms {np.sqrt((now**2).mean()):.4f}", flush=True)
+        print(
+            " ".join(f"{name}={value:.4g}" for name, value in zip(names, x)),
+            f"| rms {np.sqrt((now**2).mean()):.4f}",
+            flush=True,
+        )
         if np.abs(change).max() < 1e-4:
             break
 
@@ -92,22 +168,32 @@ def fit():
 def table():
     """Prints published and predicted bars; returns the largest relative error."""
     bars, worst = predict_rows(BARS, FITTED), 0
-    print("| links, tokens | method | " + " | ".join(SHAPES) + " |\n|---|---|" + "---|" * len(SHAPES))
+    print(
+        "| links, tokens | method | " + " | ".join(SHAPES) + " |\n|---|---|" + "---|" * len(SHAPES)
+    )
     for row in BARS:
         for method, name in enumerate(METHODS):
             cells = []
             for model in SHAPES:
                 published, predicted = bars.get((row, model, method), (None, None))
                 error = predicted / published - 1 if published else 0
-                cells.append(f"{published} {predicted:.1f} ({100 * error:+.0f} %)" if published else "")
+                cells.append(
+                    f"{published} {predicted:.1f} ({100 * error:+.0f} %)" if published else ""
+                )
                 worst = max(worst, abs(error))
-            print(f"| {row.links}, {row.tokens}{' (fitted)' if row == FIT_ROW else ''} | {name} | " + " | ".join(cells) + " |")
+            print(
+                f"| {row.links}, {row.tokens}{' (fitted)' if row == FIT_ROW else ''} | {name} | "
+                + " | ".join(cells)
+                + " |"
+            )
     print(f"\nPublished, predicted TFLOP/s per GPU; largest error {100 * worst:.1f} %")
     return worst
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fit", action="store_true")
     if parser.parse_args().fit:
         return fit()

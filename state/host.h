@@ -1,4 +1,4 @@
-// host.h: offloaded states of the store (layout.h: Offload; offload.h says which): how they reach
+// host.h: offloaded states of the store (policy.h: Offload; offload.h says which): how they reach
 // their update, and parameters their uses.
 //
 // Pieces      A slice moves in pieces of at most offload_piece() elements, so the buffers on the

@@ -53,7 +53,7 @@ static inline int placement_ranks(const GptModel *m, const Placement *p) {
 }
 // Returns which stages use each storage: [storages][stages].
 static inline bool *placement_uses(const GptModel *m, const Placement *p) {
-    bool *uses = (bool *)checked_calloc((size_t)m->storages, (size_t)p->stages, "owners");
+    bool *uses = new_array(bool, m->storages * p->stages, "owners");
     for (int s = 0; s < p->stages; s++) {
         for (int u = p->stage[s].first_unit; u < p->stage[s].first_unit + p->stage[s].units; u++) {
             int used[2];
@@ -95,14 +95,13 @@ static inline int holders_list(Owners *h, const bool *marked, int ranks) {
 static inline Owners owners_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
     Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.ranks = (int **)checked_calloc(n, sizeof(int *), "owners");
-    h.blocks = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.of = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "owners");
-    h.turns = (bool *)checked_calloc(n, sizeof(bool), "owners");
-    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "owners"),
-         *uses = placement_uses(m, p);
+    h.size = new_array(int, n, "owners");
+    h.ranks = new_array(int *, n, "owners");
+    h.blocks = new_array(int, n, "owners");
+    h.of = new_array(int, n, "owners");
+    h.tied = new_array(bool, n, "owners");
+    h.turns = new_array(bool, n, "owners");
+    bool *marked = new_array(bool, ranks, "owners"), *uses = placement_uses(m, p);
     const bool *used = uses;
     for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
         // the same list as of the storage before
@@ -122,12 +121,12 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
 static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
     Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
-    h.size = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.ranks = (int **)checked_calloc(n, sizeof(int *), "owners");
-    h.blocks = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.of = (int *)checked_calloc(n, sizeof(int), "owners");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "owners");
-    h.turns = (bool *)checked_calloc(n, sizeof(bool), "owners");
+    h.size = new_array(int, n, "owners");
+    h.ranks = new_array(int *, n, "owners");
+    h.blocks = new_array(int, n, "owners");
+    h.of = new_array(int, n, "owners");
+    h.tied = new_array(bool, n, "owners");
+    h.turns = new_array(bool, n, "owners");
     for (int i = 0; i < m->storages; i++) {
         while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
         if (h.of[i] == h.count) {
@@ -257,7 +256,7 @@ static inline Slices slices_make(const GptModel *m, int n, int64_t grain,
                                  const QuantFormat *records) {
     Slices s = {n, {NULL}};
     for (int c = 0; c < STORAGE_CLASSES; c++) {
-        s.of_class[c] = (int64_t *)checked_calloc((size_t)n + 1, sizeof(int64_t), "slices");
+        s.of_class[c] = new_array(int64_t, n + 1, "slices");
         store_bounds(m->class_elements[c], n, grain, s.of_class[c]);
         for (int r = 0; records && r <= n; r++) {
             s.of_class[c][r] = quant_bytes(*records, s.of_class[c][r]);
@@ -373,8 +372,7 @@ static inline Layout layout_make(const GptModel *m, const Group *ranks, const Pl
                 placement->stage[s].replicas, s);
         }
     }
-    l.process_groups = (ProcessGroup *)checked_calloc((size_t)l.owners.count, sizeof(ProcessGroup),
-                                                      "process groups");
+    l.process_groups = new_array(ProcessGroup, l.owners.count, "process groups");
     for (int i = 0; i < l.owners.count; i++) {
         l.process_groups[i] =
             process_group_make(ranks, l.owners.ranks[i], l.owners.size[i], z->partition);

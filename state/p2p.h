@@ -1,4 +1,4 @@
-// p2p.h: the store in point-to-point mode (layout.h: P2p; cyclic.h says when messages are sent).
+// p2p.h: the store in point-to-point mode (policy.h: P2p; cyclic.h says when messages are sent).
 // Versions of parameters go from a rank that has them to the ranks that use them next, sums of
 // gradients from micro-batch to micro-batch.
 //
@@ -37,7 +37,7 @@ static inline void requests_post(Store *s, PendingRequests *m, CommLabel label, 
                                  int channel, void *data, size_t bytes) {
     m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data, bytes);
 }
-// Returns the first message that is not known to be complete; all zeros if all are, and then the
+// Returns the first message that is not known to be complete; number 0 if all are, and then the
 // list is empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {

@@ -247,9 +247,7 @@ static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
     const int node = group_node(all, all->me), local = group_local(all, all->me),
               sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
     int64_t *bounds[4];
-    for (int k = 0; k < 4; k++) {
-        bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "buckets");
-    }
+    for (int k = 0; k < 4; k++) { bounds[k] = new_array(int64_t, sizes[k] + 1, "buckets"); }
     Bucket b = {
         store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
     for (int storage = first; storage >= last; storage--) {
@@ -424,7 +422,7 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
             x[STATE_MADE][i].versions = 1;
         }
     } else {
-        unsigned char *class_of = (unsigned char *)checked_calloc((size_t)m->storages, 1, "states");
+        unsigned char *class_of = new_array(unsigned char, m->storages, "states");
         for (int i = 0; i < m->storages; i++) {
             class_of[i] = (unsigned char)gpt_storage_class(m, i);
         }
@@ -445,7 +443,7 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
 static inline void store_plan_states(Store *s) {
     const int storages = s->model->storages;
     State *x[STATE_KINDS];
-    s->states = (State *)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(State), "states");
+    s->states = new_array(State, STATE_KINDS * storages, "states");
     for (int k = 0; k < STATE_KINDS; k++) {
         const StateKind kind = (StateKind)k;
         const bool by_p2p =
@@ -552,8 +550,8 @@ static inline void store_plan_disk(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t n = (size_t)s->model->storages;
     int64_t longest;
-    s->first_stored = (int *)checked_calloc(n + 1, sizeof(int), "layout");
-    s->disk_at = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "layout");
+    s->first_stored = new_array(int, n + 1, "layout");
+    s->disk_at = new_array(int64_t, n + 1, "layout");
     for (int i = 0; i < s->model->storages; i++) {
         s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
         s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
@@ -569,7 +567,7 @@ static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->mo
 static inline void store_plan_pieces(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
-    s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout");
+    s->pieces = new_array(int, 2 * storages + 1, "layout");
     s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
         s->pieces[i] =
@@ -602,8 +600,8 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
-    s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "buckets");
-    s.bucket_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "buckets");
+    s.buckets = new_array(Bucket, m->storages, "buckets");
+    s.bucket_of = new_array(int, m->storages, "buckets");
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);

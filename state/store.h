@@ -62,34 +62,20 @@ static inline char *store_newest(const Store *s, int storage) {
 // -------------------------------------------------------------------------------------------------
 // Memory
 
-// Joins one more group of collectives. Groups with equal lists of ranks share a channel of the
-// transport.
-static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
-    if (g->me < 0 || !g->n) { return; } // this rank is not in the group
-    for (int i = 0; i < *count && !g->channel; i++) {
-        if (joined[i]->n == g->n &&
-            !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
-            g->channel = joined[i]->channel;
-        }
-    }
-    if (!g->channel) { comm_join(comm, g); }
-    joined[(*count)++] = g;
+// Prepares the collectives of a process group. All ranks call it.
+static inline void process_group_join(Comm *comm, ProcessGroup *p) {
+    comm_join(comm, &p->all);
+    comm_join(comm, &p->partition);
+    comm_join(comm, &p->node);
+    comm_join(comm, &p->across);
 }
 // Prepares the collectives of a planned store; those among all ranks are prepared already. All
 // ranks call it.
 static inline void store_join(Store *s, Comm *comm) {
-    const Group **joined = (const Group **)checked_malloc(
-        (4 * (size_t)s->layout.owners.count + 5) * sizeof(Group *), "groups");
-    int count = 0;
-    joined[count++] = s->ranks;
-    for (int i = -1; i < s->layout.owners.count; i++) {
-        ProcessGroup *p = i < 0 ? &s->world : &s->layout.process_groups[i];
-        store_join_group(comm, &p->all, joined, &count);
-        store_join_group(comm, &p->partition, joined, &count);
-        store_join_group(comm, &p->node, joined, &count);
-        store_join_group(comm, &p->across, joined, &count);
+    process_group_join(comm, &s->world);
+    for (int i = 0; i < s->layout.owners.count; i++) {
+        process_group_join(comm, &s->layout.process_groups[i]);
     }
-    free(joined);
 }
 
 // Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the
@@ -114,7 +100,7 @@ static inline void store_allocate_offload(Store *s) {
     }
     if (store_disk_bytes(s)) {
         buffer_allocate(&s->disk_buffers, MEMORY_BUFFERS, "slots of states on disk");
-        s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
+        s->disk = new_array(Disk, 1, "disk");
         disk_take_file(s->file, s->policy.offload->folder, store_disk_bytes(s));
         disk_open(s->disk, s->file, store_disk_bytes(s), disk_align(s->disk_buffers.base),
                   s->disk_buffer_bytes);
@@ -158,29 +144,27 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
                            ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
                                                  "quantized gradients")
                            : NULL;
-    s->first_write = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->adds_to_shard = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->secondary_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
-    s->reducing = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
-    s->gathering = (CommRequest *)checked_calloc(n, sizeof(CommRequest), "store");
-    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
-    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
+    s->first_write = new_array(bool, n, "store");
+    s->summed = new_array(bool, n, "store");
+    s->adds_to_shard = new_array(bool, n, "store");
+    s->secondary_valid = new_array(bool, n, "store");
+    s->arriving = new_array(int, n, "store");
+    s->reducing = new_array(CommRequest, n, "store");
+    s->gathering = new_array(CommRequest, n, "store");
+    s->updates = new_array(int64_t, n, "store");
+    s->restarted = new_array(int64_t, n, "store");
+    s->sums = new_array(ExactSum, comm->ranks, "store");
+    s->noised = new_array(bool, n, "store");
+    s->unpacked_at = new_array(size_t, n, "store");
     for (int i = 0; i < s->model->storages; i++) { s->first_write[i] = true; }
     s->squares = (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->squares, "the gradient's norm");
     s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
     for (int k = 0; k < SHARED_SLOTS; k++) { s->occupant[k] = -1; }
     if (!s->policy.p2p) { return; }
-    s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->head_begun = (bool *)checked_calloc((size_t)s->policy.p2p->heads, 1, "store");
-    s->head_coming =
-        (CommRequest *)checked_calloc((size_t)s->policy.p2p->heads, sizeof(CommRequest), "store");
-    s->requests =
-        (PendingRequests *)checked_calloc(n * REQUEST_KINDS, sizeof(PendingRequests), "store");
+    s->version = new_array(int64_t, n, "store");
+    s->head_begun = new_array(bool, s->policy.p2p->heads, "store");
+    s->head_coming = new_array(CommRequest, s->policy.p2p->heads, "store");
+    s->requests = new_array(PendingRequests, n * REQUEST_KINDS, "store");
     for (size_t i = 0; i < n * REQUEST_KINDS; i++) {
         s->requests[i].open = (CommRequest *)checked_malloc(
             REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest), "store");

@@ -141,6 +141,11 @@ static inline float __bfloat162float(__nv_bfloat16 h) {
     memcpy(&x, &bits, 4);
     return x;
 }
+// As fmaxf and fminf, which the compiler would call.
+static inline float emu_fmaxf(float a, float b) { return a > b || b != b ? a : b; }
+static inline float emu_fminf(float a, float b) { return a < b || b != b ? a : b; }
+#define fmaxf emu_fmaxf
+#define fminf emu_fminf
 // to nearest even; every NaN becomes CUDA's NaN
 static inline __nv_bfloat16 __float2bfloat16(float x) {
     uint32_t bits;
@@ -195,8 +200,9 @@ struct EmuOrder { // drawn for each launch
     bool backwards, late_copies;
     uint64_t seed; // for the order of blocks, and of warps between two barriers
 };
-struct EmuBlock { // one per OS thread, reused for all blocks that it runs
-    std::vector<EmuFiber> fibers;
+struct EmuBlock {     // one per OS thread, reused for all blocks that it runs
+    EmuFiber *fibers; // [EMU_WARPS * 32], of which `stacks` have a stack
+    size_t stacks;
     void *scheduler_sp;
     EmuFiber *current;
     const std::function<void()> *body;
@@ -209,6 +215,7 @@ struct EmuBlock { // one per OS thread, reused for all blocks that it runs
     const void *kernel;
 };
 static const char *const emu_syncwarp = "__syncwarp";
+// Zeros: what a constructor would have to make, each access would first ask for.
 static thread_local EmuBlock emu;
 static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -543,7 +550,8 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index,
                                      const std::function<void()> *body, size_t shared,
                                      EmuOrder order) {
     const unsigned threads = block.x * block.y * block.z;
-    while (emu.fibers.size() < threads) { emu.fibers.push_back(emu_fiber(emu.fibers.size())); }
+    if (!emu.fibers) { emu.fibers = new EmuFiber[EMU_WARPS * 32](); }
+    for (; emu.stacks < threads; emu.stacks++) { emu.fibers[emu.stacks] = emu_fiber(emu.stacks); }
     if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
     memset(emu.dynamic, 0xff, shared); // NaN
     emu.body = body;
@@ -631,6 +639,7 @@ static void emu_fault(int signal_number, siginfo_t *info, void *) {
     signal(signal_number, SIG_DFL); // the access is repeated, and ends the program
 }
 static inline void emu_protect(bool open) {
+    if (open == emu_open) { return; }
     emu_open = open;
     for (const auto &m : emu_memory) {
         if (m.second.place == EMU_DEVICE &&
@@ -698,6 +707,7 @@ struct EmuWork {
     int64_t record;
     // Used instead of run if other processes take part. false: not done yet, so it is called again.
     std::function<bool()> attempt;
+    bool mark; // touches no memory of the device
 };
 struct EmuStream {
     std::deque<EmuWork> queue, captured;
@@ -721,8 +731,8 @@ static inline double emu_clock_ms() {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec + emu_extra_ms;
 }
 
-static inline void emu_queue(cudaStream_t stream, std::function<void()> run) {
-    (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
+static inline void emu_queue(cudaStream_t stream, std::function<void()> run, bool mark = false) {
+    (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL, mark});
     if (stream->queue.size() > emu_counts.queued) { emu_counts.queued = stream->queue.size(); }
 }
 // Queues work that counts as a launch. Events do not.
@@ -756,7 +766,10 @@ static inline bool emu_step() {
         if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
         EmuWork work = s->queue.front();
         s->queue.pop_front();
-        if (work.run) { work.run(); }
+        if (work.run) {
+            if (!work.mark) { emu_protect(true); }
+            work.run();
+        }
         return true;
     }
     return false;
@@ -765,8 +778,7 @@ static inline bool emu_step() {
 // processes.
 static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) {
     if (done()) { return; }
-    emu_protect(true);
-    do {
+    do { // what touches device memory opens it
         bool ran = emu_step();
         if (!ran) { sched_yield(); }
         if (!ran && !patient) { break; }
@@ -833,12 +845,18 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     emu_not_captured(s);
     int64_t record = ++e->recorded;
-    emu_queue(s, [=] { e->happened = record, e->ms = emu_clock_ms(); });
+    emu_queue(
+        s,
+        [=] {
+            e->happened = record;
+            e->ms = emu_clock_ms();
+        },
+        true);
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     emu_not_captured(s);
-    s->queue.push_back({NULL, e, e->recorded, NULL});
+    s->queue.push_back({NULL, e, e->recorded, NULL, true});
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {

@@ -214,8 +214,12 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
     }
 }
 static inline bool emu_nccl_attempt(EmuNcclRun &run) {
-    if (!run.begun) { emu_nccl_begin(run); }
+    if (!run.begun) {
+        emu_protect(true);
+        emu_nccl_begin(run);
+    }
     if (!emu_nccl_all_come(run.received) || !emu_nccl_all_come(run.sent)) { return false; }
+    emu_protect(true);
     emu_nccl_end(run);
     return true;
 }
@@ -288,7 +292,7 @@ static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *sta
         run->ops.swap(c->called);
         run->begun = false;
         emu_nccl_number(*run);
-        c->stream->queue.push_back({NULL, NULL, 0, [=] { return emu_nccl_attempt(*run); }});
+        c->stream->queue.push_back({NULL, NULL, 0, [=] { return emu_nccl_attempt(*run); }, false});
     }
     return ncclSuccess;
 }

@@ -10,6 +10,7 @@ is an error. test_reference.py compares it with the program.
 Parameters are a dictionary: (storage, tensor) -> array. A storage is "wte", "wpe", "lnf" or the
 number of a block; where blocks share, that of the first block that uses it. Steps count from 0.
 """
+
 import math
 import struct
 import typing
@@ -18,29 +19,78 @@ import numpy as np
 
 LAYERNORM_EPS = 1e-5
 OUTLIER_WINDOW = 128  # of --skip-loss-z and --skip-grad-z
-MASKED = -1           # a target that does not count
+MASKED = -1  # a target that does not count
 MODEL_MAGIC = 20240326
 
 DEFAULTS = {
-    "shuffle": 0, "windows": "continuous", "seq-len": None, "batch-tokens": None, "steps": None,
-    "optimizer": "adamw", "momentum": 0.9, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-    "lr": 3e-4, "lr-schedule": "cosine", "warmup": 0, "final-lr-fraction": 1.0,
-    "weight-decay": 0.0, "grad-clip": 1.0, "skip-loss-z": 0, "skip-grad-z": 0, "dtype": "fp32",
-    "cyclic": "off", "cyclic-stages": 1, "cyclic-slack": 0, "cyclic-cut": None,
-    "cyclic-clip": "none", "share": "none", "share-lr": 0, "delink-at": 0, "delink": 0,
-    "delink-moments": "mean", "delink-warmup": 0, "offload-delay": 0, "dp-noise": None,
-    "dp-clip": 1.0, "dp-clip-style": "unit", "dp-clip-function": "abadi", "val-batches": 20,
+    "shuffle": 0,
+    "windows": "continuous",
+    "seq-len": None,
+    "batch-tokens": None,
+    "steps": None,
+    "optimizer": "adamw",
+    "momentum": 0.9,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "lr": 3e-4,
+    "lr-schedule": "cosine",
+    "warmup": 0,
+    "final-lr-fraction": 1.0,
+    "weight-decay": 0.0,
+    "grad-clip": 1.0,
+    "skip-loss-z": 0,
+    "skip-grad-z": 0,
+    "dtype": "fp32",
+    "cyclic": "off",
+    "cyclic-stages": 1,
+    "cyclic-slack": 0,
+    "cyclic-cut": None,
+    "cyclic-clip": "none",
+    "share": "none",
+    "share-lr": 0,
+    "delink-at": 0,
+    "delink": 0,
+    "delink-moments": "mean",
+    "delink-warmup": 0,
+    "offload-delay": 0,
+    "dp-noise": None,
+    "dp-clip": 1.0,
+    "dp-clip-style": "unit",
+    "dp-clip-function": "abadi",
+    "val-batches": 20,
 }
 # Flags of layouts and of what is written: they never change the mathematics.
 WITHOUT_EFFECT = {
-    "micro-batch", "ranks", "zero", "pipeline", "pipeline-schedule", "recompute", "threads",
-    "offload", "offload-update", "cyclic-mode", "dp-key", "dp-show-private", "model", "train",
-    "val", "val-every", "log", "export", "save-every", "out", "resume", "seed", "tokenizer",
+    "micro-batch",
+    "ranks",
+    "zero",
+    "pipeline",
+    "pipeline-schedule",
+    "recompute",
+    "threads",
+    "offload",
+    "offload-update",
+    "cyclic-mode",
+    "dp-key",
+    "dp-show-private",
+    "model",
+    "train",
+    "val",
+    "val-every",
+    "log",
+    "export",
+    "save-every",
+    "out",
+    "resume",
+    "seed",
+    "tokenizer",
 }
 
 
 # ------------------------------------------------------------------------------------------------
 # Files
+
 
 class Config(typing.NamedTuple):
     layers: int
@@ -57,9 +107,20 @@ class Config(typing.NamedTuple):
     def blocks(self):
         """The tensors of a block, in the order of a file."""
         C = self.channels
-        return {"ln1w": (C,), "ln1b": (C,), "qkvw": (3 * C, C), "qkvb": (3 * C,),
-                "attprojw": (C, C), "attprojb": (C,), "ln2w": (C,), "ln2b": (C,),
-                "fcw": (4 * C, C), "fcb": (4 * C,), "fcprojw": (C, 4 * C), "fcprojb": (C,)}
+        return {
+            "ln1w": (C,),
+            "ln1b": (C,),
+            "qkvw": (3 * C, C),
+            "qkvb": (3 * C,),
+            "attprojw": (C, C),
+            "attprojb": (C,),
+            "ln2w": (C,),
+            "ln2b": (C,),
+            "fcw": (4 * C, C),
+            "fcb": (4 * C,),
+            "fcprojw": (C, 4 * C),
+            "fcprojb": (C,),
+        }
 
     def tensors(self):
         """((storage, tensor), shape) in the order of a file: all layers of a tensor together."""
@@ -83,7 +144,7 @@ def read_model(path):
     assert (magic, version, padded) == (MODEL_MAGIC, 3, config.padded), (path, head)
     values, parameters, at = np.frombuffer(data, "<f4", offset=1024).astype(float), {}, 0
     for key, shape in config.tensors():
-        parameters[key] = values[at:at + math.prod(shape)].reshape(shape)
+        parameters[key] = values[at : at + math.prod(shape)].reshape(shape)
         at += math.prod(shape)
     assert at == len(values), f"{path} has {len(values)} parameters instead of {at}"
     return config, parameters
@@ -91,8 +152,16 @@ def read_model(path):
 
 def model_bytes(config, parameters):
     """The same the other way round."""
-    words = (MODEL_MAGIC, 3, config.positions, config.vocab, config.layers, config.heads,
-             config.channels, config.padded)
+    words = (
+        MODEL_MAGIC,
+        3,
+        config.positions,
+        config.vocab,
+        config.layers,
+        config.heads,
+        config.channels,
+        config.padded,
+    )
     head = struct.pack("<256i", *words, *[0] * (256 - len(words)))
     return head + b"".join(parameters[key].astype("<f4").tobytes() for key, _ in config.tensors())
 
@@ -100,12 +169,13 @@ def model_bytes(config, parameters):
 # ------------------------------------------------------------------------------------------------
 # Samples
 
+
 def windows_of_documents(tokens, T, end_of_text):
     """A document begins at each end-of-text token and is cut into windows of T targets."""
     begins = [i for i, token in enumerate(tokens) if token == end_of_text or i == 0]
     for begin, end in zip(begins, begins[1:] + [len(tokens)]):
         for at in range(begin, end - 1, T):
-            row = tokens[at:min(at + T + 1, end)]
+            row = tokens[at : min(at + T + 1, end)]
             short = T - (len(row) - 1)
             yield row[:-1] + [end_of_text] * short, row[1:] + [MASKED] * short
 
@@ -130,11 +200,12 @@ class Samples:
 
     def batch(self, numbers):
         rows = [self[g] for g in numbers]
-        return tuple(np.array(part).reshape(-1, self.T) for part in (list(zip(*rows)) or [[], []]))
+        return tuple(np.array(part).reshape(-1, self.T) for part in list(zip(*rows)) or [[], []])
 
 
 # ------------------------------------------------------------------------------------------------
 # GPT-2
+
 
 def layernorm(x, weight, bias):
     mean = x.mean(-1, keepdims=True)
@@ -241,14 +312,14 @@ def forward(config, p, inputs, stored=exact):
 
     stored: what becomes of numbers between two units.
     """
-    x = stored(p["wte", "wte"][inputs] + p["wpe", "wpe"][:inputs.shape[1]])
+    x = stored(p["wte", "wte"][inputs] + p["wpe", "wpe"][: inputs.shape[1]])
     blocks = []
     for layer in range(config.layers):
         x, kept = block_forward(p, layer, x, config.heads)
         x = stored(x)
         blocks.append(kept)
     last, kept = layernorm(x, p["lnf", "lnfw"], p["lnf", "lnfb"])
-    return softmax(last @ p["wte", "wte"][:config.vocab].T), (blocks, last, kept)
+    return softmax(last @ p["wte", "wte"][: config.vocab].T), (blocks, last, kept)
 
 
 def losses_of(probabilities, targets):
@@ -265,18 +336,20 @@ def loss_and_gradient(config, p, inputs, targets, scale, stored=exact):
     right = np.eye(config.vocab)[np.where(counts, targets, 0)]
     dlogits = (probabilities - right) * scale * counts[..., None]
     g["wte", "wte"], g["wpe", "wpe"] = np.zeros_like(wte), np.zeros_like(p["wpe", "wpe"])
-    g["wte", "wte"][:config.vocab] = np.einsum("btv,btc->vc", dlogits, last)  # as classifier
+    g["wte", "wte"][: config.vocab] = np.einsum("btv,btc->vc", dlogits, last)  # as classifier
     dx, g["lnf", "lnfw"], g["lnf", "lnfb"] = layernorm_backward(
-        dlogits @ wte[:config.vocab], p["lnf", "lnfw"], kept)
+        dlogits @ wte[: config.vocab], p["lnf", "lnfw"], kept
+    )
     for layer in reversed(range(config.layers)):
         dx = block_backward(p, layer, dx, blocks[layer], g)
     np.add.at(g["wte", "wte"], inputs, dx)  # as table
-    g["wpe", "wpe"][:inputs.shape[1]] += dx.sum(0)
+    g["wpe", "wpe"][: inputs.shape[1]] += dx.sum(0)
     return losses_of(probabilities, targets).sum(), g
 
 
 # ------------------------------------------------------------------------------------------------
 # Rules
+
 
 def learning_rate(f, t, steps):
     """Of step t."""
@@ -342,16 +415,17 @@ class Run:
         self.config, self.samples, self.t = config, samples, 0
         self.S = f["batch-tokens"] // f["seq-len"]
         self.group = groups_of(f["share"], config.layers)
-        self.now = {key: value.copy() for key, value in parameters.items()
-                    if self.home(key[0]) == key[0]}
-        self.before = self.now                # theta_(-1) = theta_0
-        self.first = self.zeros()             # first moment, or sgd's momentum
+        self.now = {
+            key: value.copy() for key, value in parameters.items() if self.home(key[0]) == key[0]
+        }
+        self.before = self.now  # theta_(-1) = theta_0
+        self.first = self.zeros()  # first moment, or sgd's momentum
         self.second = self.zeros()
         self.updates = {storage: 0 for storage, _ in self.now}
-        self.delinked = None                  # since which step
+        self.delinked = None  # since which step
         self.losses, self.norms = [], []
-        self.skipped = []                     # steps without an update, as the log counts them
-        self.pending = None                   # --offload-delay: the gradient that waits, its norm
+        self.skipped = []  # steps without an update, as the log counts them
+        self.pending = None  # --offload-delay: the gradient that waits, its norm
 
     def home(self, storage):
         """The storage that is used in its place."""
@@ -362,8 +436,10 @@ class Run:
 
     def layers(self, parameters):
         """Of each layer its own, as if nothing were shared."""
-        return {(storage, name): parameters[self.home(storage), name]
-                for (storage, name), _ in self.config.tensors()}
+        return {
+            (storage, name): parameters[self.home(storage), name]
+            for (storage, name), _ in self.config.tensors()
+        }
 
     def storages(self):
         """Storage -> its keys."""
@@ -523,8 +599,11 @@ class Run:
     def skips(self, loss, norm):
         self.losses.append(loss)
         self.norms.append(norm)
-        return (not math.isfinite(loss + norm) or is_outlier(self.losses, self.f["skip-loss-z"])
-                or is_outlier(self.norms, self.f["skip-grad-z"]))
+        return (
+            not math.isfinite(loss + norm)
+            or is_outlier(self.losses, self.f["skip-loss-z"])
+            or is_outlier(self.norms, self.f["skip-grad-z"])
+        )
 
     def step(self, drawn=None, stages=None):
         """drawn: the windows of a private step; stages: of its units, for --dp-clip-style stage."""

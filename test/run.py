@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Runs every test program, as many at a time as there are cores, sums what they report, and ends with the line `N passed, N failed`.
+"""Runs every test program, as many at a time as there are cores, sums what they report, and ends
+with the line `N passed, N failed`.
 
-Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun with 1 to 4 ranks; test_*.py are Python
-unittests of the scripts and of the real binary. A program that ends without a report counts as one failure.
-`--all` asks for the exhaustive forms (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
+Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun
+with 1 to 4 ranks; test_*.py are Python unittests of the scripts and of the real binary. A program
+that ends without a report counts as one failure. `--all` asks for the exhaustive forms
+(TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
+
 import concurrent.futures
 import glob
 import os
@@ -15,8 +18,26 @@ import sys
 import tempfile
 import time
 
-LONGEST = ("test_gpu.py", "test_dp.py", "test_train.py")  # begin first, so that none of them is left alone at the end
+# These begin first, so that none of them is left alone at the end.
+LONGEST = (
+    "test_gpu.py",
+    "test_dp.py",
+    "test_offload.py",
+    "test_train.py",
+    "test_cyclic.py",
+    "test_faults.py",
+    "test_docs.py",
+    "test_ops_emu",
+    "test_ops_checked",
+    "test_gpu_hour.py",
+    "test_zero.py",
+    "test_pipeline.py",
+    "test_tools.py",
+    "test_pseudo.py",
+    "test_comm_nccl, 4 ranks",
+)
 ALONE = ("test_cluster.py",)  # looks at what is on the whole machine
+SLOWEST = 12  # so many are listed at the end
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 REPORTS = [  # regular expression -> (passed, failed)
     (r"\[  PASSED  \] (\d+) test", lambda m: (int(m), 0)),
@@ -27,7 +48,11 @@ REPORTS = [  # regular expression -> (passed, failed)
 
 
 def environment(everything):
-    env = dict(os.environ, TEST_SEED=os.environ.get("TEST_SEED", str(random.randrange(1 << 30))), OMP_WAIT_POLICY="passive")  # test_train.ENVIRONMENT
+    env = dict(
+        os.environ,
+        TEST_SEED=os.environ.get("TEST_SEED", str(random.randrange(1 << 30))),
+        OMP_WAIT_POLICY="passive",
+    )  # as harness.ENVIRONMENT
     if everything:
         env["TEST_ALL"] = "1"
     if os.geteuid() == 0:
@@ -36,12 +61,17 @@ def environment(everything):
 
 
 def commands():
+    """(name, command) of each program and module."""
     for program in sorted(glob.glob("build/test_*")):
-        if program.startswith("build/test_comm"):
+        if "." in os.path.basename(program):
+            continue  # what the compiler wrote beside it
+        name = os.path.basename(program)
+        if name.startswith("test_comm"):
+            launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
             for ranks in range(1, 5):
-                yield f"{os.path.basename(program)}, {ranks} ranks", ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), program]
+                yield f"{name}, {ranks} ranks", [*launch, str(ranks), program]
         else:
-            yield os.path.basename(program), [program]
+            yield name, [program]
     for script in sorted(glob.glob("test/test_*.py")):
         yield os.path.basename(script), [sys.executable, script]
 
@@ -56,36 +86,56 @@ def unittest_counts(output):
 
 
 def counts(output, status):
-    found = unittest_counts(output) or tuple(map(sum, zip((0, 0), *(to(m) for pattern, to in REPORTS for m in re.findall(pattern, output)))))
+    found = unittest_counts(output) or tuple(
+        map(
+            sum,
+            zip((0, 0), *(to(m) for pattern, to in REPORTS for m in re.findall(pattern, output))),
+        )
+    )
     return found if sum(found) and (status == 0 or found[1]) else (found[0], found[1] + 1)
 
 
 def run(name, command, env):
-    """Runs a program to its end, and prints how it ended. Returns (passed, failed)."""
+    """Runs a program to its end, and prints how it ended. Returns (name, passed, failed, seconds,
+    seconds of cores)."""
     start = time.time()
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env=env, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=env, stdout=said, stderr=said, stdin=subprocess.DEVNULL
+        )
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         said.seek(0)
         output = said.read().decode(errors="replace")
+    seconds, cores = time.time() - start, used.ru_utime + used.ru_stime
     passed, failed = counts(output, process.returncode)
     skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", output)))
-    line = f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of cores"
-    print(line + (f" {skipped} skipped" if skipped else "") + ("\n" + output[-6000:] if failed else ""), flush=True)
-    return passed, failed
+    line = f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed"
+    line += f" {seconds:7.1f} s {cores:7.1f} s of cores" + (
+        f" {skipped} skipped" if skipped else ""
+    )
+    print(line + ("\n" + output[-6000:] if failed else ""), flush=True)
+    return name, passed, failed, seconds, cores
 
 
 def main():
     os.chdir(ROOT)
+    start = time.time()
     env = environment("--all" in sys.argv[1:])
     print("seed of sampled tests:", env["TEST_SEED"], "(set TEST_SEED to repeat)")
-    todo = sorted(commands(), key=lambda one: LONGEST.index(one[0]) if one[0] in LONGEST else len(LONGEST))
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    todo = sorted(commands(), key=lambda one: rank.get(one[0], len(LONGEST)))
+    # One more than there are cores: tests wait now and then.
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)) + 1) as pool:
         jobs = [pool.submit(run, name, command, env) for name, command in todo if name not in ALONE]
         results = [job.result() for job in jobs]
     results += [run(name, command, env) for name, command in todo if name in ALONE]
-    passed, failed = map(sum, zip(*results))
+    print(f"\nthe slowest {SLOWEST} of {len(results)}:")
+    for name, _, _, seconds, cores in sorted(results, key=lambda one: -one[4])[:SLOWEST]:
+        print(f"  {name:28} {seconds:7.1f} s {cores:7.1f} s of cores")
+    total = sum(one[4] for one in results)
+    print(f"in all {time.time() - start:.1f} s, {total:.1f} s of cores")
+    passed, failed = (sum(one[kind] for one in results) for kind in (1, 2))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 

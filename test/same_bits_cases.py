@@ -144,8 +144,10 @@ RUNS = {  # name: ranks, flags
     "quantized weights": (2, "--zero 3 --zero-quantized-weights 1"),
     "quantized all": (
         4,
-        "--zero 3 --zero-quantized-weights 1 --zero-quantized-gradients 1 --ranks-per-node 2 "
-        "--zero-hpz-partition-size 2 --zero-gradient-bits 8 --zero-quant-block 64 --dtype bf16",
+        (
+            "--zero 3 --zero-quantized-weights 1 --zero-quantized-gradients 1 --ranks-per-node 2 "
+            "--zero-hpz-partition-size 2 --zero-gradient-bits 8 --zero-quant-block 64 --dtype bf16"
+        ),
     ),
     "quantized 4 bits": (2, "--zero-quantized-gradients 1 --zero-gradient-bits 4 --zero 1"),
     "quantized pipeline": (4, "--zero-quantized-gradients 1 --pipeline 4:2,4:2 --zero 2"),
@@ -206,8 +208,10 @@ RUNS = {  # name: ranks, flags
     "offload private": (2, f"--offload params --offload-update host --dp-noise 1 {KEY} --zero 1"),
     "offload quantized": (
         2,
-        "--offload optimizer --offload-update device --zero 3 --zero-quantized-weights 1 "
-        "--zero-quantized-gradients 1",
+        (
+            "--offload optimizer --offload-update device --zero 3 --zero-quantized-weights 1 "
+            "--zero-quantized-gradients 1"
+        ),
     ),
     "offload share delay": (2, "--share all --offload optimizer --offload-delay 1 --zero 2"),
     "offload disk params": (
@@ -279,8 +283,10 @@ CHECKPOINTS = {  # name: after, until, ranks, flags: from the same checkpoints, 
         "shared",
         0,
         1,
-        "--model out/step_00000003 --delink 1 --delink-moments reset --offload optimizer "
-        "--offload-update host",
+        (
+            "--model out/step_00000003 --delink 1 --delink-moments reset --offload optimizer "
+            "--offload-update host"
+        ),
     ),
     "goes on sharing": ("shared", 0, 1, "--model out/step_00000006"),
 }
@@ -317,8 +323,10 @@ PRINTS = {  # name: ranks, flags
     ),
     "dry run gpt3": (
         1,
-        "--dry-run 1 --json 1 --model gpt3:1.3B --seq-len 1024 --batch-tokens 65536 --dtype bf16 "
-        "--zero 3 --cluster 24x16,intra=150,inter=12.5,tflops=50,memory=700",
+        (
+            "--dry-run 1 --json 1 --model gpt3:1.3B --seq-len 1024 --batch-tokens 65536 --dtype"
+            " bf16 --zero 3 --cluster 24x16,intra=150,inter=12.5,tflops=50,memory=700"
+        ),
     ),
 }
 PREDICTED = {  # printed by --dry-run on CLUSTER, and as actions by --show-schedule

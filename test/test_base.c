@@ -4,10 +4,7 @@
 #include "base/base.h"
 #include "base/cores.h"
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 enum { TERMS = 3000, PARTS = 7 };
 

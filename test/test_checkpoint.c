@@ -11,16 +11,11 @@
 #include "pseudo.h"
 
 #include <ftw.h>       // clearing folders
-#include <setjmp.h>    // cmocka needs it
 #include <signal.h>    // kill
-#include <stddef.h>    // cmocka needs it
 #include <sys/mount.h> // a small disk
 #include <sys/prctl.h> // children that end with us
-#include <sys/wait.h>  // children
 
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h"    // tests of die()
+#include "harness.h"
 #include "policies.h" // ZERO_STAGE
 
 // -------------------------------------------------------------------------------------------------
@@ -93,11 +88,7 @@ static void check_child(void (*body)(const void *), const char *argument, int co
 
 static uint64_t seed, drawn;
 static size_t draw(size_t below) { return (size_t)(random_u64(seed, 1, drawn++) % below); }
-static void choose_seed(void) {
-    const char *text = getenv("TEST_SEED");
-    seed = text && *text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
-    printf("TEST_SEED=%llu\n", (unsigned long long)seed);
-}
+static void choose_seed(void) { seed = test_seed((uint64_t)time(NULL)); }
 
 // -------------------------------------------------------------------------------------------------
 // Stores: a state file of 105 KB, so 26 pages

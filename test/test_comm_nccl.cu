@@ -2,7 +2,7 @@
 // build/test_comm_nccl`, N = 1 to 4.
 //
 // Every collective over subsets of the ranks (TEST_ALL=1: all of them, in ascending and descending
-// order), by NCCL and staged, must leave every bit as comm.h's messages between processors do
+// order, each with every shape of slices), by NCCL and staged, must leave every bit as comm.h's messages between processors do
 // (which test_comm.c checks), guards and bytes sent included; but not what the room behind an array
 // holds. Values are such that all sums are exact, in any order and in bf16 too; what rounding to
 // bf16 takes away shows. NCCL is called once for each collective.
@@ -404,6 +404,8 @@ static bool test_groups(Carrier processor) { // were all good?
             comm_join(&comm, &g);
             gpu = carrier();
             for (int shape = 0; shape < SHAPES && g.me >= 0; shape++) {
+                // of many groups each has some of the shapes
+                if (!all && comm.ranks > 2 && (shape + mask + order) % 3) { continue; }
                 test_round(&g, shape, processor, gpu);
                 gpu = carrier();
             }

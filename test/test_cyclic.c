@@ -14,10 +14,7 @@
 #include "zero.h"
 #include "policies.h" // ZERO_POLICY
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 enum { MOST = 32 }; // stages that the tests go up to
 
@@ -769,7 +766,7 @@ static void check_valid(const CyclicPlan *plan, int units, int steps, int pause)
 static void test_all_are_valid(void **state) {
     (void)state;
     const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL, CYCLIC_ZERO};
-    for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
+    for (int N = 1; N <= MOST; N += N < 8 || all_tests() ? 1 : 8) {
         for (int kind = 0; kind < 4 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
             const int rule = kind / 4 % 5, units = (int)max_i64(N, 3) + N % 3;
             CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N,
@@ -803,7 +800,7 @@ static void check_late(const CyclicPlan *plan, int units, int pause, uint64_t se
 }
 static void test_all_are_valid_late(void **state) {
     (void)state;
-    const bool all = getenv("TEST_ALL");
+    const bool all = all_tests();
     for (int N = 1; N <= MOST; N += N < 8 || all ? 1 : 8) {
         for (int kind = 0; kind < 5 * 2; kind++) {
             const int rule = kind % 5, units = (int)max_i64(N, 3) + N % 3;
@@ -875,11 +872,11 @@ static void test_triangles_are_valid(void **state) {
                                                       : 0,
                                           units, 1 + kind % 3);
             const int steps =
-                getenv("TEST_ALL") ? period_of(&plan) + 3 : (int)min_i64(period_of(&plan) + 3, 15);
+                all_tests() ? period_of(&plan) + 3 : (int)min_i64(period_of(&plan) + 3, 15);
             plan.waits = rule == 1;
             plan.pauses = kind / 5;
             plan.recompute = N % 2;
-            if (N < 6 || kind == N || getenv("TEST_ALL")) {
+            if (N < 6 || kind == N || all_tests()) {
                 check_valid(&plan, units, steps, plan.pauses ? 1 + kind % 3 : steps);
             }
             cyclic_free(&plan);

@@ -3,12 +3,9 @@
 // whose exit code and message are checked.
 #include "dataloader.h"
 
-#include <setjmp.h>   // cmocka needs it
-#include <stddef.h>   // cmocka needs it
-#include <sys/wait.h> // children
-#include <unistd.h>   // fork, ftruncate
+#include <unistd.h> // fork, ftruncate
 
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 // -------------------------------------------------------------------------------------------------
 // Writing files
@@ -243,15 +240,14 @@ static void write_sparse(const char *name, int32_t count, uint16_t last) {
 // files over 2 GiB and more than 2^31 tokens; sparse, so they take no room
 static void test_large_files(void **state) {
     (void)state;
-    const int32_t each = 1200000000;
+    const int32_t each = 1100000000; // more than 2^31 bytes in a file, 2^31 tokens in both
     write_sparse("a.bin", each, 11);
     write_sparse("b.bin", each, 12);
-    write_sparse("c.bin", each, 13);
     DatasetOptions o = options_of(4, WINDOWS_CONTINUOUS, false, 0);
     o.vocab = 65536; // every uint16 is a token: nothing to scan
     Dataset ds = dataset_open(path_of("*.bin"), o);
-    assert_true(ds.tokens == INT64_C(3600000000));
-    for (int i = 0; i < 3; i++) {
+    assert_true(ds.tokens == INT64_C(2200000000));
+    for (int i = 0; i < 2; i++) {
         int32_t inputs[4], targets[4];
         dataset_fill(&ds, (i + 1) * (int64_t)each / 4 - 1, 1, inputs, targets);
         assert_int_equal(inputs[2], 0);
@@ -1107,35 +1103,23 @@ static void open_tokenizer(const char *path) {
     tokenizer_close(&t);
 }
 
-// Runs attempt(path) in a child; returns its exit code, or 1000 + signal. Its stderr goes to
-// message(4096).
-static int run_child(void (*attempt)(const char *), const char *path, char *message) {
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(ends[1], 2);
-        close(ends[0]);
-        attempt(path);
-        _exit(0);
-    }
-    close(ends[1]);
-    size_t held = 0;
-    for (ssize_t got; (got = read(ends[0], message + held, 4095 - held)) > 0;) {
-        held += (size_t)got;
-    }
-    message[held] = 0;
-    close(ends[0]);
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+typedef struct {
+    void (*open)(const char *path);
+    const char *path;
+} Attempt;
+static void make_attempt(const void *argument) {
+    const Attempt *a = (const Attempt *)argument;
+    a->open(a->path);
+}
+// Opens a path in a child; returns its exit code. What it says goes to message(4096).
+static int attempt_in_child(void (*open)(const char *), const char *path, char *message) {
+    const Attempt a = {open, path};
+    return run_child(make_attempt, &a, message, 4096);
 }
 static void assert_refused(void (*attempt)(const char *), const char *name, const char *words) {
     char message[4096], path[512];
     snprintf(path, sizeof path, "%s", path_of(name));
-    int code = run_child(attempt, path, message);
+    int code = attempt_in_child(attempt, path, message);
     if (code != EXIT_INPUT || !strstr(message, path) || !strstr(message, words)) {
         fail_msg("%s: expected exit code 2 and a message with \"%s\", found %d: %s", path, words,
                  code, message);
@@ -1143,7 +1127,7 @@ static void assert_refused(void (*attempt)(const char *), const char *name, cons
 }
 static void assert_accepted(void (*attempt)(const char *), const char *name) {
     char message[4096];
-    int code = run_child(attempt, path_of(name), message);
+    int code = attempt_in_child(attempt, path_of(name), message);
     if (code != 0) { fail_msg("%s: expected success, found %d: %s", name, code, message); }
 }
 
@@ -1201,9 +1185,10 @@ static void test_bad_options(void **state) {
     write_shard("document", document, 5);
     assert_accepted(open_documents, "document");
     char message[4096];
-    assert_int_equal(run_child(open_documents_bad_eot, path_of("document"), message), EXIT_INPUT);
+    assert_int_equal(attempt_in_child(open_documents_bad_eot, path_of("document"), message),
+                     EXIT_INPUT);
     assert_non_null(strstr(message, "--tokenizer"));
-    assert_int_equal(run_child(open_bad_length, path_of("document"), message), EXIT_INPUT);
+    assert_int_equal(attempt_in_child(open_bad_length, path_of("document"), message), EXIT_INPUT);
     assert_non_null(strstr(message, "--seq-len"));
 }
 // A shard of six tokens, the largest 6, with words 5 to 8.
@@ -1242,7 +1227,7 @@ static void test_tokenizers_of_shards(void **state) {
     for (int i = 0; i < 4; i++) {
         write_declared("t3", 20240328, i == 2 ? 8 : 7, others[i]);
         char message[4096];
-        assert_int_equal(run_child(open_shards, path_of("t?"), message), EXIT_INPUT);
+        assert_int_equal(attempt_in_child(open_shards, path_of("t?"), message), EXIT_INPUT);
         assert_non_null(strstr(message, "t3: expected tokens of one tokenizer (7 tokens, hash "
                                         "fedcba9876543210), found another one ("));
     }
@@ -1276,7 +1261,7 @@ static void test_bad_labels(void **state) {
     write_labelled("mixed-0", 2, 500, images, 15);
     write_shard("mixed-1", images, 15);
     char message[4096];
-    assert_int_equal(run_child(open_shards, path_of("mixed-?"), message), EXIT_INPUT);
+    assert_int_equal(attempt_in_child(open_shards, path_of("mixed-?"), message), EXIT_INPUT);
     assert_non_null(strstr(message, "mixed-1: expected 2 labels from token 500 on, as in"));
 }
 static void open_choices(const char *path) {
@@ -1361,7 +1346,7 @@ static void test_fuzz_choices(void **state) { // damaged words: refused or read,
             image.words[r % (uint64_t)image.count] = (uint16_t)(r >> (r >> 63 ? 32 : 45));
         }
         write_choices("f", &image);
-        int code = run_child(open_choices, path_of("f"), message);
+        int code = attempt_in_child(open_choices, path_of("f"), message);
         if (code != 0 && code != EXIT_INPUT) { fail_msg("case %d: %d: %s", (int)i, code, message); }
     }
 }
@@ -1424,7 +1409,7 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
             file[tokens || at < 16 ? at : 1024 + at - 16] = (unsigned char)(r >> 32);
         }
         write_file("f", file, bytes);
-        int code = run_child(tokens ? open_shards : open_tokenizer, path_of("f"), message);
+        int code = attempt_in_child(tokens ? open_shards : open_tokenizer, path_of("f"), message);
         if (code != 0 && code != EXIT_INPUT) { fail_msg("case %d: %d: %s", (int)i, code, message); }
     }
 }

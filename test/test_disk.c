@@ -7,9 +7,7 @@ static ssize_t some_write(int file, const void *memory, unsigned long bytes, off
 #define DISK_WRITE some_write
 #include "state/disk.h"
 
-#include <setjmp.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 enum {
     SECTOR = 512,

@@ -1,39 +1,50 @@
 #!/usr/bin/env python3
-"""test_dry_run.py: --dry-run --cluster, which predicts memory, traffic and time of ranks that are not here.
+"""test_dry_run.py: --dry-run --cluster, which predicts memory, traffic and time of ranks that are
+not here.
 
     python3 test/test_dry_run.py
 
-Memory and traffic are compared with the formulas of the ZeRO and ZeRO++ papers, times with what follows from the rates that were given.
+Memory and traffic are compared with the formulas of the ZeRO and ZeRO++ papers, times with what
+follows from the rates that were given.
 """
-import concurrent.futures
+
 import json
 import os
 import resource
 import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPENBLAS_NUM_THREADS="1")
-NORM_CHUNK = 256  # slices are cut at multiples of it
-EXIT_INPUT = 2
+import harness
+from harness import EXIT_INPUT, NORM_CHUNK, ROOT, at_once, scratch
+
+ENVIRONMENT = dict(harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1")
 MANY = "24x16,intra=150,inter=50,tflops=125,memory=900"
 BF16 = ["--dtype", "bf16", "--reduce-dtype", "bf16"]
-QWZ, HPZ, QGZ = ["--zero-quantized-weights"], ["--zero-hpz-partition-size", 16], ["--zero-quantized-gradients"]
-
-sys.dont_write_bytecode = True
+QWZ, HPZ, QGZ = (
+    ["--zero-quantized-weights"],
+    ["--zero-hpz-partition-size", 16],
+    ["--zero-quantized-gradients"],
+)
 
 
 def run(*words, ranks=1):
-    words = [ROOT / "train_gpt", "--dry-run", "--json", *words]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))  # nothing of the model is allocated
+    words = [harness.BINARY, "--dry-run", "--json", *words]
+    limit = lambda: resource.setrlimit(
+        resource.RLIMIT_AS, (1 << 36, 1 << 36)
+    )  # nothing of the model is allocated
     if ranks > 1:
         words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks, *words]
-    with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster where a single process is alone
-        environment = dict(ENVIRONMENT, TMPDIR=folder, **({} if ranks > 1 else {"OMPI_MCA_ess_singleton_isolated": "1"}))
-        return subprocess.run([str(word) for word in words], env=environment, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    # MPI starts faster where a single process is alone.
+    alone = {} if ranks > 1 else {"OMPI_MCA_ess_singleton_isolated": "1"}
+    environment = dict(ENVIRONMENT, TMPDIR=scratch(), **alone)
+    return subprocess.run(
+        [str(word) for word in words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=limit,
+    )
 
 
 def predict(*words, cluster=MANY, ranks=1):
@@ -44,12 +55,12 @@ def predict(*words, cluster=MANY, ranks=1):
 
 def predict_all(lines, cluster=MANY):
     """What is predicted for each of these lists of words."""
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda words: predict(*words, cluster=cluster), lines))
+    return at_once(lambda words: predict(*words, cluster=cluster), lines)
 
 
 class Memory(unittest.TestCase):
-    # GB of model states a rank at stages 0 to 3 with 2-byte gradients (ZeRO, figure 1, and its formulas)
+    # GB of model states a rank at stages 0 to 3 with 2-byte gradients (ZeRO, figure 1, and its
+    # formulas)
     TABLE = [
         ("layers=94,heads=20,channels=2560,vocab=50257", 7.5e9, 64, (120, 31.4, 16.6, 1.88)),
         ("gpt2:124M", None, 8, (1.99, 0.68, 0.47, 0.25)),
@@ -60,45 +71,103 @@ class Memory(unittest.TestCase):
     def test_states_follow_the_formulas(self):
         for model, size, N, table in self.TABLE:
             lines = [["--model", model, "--zero", stage, "--dtype", "bf16"] for stage in range(4)]
-            for stage, (published, found) in enumerate(zip(table, predict_all(lines, f"{N // 8}x8,intra=1,inter=1,tflops=1,memory=1"))):
+            for stage, (published, found) in enumerate(
+                zip(table, predict_all(lines, f"{N // 8}x8,intra=1,inter=1,tflops=1,memory=1"))
+            ):
                 P, memory = found["parameters"], found["predicted"]["memory"]
                 slack = 100 * NORM_CHUNK  # a chunk of each storage
-                for kind, size_of, divided in (("parameters", 2, stage >= 3), ("gradients", 4, stage >= 2), ("optimizer", 12, stage >= 1)):
-                    self.assertLessEqual(abs(memory[kind] / size_of - P / (N if divided else 1)), slack if divided else 0, (model, stage, kind))
+                for kind, size_of, divided in (
+                    ("parameters", 2, stage >= 3),
+                    ("gradients", 4, stage >= 2),
+                    ("optimizer", 12, stage >= 1),
+                ):
+                    self.assertLessEqual(
+                        abs(memory[kind] / size_of - P / (N if divided else 1)),
+                        slack if divided else 0,
+                        (model, stage, kind),
+                    )
                 states = memory["parameters"] + memory["gradients"] / 2 + memory["optimizer"]
-                self.assertAlmostEqual(states / 1e9 * (size / P if size else 1), published, delta=0.006 * published + 0.005, msg=(model, stage))
+                self.assertAlmostEqual(
+                    states / 1e9 * (size / P if size else 1),
+                    published,
+                    delta=0.006 * published + 0.005,
+                    msg=(model, stage),
+                )
 
     def test_secondary_copy(self):
-        """hpZ adds 2 bytes a parameter, over the ranks of its partition; 100e9 parameters on 1024 ranks, 16 on a node: 2 / 16 + 16 / 1024."""
+        """hpZ adds 2 bytes a parameter, over the ranks of its partition; 100e9 parameters on 1024
+        ranks, 16 on a node: 2 / 16 + 16 / 1024."""
         cluster = "64x16,intra=1,inter=1,tflops=1,memory=1"
-        plain, more = predict_all([["--model", "gpt:100B", "--dtype", "bf16", "--zero", 3, *words] for words in ([], HPZ)], cluster)
-        plain_states, states = ({kind: found["predicted"]["memory"][kind] for kind in ("parameters", "gradients", "optimizer")} for found in (plain, more))
+        plain, more = predict_all(
+            [
+                ["--model", "gpt:100B", "--dtype", "bf16", "--zero", 3, *words]
+                for words in ([], HPZ)
+            ],
+            cluster,
+        )
+        plain_states, states = (
+            {
+                kind: found["predicted"]["memory"][kind]
+                for kind in ("parameters", "gradients", "optimizer")
+            }
+            for found in (plain, more)
+        )
         P = plain["parameters"]
-        self.assertAlmostEqual((states["parameters"] - plain_states["parameters"]) / (2 * P / 16), 1, delta=1e-3)
-        paper = [found["parameters"] + found["gradients"] / 2 + found["optimizer"] for found in (plain_states, states)]
+        self.assertAlmostEqual(
+            (states["parameters"] - plain_states["parameters"]) / (2 * P / 16), 1, delta=1e-3
+        )
+        paper = [
+            found["parameters"] + found["gradients"] / 2 + found["optimizer"]
+            for found in (plain_states, states)
+        ]
         self.assertAlmostEqual(paper[1] / paper[0], 9.0, delta=0.05)
 
 
 class Traffic(unittest.TestCase):
     def inter(self, lines):
-        """What leaves a node, by kind, in units of M: 2 bytes a parameter, of which 23 in 24 come from other nodes."""
-        for found in predict_all([["--model", "gpt3:175B", "--seq-len", 1024, *BF16, "--zero", 3, *words] for words in lines]):
+        """What leaves a node, by kind, in units of M: 2 bytes a parameter, of which 23 in 24 come
+        from other nodes."""
+        for found in predict_all(
+            [
+                ["--model", "gpt3:175B", "--seq-len", 1024, *BF16, "--zero", 3, *words]
+                for words in lines
+            ]
+        ):
             self.assertEqual(found["ranks"], 384)
             sent, M = found["predicted"]["traffic"], 2 * found["parameters"] / 16 * 23 / 24
             self.assertEqual(sent["total"]["inter"], sum(sent["inter"].values()))
             yield {kind: sent["inter"][kind] / M for kind in sent["inter"]}
 
     def test_volumes_of_the_papers(self):
-        full, int8, int4 = 1, 0.5 * (1 + 4 / 256), 0.25 * (1 + 8 / 256)  # 4 bytes of scale to 256 elements
-        cases = (([], 2 * full, full), (QWZ, 2 * int8, full), (HPZ, full, full), (QGZ, 2 * full, int4), (QWZ + HPZ, int8, full),
-                 (QWZ + QGZ, 2 * int8, int4), (HPZ + QGZ, full, int4), (QWZ + HPZ + QGZ, int8, int4))
+        full, int8, int4 = (
+            1,
+            0.5 * (1 + 4 / 256),
+            0.25 * (1 + 8 / 256),
+        )  # 4 bytes of scale to 256 elements
+        cases = (
+            ([], 2 * full, full),
+            (QWZ, 2 * int8, full),
+            (HPZ, full, full),
+            (QGZ, 2 * full, int4),
+            (QWZ + HPZ, int8, full),
+            (QWZ + QGZ, 2 * int8, int4),
+            (HPZ + QGZ, full, int4),
+            (QWZ + HPZ + QGZ, int8, int4),
+        )
         for (words, gathers, reduces), sent in zip(cases, self.inter([case[0] for case in cases])):
             coded = QGZ[0] in words
-            for kind, expected in (("all_gather", gathers), ("reduce_scatter", 0 if coded else reduces), ("all_to_all", reduces if coded else 0)):
-                self.assertAlmostEqual(sent[kind], expected, delta=2e-3, msg=(words, kind))  # unevenness of slices
+            for kind, expected in (
+                ("all_gather", gathers),
+                ("reduce_scatter", 0 if coded else reduces),
+                ("all_to_all", reduces if coded else 0),
+            ):
+                self.assertAlmostEqual(
+                    sent[kind], expected, delta=2e-3, msg=(words, kind)
+                )  # unevenness of slices
 
     def test_accumulation(self):
-        """Three micro-steps gather and reduce three times, but with hpZ parameters come from other nodes once."""
+        """Three micro-steps gather and reduce three times, but with hpZ parameters come from other
+        nodes once."""
         more = ["--batch-tokens", 3 * 384 * 1024, "--micro-batch", 1]
         for gathers, sent in zip((6, 1), self.inter((more, HPZ + more))):
             self.assertAlmostEqual(sent["all_gather"], gathers, delta=6e-3)
@@ -106,7 +175,16 @@ class Traffic(unittest.TestCase):
 
 
 class Time(unittest.TestCase):
-    MODEL = ["--model", "layers=8,heads=8,channels=1024,vocab=50257", "--seq-len", 1024, "--micro-batch", 1, "--zero", 3]
+    MODEL = [
+        "--model",
+        "layers=8,heads=8,channels=1024,vocab=50257",
+        "--seq-len",
+        1024,
+        "--micro-batch",
+        1,
+        "--zero",
+        3,
+    ]
     RATES = dict(intra=1e6, inter=1e6, tflops=1e6, memory=1e6)  # all but free
 
     def seconds(self, words=(), **rates):
@@ -116,7 +194,8 @@ class Time(unittest.TestCase):
         return found["predicted"]["step_ms"] / 1000, found["predicted"]["traffic"]["total"]
 
     def test_bound_by_messages(self):
-        """Where only a link takes time, a step takes what its bytes do: a rank has the rate inside its node, and its share of the node's link."""
+        """Where only a link takes time, a step takes what its bytes do: a rank has the rate inside
+        its node, and its share of the node's link."""
         for words in ([], QGZ):
             seconds, sent = self.seconds(words, inter=0.5)
             self.assertAlmostEqual(seconds / (sent["inter"] * 8 / 0.5e9), 1, delta=0.02)
@@ -124,7 +203,8 @@ class Time(unittest.TestCase):
             self.assertAlmostEqual(seconds / (sent["intra"] / 0.5e9), 1, delta=0.02)
 
     def test_bound_by_latency(self):
-        """Per storage of which there are 11: a gather for the forward pass, one of 8 blocks for the backward pass and of wte for the head, a reduction; on two levels."""
+        """Per storage of which there are 11: a gather for the forward pass, one of 8 blocks for the
+        backward pass and of wte for the head, a reduction; on two levels."""
         seconds, _ = self.seconds(latency=1e6)
         self.assertAlmostEqual(seconds, 2 * (11 + 8 + 1 + 11), delta=0.1)
 
@@ -133,18 +213,53 @@ class Time(unittest.TestCase):
         flops = 3 * 1024 * (8 * (2 * 12 * 1024**2 + 2 * 1024 * 1024) + 2 * 50304 * 1024)
         self.assertAlmostEqual(seconds / (flops / 1e12), 1, delta=0.01)
         again, _ = self.seconds(["--recompute", "block"], tflops=1)
-        self.assertAlmostEqual((again - seconds) / (1024 * 8 * (2 * 12 * 1024**2 + 2 * 1024 * 1024) / 1e12), 1, delta=0.01)
+        self.assertAlmostEqual(
+            (again - seconds) / (1024 * 8 * (2 * 12 * 1024**2 + 2 * 1024 * 1024) / 1e12),
+            1,
+            delta=0.01,
+        )
         half, _ = self.seconds(tflops=1, half=1024)
         self.assertAlmostEqual(half / seconds, 2, delta=0.01)
 
     def test_bound_by_memory(self):
-        """Records are written and read: INT8 ones of two gathers (but one of wpe and lnf) become bf16; of gradients INT4 ones are made twice and added twice."""
-        seconds = {name: self.seconds(words, memory=1)[0] for name, words in (("plain", []), ("weights", QWZ), ("gradients", QGZ), ("kept", ["--zero-hpz-partition-size", 8]))}
-        once, P = 1024 * 1024 + 2 * 1024, 8 * (12 * 1024**2 + 13 * 1024) + 50304 * 1024 + 1024 * 1024 + 2 * 1024
-        for name, taken in (("weights", (2 * P - once) * (1 + 4 / 256 + 2)), ("gradients", P * (4 + 3 * (0.5 + 4 / 256))), ("kept", P * 2 * 2 / 8)):
-            self.assertAlmostEqual((seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name)
-        whole = predict(*self.MODEL, "--dtype", "fp32", cluster="4x8,intra=1e6,inter=1e6,tflops=1e6,memory=1")["predicted"]["step_ms"] / 1000
-        self.assertAlmostEqual((seconds["plain"] - whole) / ((2 * P - once) * (2 + 4) / 1e9), 1, delta=0.01, msg="bf16 becomes fp32 at each use")
+        """Records are written and read: INT8 ones of two gathers (but one of wpe and lnf) become
+        bf16; of gradients INT4 ones are made twice and added twice."""
+        seconds = {
+            name: self.seconds(words, memory=1)[0]
+            for name, words in (
+                ("plain", []),
+                ("weights", QWZ),
+                ("gradients", QGZ),
+                ("kept", ["--zero-hpz-partition-size", 8]),
+            )
+        }
+        once, P = (
+            1024 * 1024 + 2 * 1024,
+            8 * (12 * 1024**2 + 13 * 1024) + 50304 * 1024 + 1024 * 1024 + 2 * 1024,
+        )
+        for name, taken in (
+            ("weights", (2 * P - once) * (1 + 4 / 256 + 2)),
+            ("gradients", P * (4 + 3 * (0.5 + 4 / 256))),
+            ("kept", P * 2 * 2 / 8),
+        ):
+            self.assertAlmostEqual(
+                (seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name
+            )
+        whole = (
+            predict(
+                *self.MODEL,
+                "--dtype",
+                "fp32",
+                cluster="4x8,intra=1e6,inter=1e6,tflops=1e6,memory=1",
+            )["predicted"]["step_ms"]
+            / 1000
+        )
+        self.assertAlmostEqual(
+            (seconds["plain"] - whole) / ((2 * P - once) * (2 + 4) / 1e9),
+            1,
+            delta=0.01,
+            msg="bf16 becomes fp32 at each use",
+        )
 
     def test_overlap(self):
         """Messages hide behind products but for what the key keeps of them."""
@@ -155,7 +270,9 @@ class Time(unittest.TestCase):
         self.assertLess(hidden, alone + 0.5 * messages)
         for overlap in (0, 0.5):
             seconds, _ = self.seconds(tflops=1, inter=8, overlap=overlap)
-            self.assertAlmostEqual((seconds - hidden) / messages, 1 - overlap, delta=0.2, msg=overlap)
+            self.assertAlmostEqual(
+                (seconds - hidden) / messages, 1 - overlap, delta=0.2, msg=overlap
+            )
 
 
 class Rest(unittest.TestCase):
@@ -164,31 +281,53 @@ class Rest(unittest.TestCase):
         words = ["--model", "d12", *BF16, "--zero", 3]
         one, two = predict(*words), predict(*words, ranks=2)
         for found in (one, two):
-            del found["predicted"]["memory"]["host"], found["predicted"]["memory"]["device"], found["predicted"]["memory"]["buffers"]  # threads differ
+            del (
+                found["predicted"]["memory"]["host"],
+                found["predicted"]["memory"]["device"],
+                found["predicted"]["memory"]["buffers"],
+            )  # threads differ
         self.assertEqual(one, two)
 
     def test_uneven_batch(self):
         """One sample more than ranks: the rank that has two of them decides."""
         words = ["--model", "d12", "--seq-len", 64, *BF16, "--zero", 3, "--micro-batch"]
-        one, two, half = predict_all([[*words, rows, "--batch-tokens", 64 * samples] for rows, samples in ((1, 385), (1, 768), (1, 384))], MANY + ",overlap=0")
+        one, two, half = predict_all(
+            [
+                [*words, rows, "--batch-tokens", 64 * samples]
+                for rows, samples in ((1, 385), (1, 768), (1, 384))
+            ],
+            MANY + ",overlap=0",
+        )
         self.assertEqual(one["predicted"]["step_ms"], two["predicted"]["step_ms"])
         self.assertGreater(one["predicted"]["step_ms"], 1.5 * half["predicted"]["step_ms"])
 
     def test_nonsense(self):
-        for cluster in ("", "nonsense", "24x16,intra=150", MANY + ",tflops=1", MANY + ",speed=1", "0x0,intra=1,inter=1", "24x16,intra=150,inter=nan"):
+        for cluster in (
+            "",
+            "nonsense",
+            "24x16,intra=150",
+            MANY + ",tflops=1",
+            MANY + ",speed=1",
+            "0x0,intra=1,inter=1",
+            "24x16,intra=150,inter=nan",
+        ):
             done = run("--cluster", cluster or "x")
             self.assertEqual((done.returncode, done.stdout), (EXIT_INPUT, ""), cluster)
-            self.assertEqual(done.stderr.count("--cluster "), 2, "one message, and what to write instead")
+            self.assertEqual(
+                done.stderr.count("--cluster "), 2, "one message, and what to write instead"
+            )
 
     def test_bars_of_the_paper(self):
-        done = subprocess.run([ROOT / "scripts/zeropp_bars.py"], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [os.path.join(ROOT, "scripts/zeropp_bars.py")],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(done.stdout.count("%)"), 40)
 
 
-def main():
-    unittest.main()
-
-
 if __name__ == "__main__":
-    main()
+    harness.main()

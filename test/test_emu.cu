@@ -3,13 +3,7 @@
 // and what touches memory it must not is ended.
 #include "base/base.h"
 #include "test/emu.h"
-#include <setjmp.h> // cmocka wants these three first
-#include <stdarg.h>
-#include <stddef.h>
-extern "C" { // which its header forgets in places
-#include <cmocka.h>
-}
-#include "child.h"
+#include "harness.h"
 
 enum { N = 1024, THREADS = 128, SEEDS = 64 };
 

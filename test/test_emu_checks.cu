@@ -3,13 +3,7 @@
 // with a message that names the kernel, the block, the thread and the line.
 #include "base/base.h"
 #include "test/emu.h"
-#include <setjmp.h> // cmocka wants these three first
-#include <stdarg.h>
-#include <stddef.h>
-extern "C" { // which its header forgets in places
-#include <cmocka.h>
-}
-#include "child.h"
+#include "harness.h"
 
 enum { THREADS = 128, PART = 1024 }; // PART: bytes of a tensor
 static cudaStream_t stream() {

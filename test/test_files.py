@@ -1,35 +1,63 @@
 #!/usr/bin/env python3
-"""test_files.py: what a run writes and removes, and that it touches nothing else. On the real binary, from outside.
+"""test_files.py: what a run writes and removes, and that it touches nothing else. On the real
+binary, from outside.
 
-    python3 test/test_files.py          TRAIN_GPT=FILE: another binary than ./train_gpt; TEST_SEED=N: the random choices
+python3 test/test_files.py          TRAIN_GPT=FILE: another binary than ./train_gpt; TEST_SEED=N:
+                                    the random choices
 
-    Removing    no link is followed, and only the program's own files are removed from folders
-    Names       of folders that are not a checkpoint's; files, folders, links and pipes where something else was expected
-    Outputs     --log, --trace and --export that name what is read or written elsewhere are refused before anything is written
-    Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
+Removing    no link is followed, and only the program's own files are removed from folders
+Names       of folders that are not a checkpoint's; files, folders, links and pipes where something
+            else was expected
+Outputs     --log, --trace and --export that name what is read or written elsewhere are refused
+            before anything is written
+Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
 """
-import concurrent.futures
+
 import json
 import os
 import random
 import shutil
 import subprocess
-import tempfile
-import unittest
 
-import test_train
-from test_train import ALL, AT_ONCE, ENVIRONMENT, EXIT_DONE, EXIT_INPUT, MODEL, SEED, TIMEOUT, TOKENS, checkpoint, checkpoints, command_line, get, put, scratch
+import harness
+from harness import (
+    ALL,
+    ENVIRONMENT,
+    EXIT_DONE,
+    EXIT_INPUT,
+    MODEL,
+    SEED,
+    TIMEOUT,
+    TOKENS,
+    at_once,
+    checkpoint,
+    checkpoints,
+    command_line,
+    get,
+    put,
+    scratch,
+)
+import unittest
 
 SAVES = dict(steps=1, save_every=1)
 
 
 def tree(folder):
-    """Every entry under a folder, as it is: a link's target, a file's bytes, or the kind of anything else."""
+    """Every entry under a folder, as it is: a link's target, a file's bytes, or the kind of
+    anything else."""
     found = {}
     for place, folders, files in os.walk(folder):
         for name in folders + files:
             path = os.path.join(place, name)
-            kind = os.readlink(path) if os.path.islink(path) else get(path) if os.path.isfile(path) else "folder" if os.path.isdir(path) else "other"
+            kind = (
+                os.readlink(path)
+                if os.path.islink(path)
+                else (
+                    get(path)
+                    if os.path.isfile(path)
+                    else "folder" if os.path.isdir(path) else "other"
+                )
+            )
             found[os.path.relpath(path, folder)] = kind
     return found
 
@@ -54,11 +82,20 @@ def new_out(**changes):
 
 
 def run(words, ranks=1, folder=None, text=True):
-    """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for Open MPI: two that begin at once would share one."""
+    """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for
+    Open MPI: two that begin at once would share one."""
     launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
-    command = [os.fsencode(word) for word in (*launch, test_train.BINARY, *words)]
-    return subprocess.run(command, capture_output=True, text=text, errors="replace" if text else None, env=dict(ENVIRONMENT, TMPDIR=scratch()), timeout=TIMEOUT,
-                          cwd=folder or test_train.TEMPORARY, stdin=subprocess.DEVNULL)
+    command = [os.fsencode(word) for word in (*launch, harness.BINARY, *words)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=text,
+        errors="replace" if text else None,
+        env=dict(ENVIRONMENT, TMPDIR=scratch()),
+        timeout=TIMEOUT,
+        cwd=folder or harness.TEMPORARY,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 class Ended:
@@ -66,28 +103,25 @@ class Ended:
 
     def __init__(self, done, log):
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-        self.events = test_train.parse_log(get(log).decode()) if os.path.isfile(log) else []
+        self.events = harness.parse_log(get(log).decode()) if os.path.isfile(log) else []
 
     def steps(self):
         return [e["step"] for e in self.events if e["event"] == "step"]
 
 
-def at_once(function, cases):
-    """Some at a time: a run mostly waits for its start."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(function, cases))
-
-
 def train(ranks=1, code=EXIT_DONE, **changes):
-    """A run of test_train.TRAIN with changes, which must end with this code (None: any)."""
+    """A run of harness.TRAIN with changes, which must end with this code (None: any)."""
     log = os.path.join(scratch(), "log")
     job = Ended(run(command_line(dict(changes, log=log)), ranks), log)
     if code is not None and job.code != code:
-        raise AssertionError(f"exit code {job.code} instead of {code}: {changes}\n{job.out[-1500:]}\n{job.err[-3000:]}")
+        raise AssertionError(
+            f"exit code {job.code} instead of {code}:"
+            f" {changes}\n{job.out[-1500:]}\n{job.err[-3000:]}"
+        )
     return job
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Removing(unittest.TestCase):
     def test_link_in_the_way_of_a_half(self):
         """OUT/step_1.tmp is a link to somebody's folder: before the run, or when it saves."""
@@ -101,29 +135,58 @@ class Removing(unittest.TestCase):
             self.assertEqual(tree(there), before)
             self.assertTrue(os.path.islink(link))
             self.assertEqual(checkpoints(out)[-1], step, "it is saved all the same")
-            self.assertRegex(job.err, r"warning: .*step_0000000\d\.tmp is left as it is: it is a symbolic link")
-            self.assertEqual(sorted(name for name in os.listdir(out) if name.endswith(".tmp")), [os.path.basename(link)])
+            self.assertRegex(
+                job.err, r"warning: .*step_0000000\d\.tmp is left as it is: it is a symbolic link"
+            )
+            self.assertEqual(
+                sorted(name for name in os.listdir(out) if name.endswith(".tmp")),
+                [os.path.basename(link)],
+            )
             train(out=out, resume=1, steps=step + 1, save_every=1)
 
     def test_links_to_files_in_a_half(self):
-        """What looks like a half that a crash left, with a link in it: the half's own files go, the link and its target stay."""
+        """What looks like a half that a crash left, with a link in it: the half's own files go, the
+        link and its target stay."""
         there, out = put("precious", b"precious"), new_out()
         half = checkpoint(out, 1) + ".tmp"
         os.mkdir(half)
         for name in ("state_00000", "manifest"):
             os.symlink(there, os.path.join(half, name + ".tmp"))
         os.mkdir(os.path.join(half, "state_00001"))
-        for name in ("state_00002", "state_123456", "manifest", "state_00002.tmp", "state_2", "state_000002", "notes", "state_00002.bak", ".state"):
+        for name in (
+            "state_00002",
+            "state_123456",
+            "manifest",
+            "state_00002.tmp",
+            "state_2",
+            "state_000002",
+            "notes",
+            "state_00002.bak",
+            ".state",
+        ):
             with open(os.path.join(half, name), "w") as file:
                 file.write(name)
         job = train(out=out, **SAVES)
         self.assertEqual(get(there), b"precious")
-        self.assertEqual(set(os.listdir(half)), {"state_00000.tmp", "manifest.tmp", "state_00001", "state_2", "state_000002", "notes", "state_00002.bak", ".state"})
+        self.assertEqual(
+            set(os.listdir(half)),
+            {
+                "state_00000.tmp",
+                "manifest.tmp",
+                "state_00001",
+                "state_2",
+                "state_000002",
+                "notes",
+                "state_00002.bak",
+                ".state",
+            },
+        )
         self.assertRegex(job.err, r"warning: .*step_00000001\.tmp cannot be removed")
         self.assertEqual(checkpoints(out), [1])
 
     def test_other_things_in_the_way(self):
-        """A file or a pipe where a half, or a checkpoint, is to be: it stays, under this or the half's name."""
+        """A file or a pipe where a half, or a checkpoint, is to be: it stays, under this or the
+        half's name."""
         begun = new_out(**SAVES)
 
         def one(case):
@@ -144,7 +207,15 @@ class Removing(unittest.TestCase):
             self.assertEqual(found["step_00000002.tmp"], before, case)
             self.assertIn("step_00000002/manifest", found)
             self.assertIn("is left as it is", job.err)
-        at_once(one, [(kind, suffix) for kind in ("file", "pipe", "link to nothing") for suffix in (".tmp", "")])
+
+        at_once(
+            one,
+            [
+                (kind, suffix)
+                for kind in ("file", "pipe", "link to nothing")
+                for suffix in (".tmp", "")
+            ],
+        )
 
     def test_checkpoint_that_was_moved_and_linked_back(self):
         """It is resumed from; --keep leaves it alone, and does not count it."""
@@ -200,7 +271,8 @@ class Removing(unittest.TestCase):
         self.assertEqual(checkpoints(folder), [3])
 
     def test_temporary_file_of_an_export(self):
-        """MODEL.bin.tmp is a link: refused. What a crash left there, a hard link perhaps, is replaced, not written into."""
+        """MODEL.bin.tmp is a link: refused. What a crash left there, a hard link perhaps, is
+        replaced, not written into."""
         for kind in ("link", "hard link", "dangling"):
             folder, there = scratch(), put("precious", b"precious")
             model = os.path.join(folder, "model.bin")
@@ -208,13 +280,19 @@ class Removing(unittest.TestCase):
                 os.link(there, model + ".tmp")
             else:
                 os.symlink(there if kind == "link" else os.path.join(folder, "new"), model + ".tmp")
-            job = train(steps=0, model=MODEL, export=model, code=EXIT_DONE if kind == "hard link" else EXIT_INPUT)
+            job = train(
+                steps=0,
+                model=MODEL,
+                export=model,
+                code=EXIT_DONE if kind == "hard link" else EXIT_INPUT,
+            )
             self.assertEqual(get(there), b"precious", kind)
             self.assertEqual(os.path.exists(model), kind == "hard link", job.err)
             self.assertFalse(os.path.exists(os.path.join(folder, "new")))
 
     def test_links_in_the_way_of_private_files(self):
-        """dp_key and dp_steps are written anew; a link of that name, or of their temporary names, is never written through."""
+        """dp_key and dp_steps are written anew; a link of that name, or of their temporary names,
+        is never written through."""
         private = dict(steps=1, dp_noise=1, dp_delta=0.01, shuffle=None)
 
         def link(name):
@@ -227,30 +305,56 @@ class Removing(unittest.TestCase):
         def folder(name):
             out = new_out()
             os.mkdir(os.path.join(out, name))
-            self.assertIn(os.path.join(out, name).removesuffix(".tmp"), train(out=out, code=EXIT_INPUT, **private).err)
+            self.assertIn(
+                os.path.join(out, name).removesuffix(".tmp"),
+                train(out=out, code=EXIT_INPUT, **private).err,
+            )
+
         at_once(link, ("dp_key", "dp_steps", "dp_key.tmp", "dp_steps.tmp"))
         at_once(folder, ("dp_key", "dp_steps", "dp_key.tmp"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Names(unittest.TestCase):
-    ODD = ("step_99999999999999999999", "step_9223372036854775808", "step_+5", "step_ 5", "step_5", "step_0000005", "step_000000005", "step_-0000005", "step_00000005 ",
-           "step_0x000005", "step_", "step_00000005.old", "step_00000005.1.tmp", "step_00000005.tmp.tmp")
+    ODD = (
+        "step_99999999999999999999",
+        "step_9223372036854775808",
+        "step_+5",
+        "step_ 5",
+        "step_5",
+        "step_0000005",
+        "step_000000005",
+        "step_-0000005",
+        "step_00000005 ",
+        "step_0x000005",
+        "step_",
+        "step_00000005.old",
+        "step_00000005.1.tmp",
+        "step_00000005.tmp.tmp",
+    )
 
     def test_odd_names_are_left_alone(self):
-        """Whatever is called so stays where it is, in a new run and in one that resumes, and both go on."""
+        """Whatever is called so stays where it is, in a new run and in one that resumes, and both
+        go on."""
         for resume in (0, 1):
             out = new_out(**SAVES)
             for name in self.ODD:
                 shutil.copytree(checkpoint(out, 1), os.path.join(out, name))
-            before = {path: kind for path, kind in tree(out).items() if path.split("/")[0] in self.ODD}
+            before = {
+                path: kind for path, kind in tree(out).items() if path.split("/")[0] in self.ODD
+            }
             job = train(out=out, resume=resume, steps=3, save_every=1, keep=1)
             found = tree(out)
             self.assertEqual({path: found.get(path) for path in before}, before)
             self.assertEqual(job.err.count("no checkpoint has such a name"), 1, job.err)
-            self.assertRegex(job.err, rf"warning: .*/step_\S* ?\d? and {len(self.ODD) - 1} others of ")
+            self.assertRegex(
+                job.err, rf"warning: .*/step_\S* ?\d? and {len(self.ODD) - 1} others of "
+            )
             self.assertIn("step_00000003/manifest", found)
-            self.assertEqual([len(job.steps()), "earlier-1/step_00000001/manifest" in found], [3 - resume, not resume])
+            self.assertEqual(
+                [len(job.steps()), "earlier-1/step_00000001/manifest" in found],
+                [3 - resume, not resume],
+            )
 
     def test_the_largest_number(self):
         """A folder with the largest number that is one: newest, and no checkpoint."""
@@ -260,12 +364,17 @@ class Names(unittest.TestCase):
         self.assertIn("step_" + "9" * 18, job.err)
         self.assertEqual(checkpoints(out), [2])
         train(out=out, steps=1)
-        self.assertEqual(sorted(os.listdir(os.path.join(out, "earlier-1"))), ["step_00000002", "step_" + "9" * 18])
+        self.assertEqual(
+            sorted(os.listdir(os.path.join(out, "earlier-1"))),
+            ["step_00000002", "step_" + "9" * 18],
+        )
 
     def test_nothing_but_odd_names(self):
         out = new_out()
         os.mkdir(os.path.join(out, "step_" + "9" * 20))
-        self.assertIn(f"no valid checkpoint in {out}", train(out=out, resume=1, code=EXIT_INPUT).err)
+        self.assertIn(
+            f"no valid checkpoint in {out}", train(out=out, resume=1, code=EXIT_INPUT).err
+        )
 
     def test_earlier_runs_by_odd_numbers(self):
         """Numbers that are taken, by whatever it is, are passed over."""
@@ -288,8 +397,16 @@ class Names(unittest.TestCase):
             self.assertIn(f"{out}/lock is {kind}", train(ranks, out=out, code=EXIT_INPUT).err)
             self.assertEqual(checkpoints(out), [1])
             self.assertFalse(os.path.exists(there + ".new"))
-        at_once(one, [(2, "a folder", os.mkdir), (1, "a pipe", os.mkfifo), (1, "a symbolic link", lambda path: os.symlink(there, path)),
-                      (1, "a symbolic link", lambda path: os.symlink(there + ".new", path))])
+
+        at_once(
+            one,
+            [
+                (2, "a folder", os.mkdir),
+                (1, "a pipe", os.mkfifo),
+                (1, "a symbolic link", lambda path: os.symlink(there, path)),
+                (1, "a symbolic link", lambda path: os.symlink(there + ".new", path)),
+            ],
+        )
 
     def test_stop_is_a_folder(self):
         """Before the run: refused. While it runs it stops it, and is told of."""
@@ -298,7 +415,7 @@ class Names(unittest.TestCase):
         self.assertIn(f"{out}/stop is a folder", train(2, out=out, code=EXIT_INPUT).err)
         self.assertEqual(checkpoints(out), [1], "nothing was moved")
         out = os.path.join(scratch(), "out")
-        job = test_train.Job(2, out=out, steps=10**9)
+        job = harness.Job(2, out=out, steps=10**9)
         job.wait_until(lambda: job.logged() > 2, "a step")
         os.mkdir(os.path.join(out, "stop"))
         job.done()
@@ -316,7 +433,7 @@ class Names(unittest.TestCase):
             self.assertEqual(get(there), b"precious")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Outputs(unittest.TestCase):
     """A folder of data, in which outputs are aimed at inputs."""
 
@@ -326,8 +443,11 @@ class Outputs(unittest.TestCase):
         os.mkdir(self.data)
         for name in ("a_train_000000.bin", "a_train_000001.bin", "a_val_000000.bin"):
             shutil.copy(TOKENS, os.path.join(self.data, name))
-        shutil.copy(test_train.tokenizer([b"x"] * 101, 0), os.path.join(self.data, "a_tokenizer.bin"))
-        shutil.copy(os.path.join(self.data, "a_tokenizer.bin"), os.path.join(self.data, "other_tokenizer.bin"))
+        shutil.copy(harness.tokenizer([b"x"] * 101, 0), os.path.join(self.data, "a_tokenizer.bin"))
+        shutil.copy(
+            os.path.join(self.data, "a_tokenizer.bin"),
+            os.path.join(self.data, "other_tokenizer.bin"),
+        )
         shutil.copy(MODEL, os.path.join(self.data, "model.bin"))
         shutil.copy(TOKENS, os.path.join(self.data, "choices.bin"))
         os.symlink("a_train_000001.bin", os.path.join(self.data, "link"))
@@ -335,19 +455,27 @@ class Outputs(unittest.TestCase):
         os.symlink("data", os.path.join(self.folder, "linked"))
         os.symlink("data/new.bin", os.path.join(self.folder, "to_new"))
         os.mkfifo(os.path.join(self.folder, "pipe"))
-        self.flags = dict(train="data/a_train_*.bin", val="./linked/{a,b}_val_*.bin", model="data/model.bin", steps=1)
+        self.flags = dict(
+            train="data/a_train_*.bin",
+            val="./linked/{a,b}_val_*.bin",
+            model="data/model.bin",
+            steps=1,
+        )
 
     def run_with(self, ranks=1, **changes):
         return run(command_line({**self.flags, **changes}), ranks, self.folder)
 
     def refused(self, *cases):
-        """Of each case (flag, what the message also names, changes): refused by one message, and nothing is written."""
+        """Of each case (flag, what the message also names, changes): refused by one message, and
+        nothing is written."""
         before = tree(self.folder)
         jobs = at_once(lambda case: self.run_with(**case[2]), cases)
         for (flag, other, changes), job in zip(cases, jobs):
             with self.subTest(flag=flag, **changes):
                 self.assertEqual(job.returncode, EXIT_INPUT, job.stdout[-500:] + job.stderr)
-                lines = [line for line in job.stderr.splitlines() if line.startswith("train_gpt: rank")]
+                lines = [
+                    line for line in job.stderr.splitlines() if line.startswith("train_gpt: rank")
+                ]
                 self.assertEqual(len(lines), 1, job.stderr)
                 self.assertRegex(lines[0], rf"--{flag}\b")
                 self.assertRegex(lines[0], other)
@@ -355,36 +483,100 @@ class Outputs(unittest.TestCase):
 
     def test_inputs(self):
         """Each output against each input, by other spellings and links too."""
-        inputs = [("--train", "data/a_train_000000.bin", {}), ("--train", "data/../data/./a_train_000001.bin", {}), ("--train", "linked/a_train_000000.bin", {}),
-                  ("--train", "data/link", {}), ("--train", "hard", {}), ("--val", "data/a_val_000000.bin", {}), ("--train", "data/a_tokenizer.bin", {}),
-                  ("--tokenizer", os.path.join(self.data, "other_tokenizer.bin"), dict(tokenizer="data/other_tokenizer.bin")), ("--model", "linked/model.bin", {}),
-                  ("--hellaswag", "data/choices.bin", dict(hellaswag="data/choices.bin", val_every=1))]
+        inputs = [
+            ("--train", "data/a_train_000000.bin", {}),
+            ("--train", "data/../data/./a_train_000001.bin", {}),
+            ("--train", "linked/a_train_000000.bin", {}),
+            ("--train", "data/link", {}),
+            ("--train", "hard", {}),
+            ("--val", "data/a_val_000000.bin", {}),
+            ("--train", "data/a_tokenizer.bin", {}),
+            (
+                "--tokenizer",
+                os.path.join(self.data, "other_tokenizer.bin"),
+                dict(tokenizer="data/other_tokenizer.bin"),
+            ),
+            ("--model", "linked/model.bin", {}),
+            ("--hellaswag", "data/choices.bin", dict(hellaswag="data/choices.bin", val_every=1)),
+        ]
         draw = random.Random(SEED)
-        cases = [("log", "--train", dict(ranks=3, log="hard")), ("trace", "--train", dict(ranks=2, trace="hard", show_schedule=1)),
-                 ("export", "--train", dict(ranks=2, export="data/a_train_000000.bin", dp_noise=1, shuffle=None))]
+        cases = [
+            ("log", "--train", dict(ranks=3, log="hard")),
+            ("trace", "--train", dict(ranks=2, trace="hard", show_schedule=1)),
+            (
+                "export",
+                "--train",
+                dict(ranks=2, export="data/a_train_000000.bin", dp_noise=1, shuffle=None),
+            ),
+        ]
         for other, path, more in inputs:
-            for flag in ("log", "trace", "export") if ALL else (draw.choice(("log", "trace", "export")),):
-                cases.append((flag, other, {**more, **(dict(profile_steps="1:1") if flag == "trace" else {}), flag: path}))
+            for flag in (
+                ("log", "trace", "export") if ALL else (draw.choice(("log", "trace", "export")),)
+            ):
+                cases.append(
+                    (
+                        flag,
+                        other,
+                        {
+                            **more,
+                            **(dict(profile_steps="1:1") if flag == "trace" else {}),
+                            flag: path,
+                        },
+                    )
+                )
         self.refused(*cases)
 
     def test_temporary_of_an_export(self):
         os.rename(os.path.join(self.data, "choices.bin"), os.path.join(self.folder, "m.tmp"))
-        self.refused(("export", "--hellaswag", dict(hellaswag="m.tmp", val_every=1, export="m")), ("export", "--log", dict(log="n.tmp", export="./n")))
+        self.refused(
+            ("export", "--hellaswag", dict(hellaswag="m.tmp", val_every=1, export="m")),
+            ("export", "--log", dict(log="n.tmp", export="./n")),
+        )
 
     def test_each_other(self):
         both = dict(profile_steps="1:1")
-        cases = [("export", "--log", dict(log=path, export=os.path.join(self.folder, "linked/..", path))) for path in ("new.bin", "data/new.bin")]
-        self.refused(*cases, ("trace", "--log", dict(log="to_new", trace="linked/new.bin", **both)),
-                     ("export", "--trace", dict(trace="new", export="./new", ranks=2, **both)))
+        cases = [
+            ("export", "--log", dict(log=path, export=os.path.join(self.folder, "linked/..", path)))
+            for path in ("new.bin", "data/new.bin")
+        ]
+        self.refused(
+            *cases,
+            ("trace", "--log", dict(log="to_new", trace="linked/new.bin", **both)),
+            ("export", "--trace", dict(trace="new", export="./new", ranks=2, **both)),
+        )
 
     def test_what_out_holds(self):
         out = os.path.join(self.folder, "out")
-        new = ("lock", "stop", "dp_key", "dp_steps", "dp_key.tmp", "", ".", "step_00000001", "step_00000002/log", "step_00000003.tmp", "earlier-1", "../out")
-        self.refused(*(("log", "--out", dict(out="out", log=os.path.join("out", name))) for name in new))
+        new = (
+            "lock",
+            "stop",
+            "dp_key",
+            "dp_steps",
+            "dp_key.tmp",
+            "",
+            ".",
+            "step_00000001",
+            "step_00000002/log",
+            "step_00000003.tmp",
+            "earlier-1",
+            "../out",
+        )
+        self.refused(
+            *(("log", "--out", dict(out="out", log=os.path.join("out", name))) for name in new)
+        )
         train(out=out, **SAVES)
         os.link(os.path.join(out, "lock"), os.path.join(self.folder, "lock"))
-        there = ("out/stop", "lock", "out/step_00000001/state_00000", "out/step_00000001/new", "out/step_00000007/log")
-        self.refused(*(("export", "--out", dict(out="out", export=name)) for name in there), ("log", "--out", dict(out="out", log=there[-1], ranks=2)))
+        there = (
+            "out/stop",
+            "lock",
+            "out/step_00000001/state_00000",
+            "out/step_00000001/new",
+            "out/step_00000007/log",
+        )
+        self.refused(
+            *(("export", "--out", dict(out="out", export=name)) for name in there),
+            ("log", "--out", dict(out="out", log=there[-1], ranks=2)),
+        )
 
     def test_checkpoints_elsewhere(self):
         out, what = os.path.join(self.folder, "a"), "a file of a checkpoint"
@@ -392,74 +584,173 @@ class Outputs(unittest.TestCase):
         train(out=out, steps=1)
         os.symlink("a/earlier-1/step_00000001", os.path.join(self.folder, "moved"))
         names = ("manifest", "state_00000", "state_00001", "state_00000.tmp")
-        self.refused(*(("log", what, dict(log="moved/" + name)) for name in names), ("export", what, dict(model="moved", export="a/earlier-1/step_00000001/manifest")))
+        self.refused(
+            *(("log", what, dict(log="moved/" + name)) for name in names),
+            ("export", what, dict(model="moved", export="a/earlier-1/step_00000001/manifest")),
+        )
         os.mkdir(os.path.join(self.folder, "mine"))
         with open(os.path.join(self.folder, "mine", "manifest"), "w") as file:
             file.write("a list of ships\n")
-        self.assertEqual(self.run_with(log="mine/manifest").returncode, EXIT_DONE, "it is no checkpoint's")
+        self.assertEqual(
+            self.run_with(log="mine/manifest").returncode, EXIT_DONE, "it is no checkpoint's"
+        )
 
     def test_places(self):
         """What is no file and cannot be written is refused at once; pipes and devices take logs."""
         kinds = (("log", {}), ("trace", dict(profile_steps="1:1")), ("export", {}))
         paths = ("data", "nowhere/new", "data/model.bin/new", "data/new/")
-        self.refused(*((flag, "cannot write", dict(out="out", **more, **{flag: path})) for flag, more in kinds for path in paths),
-                     *(("export", "cannot write", dict(export=path)) for path in ("pipe", "/dev/null", "linked")))
+        self.refused(
+            *(
+                (flag, "cannot write", dict(out="out", **more, **{flag: path}))
+                for flag, more in kinds
+                for path in paths
+            ),
+            *(
+                ("export", "cannot write", dict(export=path))
+                for path in ("pipe", "/dev/null", "linked")
+            ),
+        )
 
     def test_what_is_taken(self):
         """Outputs that harm nobody."""
-        cases = (dict(log="/dev/null", trace="/dev/null", profile_steps="1:1"), dict(log="new"), dict(log="to_new"), dict(log="out/log", out="out"), dict(log="deep/log", out="deep/er/out"),
-                        dict(log="linked/../out2/step_log", out="out2"), dict(export="d12", model="d12", dry_run=1), dict(log="/nowhere/log", dry_run=1),
-                        dict(log="data/model.bin", show_schedule=1, trace="schedule"), dict(export="data/model.2.bin"))
+        cases = (
+            dict(log="/dev/null", trace="/dev/null", profile_steps="1:1"),
+            dict(log="new"),
+            dict(log="to_new"),
+            dict(log="out/log", out="out"),
+            dict(log="deep/log", out="deep/er/out"),
+            dict(log="linked/../out2/step_log", out="out2"),
+            dict(export="d12", model="d12", dry_run=1),
+            dict(log="/nowhere/log", dry_run=1),
+            dict(log="data/model.bin", show_schedule=1, trace="schedule"),
+            dict(export="data/model.2.bin"),
+        )
         for changes, job in zip(cases, at_once(lambda case: self.run_with(**case), cases)):
             self.assertEqual(job.returncode, EXIT_DONE, (changes, job.stderr))
-        self.assertEqual(len(get(os.path.join(self.data, "new.bin")).splitlines()), 3, "through a link to nothing yet")
+        self.assertEqual(
+            len(get(os.path.join(self.data, "new.bin")).splitlines()),
+            3,
+            "through a link to nothing yet",
+        )
         self.assertEqual(get(os.path.join(self.data, "model.bin")), get(MODEL))
         job = self.run_with(log="/dev/stdout")
-        self.assertEqual(sum(line.startswith('{"event"') for line in job.stdout.splitlines()), 3, job.stdout)
+        self.assertEqual(
+            sum(line.startswith('{"event"') for line in job.stdout.splitlines()), 3, job.stdout
+        )
 
     def test_a_pipe_takes_the_log(self):
-        reader = subprocess.Popen(["cat", os.path.join(self.folder, "pipe")], stdout=subprocess.PIPE)
+        reader = subprocess.Popen(
+            ["cat", os.path.join(self.folder, "pipe")], stdout=subprocess.PIPE
+        )
         self.assertEqual(self.run_with(ranks=2, log="pipe", steps=2).returncode, EXIT_DONE)
         text, _ = reader.communicate(timeout=TIMEOUT)
-        self.assertEqual([json.loads(line)["event"] for line in text.splitlines()], ["start", "step", "step", "end"])
+        self.assertEqual(
+            [json.loads(line)["event"] for line in text.splitlines()],
+            ["start", "step", "step", "end"],
+        )
 
     def test_profile(self):
         """--plan writes nothing: what it plans for stays whatever the outputs are."""
         with open(os.path.join(self.folder, "profile.json"), "w") as file:
-            json.dump({"models": {"m": {"profile_batch_size": 2, "nodes": [dict(id=i, name=f"n{i}", fwd_ms=1, bwd_ms=2, act_bytes=8, param_bytes=8) for i in (1, 2)], "edges": [[1, 2]]}}}, file)
+            json.dump(
+                {
+                    "models": {
+                        "m": {
+                            "profile_batch_size": 2,
+                            "nodes": [
+                                dict(
+                                    id=i,
+                                    name=f"n{i}",
+                                    fwd_ms=1,
+                                    bwd_ms=2,
+                                    act_bytes=8,
+                                    param_bytes=8,
+                                )
+                                for i in (1, 2)
+                            ],
+                            "edges": [[1, 2]],
+                        }
+                    }
+                },
+                file,
+            )
         before = tree(self.folder)
         for flag in ("log", "export", "trace"):
-            self.run_with(plan=1, profile="profile.json:m", cluster="2x1,inter=1", batch_tokens=None, **{flag: "profile.json", "show_schedule": int(flag == "trace")})
+            self.run_with(
+                plan=1,
+                profile="profile.json:m",
+                cluster="2x1,inter=1",
+                batch_tokens=None,
+                **{flag: "profile.json", "show_schedule": int(flag == "trace")},
+            )
         self.assertEqual(tree(self.folder), before)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Bytes(unittest.TestCase):
-    """Python's json and codecs are the reference: UTF-8 without a flaw, JSON, and os.fsencode gives each path back."""
-    ODD = (bytes(range(1, 256)), "plain ä € 𝄞 \u2028 \ufffd \U0010ffff \ud7ff \ue000 \x7f".encode(), b"\xc0\x80 \xc1\xbf \xe0\x80\x80 \xe0\x9f\xbf \xf0\x80\x80\x80 \xf0\x8f\xbf\xbf",
-           b"\xed\xa0\x80 \xed\xbf\xbf \xed\xa0\x80\xed\xb0\x80", b"\xf4\x90\x80\x80 \xf5\x80\x80\x80 \xf8\x88\x80\x80\x80 \xff\xfe", b"a\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\x80\xbf",
-           b"\xe2\x28\xa1 \xf0\x28\x8c\xbc \xf0\x90\x28\xbc \xc3\xc3\xa4", b'\xff"\\\xfe\n\t\x01\\udcff')
+    """Python's json and codecs are the reference: UTF-8 without a flaw, JSON, and os.fsencode gives
+    each path back."""
+
+    ODD = (
+        bytes(range(1, 256)),
+        "plain ä € 𝄞 \u2028 \ufffd \U0010ffff \ud7ff \ue000 \x7f".encode(),
+        b"\xc0\x80 \xc1\xbf \xe0\x80\x80 \xe0\x9f\xbf \xf0\x80\x80\x80 \xf0\x8f\xbf\xbf",
+        b"\xed\xa0\x80 \xed\xbf\xbf \xed\xa0\x80\xed\xb0\x80",
+        b"\xf4\x90\x80\x80 \xf5\x80\x80\x80 \xf8\x88\x80\x80\x80 \xff\xfe",
+        b"a\xc3",
+        b"\xe2\x82",
+        b"\xf0\x9f\x98",
+        b"\x80\xbf",
+        b"\xe2\x28\xa1 \xf0\x28\x8c\xbc \xf0\x90\x28\xbc \xc3\xc3\xa4",
+        b'\xff"\\\xfe\n\t\x01\\udcff',
+    )
 
     def strict(self, text):
         """The object that a text is."""
+
         def bad(word):
             raise ValueError(word)
+
         return json.loads(text.decode("utf-8", "strict"), parse_constant=bad)
 
     def check(self, found, path):
-        self.assertEqual(found, path.decode("utf-8", "surrogateescape"), "characters stay, other bytes are escaped")
+        self.assertEqual(
+            found,
+            path.decode("utf-8", "surrogateescape"),
+            "characters stay, other bytes are escaped",
+        )
         self.assertEqual(os.fsencode(found), path)
 
     def test_every_byte(self):
         """In flags of --dry-run --json, which opens no data."""
         draw = random.Random(SEED)
         lead = [0, *range(0xC0, 256)]
-        paths = [*self.ODD] + [bytes(draw.choice((draw.randrange(1, 256), draw.choice(lead) or 33, draw.randrange(0x80, 0xC0))) for _ in range(600)) for _ in range(6)]
+        paths = [*self.ODD] + [
+            bytes(
+                draw.choice(
+                    (draw.randrange(1, 256), draw.choice(lead) or 33, draw.randrange(0x80, 0xC0))
+                )
+                for _ in range(600)
+            )
+            for _ in range(6)
+        ]
         names = ("train", "val", "tokenizer", "log", "export", "out")
         for first in range(0, len(paths), len(names)):
-            given = dict(zip(names, paths[first:first + len(names)]))
-            words = ["--dry-run", "--json", "--model", "layers=1,heads=1,channels=16,vocab=101", "--seq-len", "8", "--threads", "1"]
-            done = run(words + [word for name, path in given.items() for word in (f"--{name}", path)], text=False)
+            given = dict(zip(names, paths[first : first + len(names)]))
+            words = [
+                "--dry-run",
+                "--json",
+                "--model",
+                "layers=1,heads=1,channels=16,vocab=101",
+                "--seq-len",
+                "8",
+                "--threads",
+                "1",
+            ]
+            done = run(
+                words + [word for name, path in given.items() for word in (f"--{name}", path)],
+                text=False,
+            )
             self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
             flags = self.strict(done.stdout)["flags"]
             for name, path in given.items():
@@ -467,7 +758,10 @@ class Bytes(unittest.TestCase):
 
     def test_log(self):
         """Of a run whose folders and files have such names."""
-        for name in (b"a\xff\xc3\xa4\xed\xa0\x80", bytes(set(range(1, 256)) - set(b"/*?[]{}\\~"))[:200]):
+        for name in (
+            b"a\xff\xc3\xa4\xed\xa0\x80",
+            bytes(set(range(1, 256)) - set(b"/*?[]{}\\~"))[:200],
+        ):
             folder = os.path.join(os.fsencode(scratch()), name)
             os.mkdir(folder)
             shard = shutil.copy(os.fsencode(TOKENS), os.path.join(folder, b"\x80.bin"))
@@ -476,28 +770,47 @@ class Bytes(unittest.TestCase):
             for flag, path in (("train", shard), ("out", out), ("log", log)):
                 words += [f"--{flag}", path]
             first = words.index("--train")
-            del words[first:first + 2]
+            del words[first : first + 2]
             done = run(words)
             self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
             events = [self.strict(line) for line in get(log).split(b"\n") if line]
-            self.assertEqual([e["event"] for e in events], ["start", "step", "profile", "checkpoint", "end"])
+            self.assertEqual(
+                [e["event"] for e in events], ["start", "step", "profile", "checkpoint", "end"]
+            )
             for flag, path in (("train", shard), ("out", out), ("log", log)):
                 self.check(events[0]["flags"][flag], path)
             self.check(events[3]["path"], os.path.join(out, b"step_00000001"))
-            self.strict(get(os.path.join(test_train.TEMPORARY, "trace")))
+            self.strict(get(os.path.join(harness.TEMPORARY, "trace")))
 
     def test_plan(self):
-        name = os.path.join(os.fsencode(scratch()), b"\xff\"profile\xc3")
+        name = os.path.join(os.fsencode(scratch()), b'\xff"profile\xc3')
         with open(name, "w") as file:
-            json.dump({"models": {"m\udcff\x01\"": {"profile_batch_size": 2, "nodes": [dict(id=i, name=f"n{i}", fwd_ms=1, bwd_ms=2, act_bytes=8, param_bytes=8) for i in (1, 2)],
-                                                    "edges": [[1, 2]]}}}, file)
+            json.dump(
+                {
+                    "models": {
+                        'm\udcff\x01"': {
+                            "profile_batch_size": 2,
+                            "nodes": [
+                                dict(
+                                    id=i,
+                                    name=f"n{i}",
+                                    fwd_ms=1,
+                                    bwd_ms=2,
+                                    act_bytes=8,
+                                    param_bytes=8,
+                                )
+                                for i in (1, 2)
+                            ],
+                            "edges": [[1, 2]],
+                        }
+                    }
+                },
+                file,
+            )
         done = run(["--plan", "--json", "--profile", name, "--cluster", "2x1,inter=1"], text=False)
         self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
         self.assertIn("stages", self.strict(done.stdout))
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

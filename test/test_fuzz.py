@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""test_fuzz.py: damaged input of every kind, given to the real program built with the address and undefined-behaviour sanitizers.
+"""test_fuzz.py: damaged input of every kind, given to the real program built with the address and
+undefined-behaviour sanitizers.
 
-    python3 test/test_fuzz.py               200 mutations; TEST_ALL=1: 10,000; TEST_FUZZ=N: so many; TEST_SEED=N: which, printed
-    python3 test/test_fuzz.py SEED NUMBER   one mutation; prints the command and keeps the files: what a failure tells to call
+    python3 test/test_fuzz.py               200 mutations; TEST_ALL=1: 10,000; TEST_FUZZ=N: so many;
+                                            TEST_SEED=N: which, printed
+    python3 test/test_fuzz.py SEED NUMBER   one mutation; prints the command and keeps the files:
+                                            what a failure tells to call
 
-A mutation is a function of (seed, number) alone. It takes the good input of one of the TARGETS and changes bits, bytes, the
-words that have a meaning, or lengths. Each target has a verdict of its own: a plain reading of docs/formats.md which says
-of any bytes whether the program must take them (exit code 0) or refuse them (2), so that a refusal of something good is
-found too. And whatever the input: exactly one message where it is refused, no report of a sanitizer, no crash, no hang, no
-huge allocation. To add a target, add a class to TARGETS. Standard library only.
+A mutation is a function of (seed, number) alone. It takes the good input of one of the TARGETS and
+changes bits, bytes, the words that have a meaning, or lengths. Each target has a verdict of its
+own: a plain reading of docs/formats.md which says of any bytes whether the program must take them
+(exit code 0) or refuse them (2), so that a refusal of something good is found too. And whatever the
+input: exactly one message where it is refused, no report of a sanitizer, no crash, no hang, no huge
+allocation. To add a target, add a class to TARGETS. Standard library only.
 """
-import concurrent.futures
-import math
+
 import os
 import random
 import re
@@ -25,32 +28,57 @@ import sys
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import harness
+from harness import (
+    ALL,
+    MODEL,
+    PADDED,
+    ROOT,
+    SEED,
+    T,
+    TEMPORARY,
+    TIMEOUT,
+    TOKENS,
+    VOCAB,
+    at_once,
+    get,
+    header,
+    scratch,
+)
+
 PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
-MODEL, TOKENS = (os.path.join(ROOT, f"test/golden/gpt_tiny_{end}.bin") for end in ("model", "tokens"))
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-COUNT = int(os.environ.get("TEST_FUZZ", 10000 if os.environ.get("TEST_ALL") == "1" else 200))
-TIMEOUT = 120  # seconds; a run takes about one, on a busy machine more
-MOST_MB = 2048  # in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
-POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
-T = 20
+COUNT = int(os.environ.get("TEST_FUZZ", 10000 if ALL else 100))
+# in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
+MOST_MB = 2048
+HEADS = 3  # of the golden model
 
 # One thread, one process, no launcher's daemon; leaks at the end are MPI's own.
-ENVIRONMENT = dict(os.environ, OMPI_MCA_ess_singleton_isolated="1", OMPI_MCA_btl="self", OPENBLAS_NUM_THREADS="1",
-                   OMP_NUM_THREADS="1", UBSAN_OPTIONS="print_stacktrace=1",
-                   ASAN_OPTIONS=f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}")
-RUN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 1, "steps": 1, "val-every": 0, "threads": 1}
-TEMPORARY = None  # the folder everything is written into; made and removed by main
+ENVIRONMENT = dict(
+    os.environ,
+    OMPI_MCA_ess_singleton_isolated="1",
+    OMPI_MCA_btl="self",
+    OPENBLAS_NUM_THREADS="1",
+    OMP_NUM_THREADS="1",
+    UBSAN_OPTIONS="print_stacktrace=1",
+    ASAN_OPTIONS=f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}",
+)
+RUN = {
+    "model": MODEL,
+    "train": TOKENS,
+    "val": TOKENS,
+    "shuffle": 0,
+    "seq-len": T,
+    "micro-batch": 1,
+    "steps": 1,
+    "val-every": 0,
+    "threads": 1,
+}
 
 TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
-
-def get(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def put(folder, name, data):
@@ -60,26 +88,29 @@ def put(folder, name, data):
     return path
 
 
-def header(*words):
-    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
-
-
 def word(data, at):
     return struct.unpack_from("<i", data, 4 * at)[0]
 
 
 def words_of(data):
     """The uint16 words behind the header."""
-    return struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:len(data) - len(data) % 2])
+    return struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024 : len(data) - len(data) % 2])
 
 
 def flags(**changes):
     merged = dict(RUN, **{name.replace("_", "-"): value for name, value in changes.items()})
-    return [text for name, value in merged.items() if value is not None for text in (f"--{name}", str(value))]
+    return [
+        text
+        for name, value in merged.items()
+        if value is not None
+        for text in (f"--{name}", str(value))
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Mutators: (draw, bytes, words) -> bytes; `words` lists where the words with a meaning begin, and their size.
+# --------------------------------------------------------------------------------------------------
+# Mutators: (draw, bytes, words) -> bytes; `words` lists where the words with a meaning begin, and
+# their size.
+
 
 def place(draw, data, words):
     """Half of the time at a word with a meaning, else anywhere."""
@@ -98,7 +129,9 @@ def flip_bits(draw, data, words):
 def set_bytes(draw, data, words):
     data = bytearray(data)
     for _ in range(draw.choice((1, 2, 8))):
-        data[place(draw, data, words)] = draw.choice((0, 1, 9, 32, 48, 127, 128, 255, draw.randrange(256)))
+        data[place(draw, data, words)] = draw.choice(
+            (0, 1, 9, 32, 48, 127, 128, 255, draw.randrange(256))
+        )
     return bytes(data)
 
 
@@ -106,14 +139,46 @@ def extremes(draw, data, words):
     at, size = draw.choice(words)
     if at + size > len(data):
         return data
-    bits, old = 8 * size, int.from_bytes(data[at:at + size], "little")
-    new = draw.choice((0, 1, -1, 1 << bits - 1, (1 << bits - 1) - 1, old + 1, old - 1, old * 2, old // 2, draw.getrandbits(bits), draw.randrange(1000)))
-    return data[:at] + (new % (1 << bits)).to_bytes(size, "little") + data[at + size:]
+    bits, old = 8 * size, int.from_bytes(data[at : at + size], "little")
+    new = draw.choice(
+        (
+            0,
+            1,
+            -1,
+            1 << bits - 1,
+            (1 << bits - 1) - 1,
+            old + 1,
+            old - 1,
+            old * 2,
+            old // 2,
+            draw.getrandbits(bits),
+            draw.randrange(1000),
+        )
+    )
+    return data[:at] + (new % (1 << bits)).to_bytes(size, "little") + data[at + size :]
 
 
 def truncate(draw, data, words):
     at, size = draw.choice(words)
-    return data[:draw.choice((0, 1, 7, 8, 24, 1023, 1024, 1025, at, at + size, len(data) - 1, len(data) - 2, draw.randrange(len(data))))]
+    return data[
+        : draw.choice(
+            (
+                0,
+                1,
+                7,
+                8,
+                24,
+                1023,
+                1024,
+                1025,
+                at,
+                at + size,
+                len(data) - 1,
+                len(data) - 2,
+                draw.randrange(len(data)),
+            )
+        )
+    ]
 
 
 def extend(draw, data, words):
@@ -130,7 +195,7 @@ def splice(draw, data, words):
     """A piece written over another place."""
     begin, end = span(draw, data)
     at = draw.randrange(len(data))
-    return (data[:at] + data[begin:end] + data[at + end - begin:])[:len(data)]
+    return (data[:at] + data[begin:end] + data[at + end - begin :])[: len(data)]
 
 
 def cut_out(draw, data, words):
@@ -148,7 +213,19 @@ def swap(draw, data, words):
     return draw.choice([target.base for target in TARGETS if getattr(target, "base", None)])
 
 
-MUTATORS = [flip_bits, set_bytes, extremes, extremes, extremes, truncate, extend, splice, cut_out, repeat, swap]
+MUTATORS = [
+    flip_bits,
+    set_bytes,
+    extremes,
+    extremes,
+    extremes,
+    truncate,
+    extend,
+    splice,
+    cut_out,
+    repeat,
+    swap,
+]
 
 
 def mutated(draw, data, words):
@@ -157,8 +234,10 @@ def mutated(draw, data, words):
     return data
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Targets: case(draw, folder, good) returns (flags, the exit codes that are right); good: unchanged input.
+# --------------------------------------------------------------------------------------------------
+# Targets: case(draw, folder, good) returns (flags, the exit codes that are right); good: unchanged
+# input.
+
 
 class File:
     """A single file: `base`, the `words` of it that have a meaning, and its verdict."""
@@ -175,17 +254,27 @@ class Shard(File):
     def use(self, draw, path, data):
         windows, shuffle = draw.choice(("continuous", "document")), draw.randrange(2)
         if draw.random() < 0.3:
-            return flags(val=path, val_every=1, val_batches=draw.choice((1, -1)), steps=0), self.verdict(data, "continuous", 0)
-        return flags(train=path, windows=windows, shuffle=shuffle), self.verdict(data, windows, shuffle)
+            return flags(
+                val=path, val_every=1, val_batches=draw.choice((1, -1)), steps=0
+            ), self.verdict(data, "continuous", 0)
+        return flags(train=path, windows=windows, shuffle=shuffle), self.verdict(
+            data, windows, shuffle
+        )
 
     @staticmethod
     def verdict(data, windows, shuffle):
-        if len(data) < 1024 or [word(data, 0), word(data, 1)] != [20240520, 1] or len(data) != 1024 + 2 * word(data, 2):
+        if (
+            len(data) < 1024
+            or [word(data, 0), word(data, 1)] != [20240520, 1]
+            or len(data) != 1024 + 2 * word(data, 2)
+        ):
             return REFUSED
         tokens = words_of(data)
         if len(tokens) < 2 or max(tokens) >= VOCAB:
             return REFUSED
-        if word(data, 5) == 20240328 and not max(tokens) < word(data, 6) <= 65536:  # else words 5 to 8 say nothing
+        if (
+            word(data, 5) == 20240328 and not max(tokens) < word(data, 6) <= 65536
+        ):  # else words 5 to 8 say nothing
             return REFUSED
         if word(data, 3):
             return EITHER  # labelled shards have rules of their own
@@ -198,7 +287,10 @@ class Shard(File):
 
 class ShardOfTokenizer(Shard):
     """A shard whose header says which tokenizer made it."""
-    base = Shard.base[:12] + struct.pack("<6i", 0, 0, 20240328, VOCAB, -5, 1 << 30) + Shard.base[36:]
+
+    base = (
+        Shard.base[:12] + struct.pack("<6i", 0, 0, 20240328, VOCAB, -5, 1 << 30) + Shard.base[36:]
+    )
     words = Shard.words + [(4 * i, 4) for i in (5, 6, 6, 6, 7, 8)]
 
 
@@ -207,8 +299,20 @@ class Model(File):
     words = [(4 * i, 4) for i in range(8)] + [(1024, 4), (len(base) - 4, 4)]
 
     def use(self, draw, path, data):
-        how = draw.choice((dict(), dict(dtype="bf16"), dict(steps=0, val_every=1, val_batches=1), dict(recompute="block", optimizer="sgd"),
-                           dict(zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, zero_quant_block=draw.choice((16, 1 << 30)))))
+        how = draw.choice(
+            (
+                dict(),
+                dict(dtype="bf16"),
+                dict(steps=0, val_every=1, val_batches=1),
+                dict(recompute="block", optimizer="sgd"),
+                dict(
+                    zero=3,
+                    zero_quantized_weights=1,
+                    zero_quantized_gradients=1,
+                    zero_quant_block=draw.choice((16, 1 << 30)),
+                ),
+            )
+        )
         return flags(model=path, **how), self.verdict(data)
 
     @staticmethod
@@ -216,20 +320,39 @@ class Model(File):
         if len(data) < 1024:
             return REFUSED
         magic, version, positions, V, L, heads, C, Vp = struct.unpack_from("<8i", data)
-        if magic != 20240326 or version not in (3, 5) or min(positions, V, L, heads, C, Vp) < 1 or C % heads or Vp < V:
+        if (
+            magic != 20240326
+            or version not in (3, 5)
+            or min(positions, V, L, heads, C, Vp) < 1
+            or C % heads
+            or Vp < V
+        ):
             return REFUSED
         if L > 10000 or max(V, positions) > 1 << 24 or C > 1 << 20 or Vp > 1 << 25:
             return REFUSED
         parameters = (Vp + positions) * C + L * (12 * C * C + 13 * C) + 2 * C
-        return TAKEN if len(data) == 1024 + parameters * (4 if version == 3 else 2) and positions >= T and V > max(words_of(Shard.base)) else REFUSED
+        return (
+            TAKEN
+            if len(data) == 1024 + parameters * (4 if version == 3 else 2)
+            and positions >= T
+            and V > max(words_of(Shard.base))
+            else REFUSED
+        )
 
 
 class Tokenizer(File):
-    base = header(20240328, 2, VOCAB, 7) + b"".join(bytes([1 + i % 5]) + bytes([33 + i % 90]) * (1 + i % 5) for i in range(VOCAB))
+    base = header(20240328, 2, VOCAB, 7) + b"".join(
+        bytes([1 + i % 5]) + bytes([33 + i % 90]) * (1 + i % 5) for i in range(VOCAB)
+    )
     words = [(4 * i, 4) for i in range(4)] + [(1024, 1), (1026, 1)]
 
     def use(self, draw, path, data):
-        return flags(tokenizer=path, sample_every=1, sample_tokens=5, windows=draw.choice(("continuous", "document"))), self.verdict(data)
+        return flags(
+            tokenizer=path,
+            sample_every=1,
+            sample_tokens=5,
+            windows=draw.choice(("continuous", "document")),
+        ), self.verdict(data)
 
     @staticmethod
     def verdict(data):
@@ -242,11 +365,14 @@ class Tokenizer(File):
             if at >= len(data) or data[at] == 0:
                 return REFUSED
             at += 1 + data[at]
-        return TAKEN if at == len(data) else REFUSED  # documents: every token of the vocabulary is in the golden shard
+        return (
+            TAKEN if at == len(data) else REFUSED
+        )  # documents: every token of the vocabulary is in the golden shard
 
 
 class HellaSwag(File):
     """llm.c's multiple-choice file: a header, then examples of uint16 words."""
+
     base = None  # made below, where the program knows the flag
 
     @staticmethod
@@ -254,7 +380,9 @@ class HellaSwag(File):
         draw, examples = random.Random(1), []
         for number in range(6):
             lists = [[draw.randrange(VOCAB) for _ in range(draw.randrange(1, 7))] for _ in range(5)]
-            body = [number, draw.randrange(4), 4] + [w for tokens in lists for w in (len(tokens), *tokens)]
+            body = [number, draw.randrange(4), 4] + [
+                w for tokens in lists for w in (len(tokens), *tokens)
+            ]
             examples.append(struct.pack(f"<{len(body) + 2}H", 65535, 2 * len(body) + 4, *body))
         return header(20240522, 1, len(examples), max(map(len, examples))) + b"".join(examples)
 
@@ -267,18 +395,31 @@ class HellaSwag(File):
 
     @staticmethod
     def verdict(data):
-        if len(data) < 1024 or [word(data, 0), word(data, 1)] != [20240522, 1] or not 1 <= word(data, 2) <= 65536 or len(data) % 2:
+        if (
+            len(data) < 1024
+            or [word(data, 0), word(data, 1)] != [20240522, 1]
+            or not 1 <= word(data, 2) <= 65536
+            or len(data) % 2
+        ):
             return REFUSED
         stream, at, longest = words_of(data), 0, 0
         for number in range(word(data, 2)):
             begin = at
-            if [*stream[at:at + 1], *stream[at + 2:at + 3], *stream[at + 4:at + 5]] != [65535, number, 4] or stream[at + 3] > 3:
+            if [*stream[at : at + 1], *stream[at + 2 : at + 3], *stream[at + 4 : at + 5]] != [
+                65535,
+                number,
+                4,
+            ] or stream[at + 3] > 3:
                 return REFUSED
             end, at, lengths = begin + stream[begin + 1] / 2, begin + 5, []
             for _ in range(5):
-                if at >= min(end, len(stream)) or stream[at] == 0 or at + 1 + stream[at] > min(end, len(stream)):
+                if (
+                    at >= min(end, len(stream))
+                    or stream[at] == 0
+                    or at + 1 + stream[at] > min(end, len(stream))
+                ):
                     return REFUSED
-                tokens = stream[at + 1:at + 1 + stream[at]]
+                tokens = stream[at + 1 : at + 1 + stream[at]]
                 if max(tokens) >= VOCAB:
                     return REFUSED
                 lengths.append(len(tokens))
@@ -289,8 +430,9 @@ class HellaSwag(File):
         return TAKEN if at == len(stream) and longest == word(data, 3) else REFUSED
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checkpoints
+
 
 def checksum(data):
     """checksum_add of base.h."""
@@ -305,6 +447,7 @@ def checksum(data):
     def turn(lane, value):
         lane = lane + value * 0xC2B2AE3D27D4EB4F & most
         return (lane << 31 | lane >> 33) * 0x9E3779B185EBCA87 & most
+
     lanes, whole, total = [mix(i) for i in range(4)], len(data) // 32 * 32, mix(len(data))
     for i, value in enumerate(struct.unpack(f"<{whole // 8}Q", data[:whole])):
         lanes[i % 4] = turn(lanes[i % 4], value)
@@ -314,26 +457,60 @@ def checksum(data):
 
 
 class Checkpoint:
-    """A folder with one checkpoint of two ranks; damaged, and sealed again with good checksums in half of the cases."""
+    """A folder with one checkpoint of two ranks; damaged, and sealed again with good checksums in
+    half of the cases."""
+
     files = {}  # name -> bytes; made once, by the program
 
     @classmethod
     def make(cls):
         out = os.path.join(TEMPORARY, "out")
-        small = flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=out, save_every=2, steps=2)
-        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        subprocess.run(["mpirun", "--oversubscribe", "-np", "2", PLAIN, *small], check=True, capture_output=True, env=environment, timeout=TIMEOUT)
+        small = flags(
+            model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=out, save_every=2, steps=2
+        )
+        environment = dict(
+            os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"
+        )
+        subprocess.run(
+            ["mpirun", "--oversubscribe", "-np", "2", PLAIN, *small],
+            check=True,
+            capture_output=True,
+            env=environment,
+            timeout=TIMEOUT,
+        )
         folder = os.path.join(out, "step_00000002")
         cls.files = {name: get(os.path.join(folder, name)) for name in os.listdir(folder)}
 
     def case(self, draw, folder, good):
         files = dict(self.files)
-        verdict = TAKEN if good else draw.choice((self.damage, self.damage, self.reseal_manifest, self.reseal_manifest, self.reseal_state, self.replace))(draw, files)
+        verdict = (
+            TAKEN
+            if good
+            else draw.choice(
+                (
+                    self.damage,
+                    self.damage,
+                    self.reseal_manifest,
+                    self.reseal_manifest,
+                    self.reseal_state,
+                    self.replace,
+                )
+            )(draw, files)
+        )
         inside = os.path.join(folder, "out", "step_00000002")
         os.makedirs(inside)
         for name, data in files.items():
             self.create(os.path.join(inside, name), data)
-        return flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=os.path.join(folder, "out"), resume=1, steps=3, zero=draw.randrange(4)), verdict
+        return (
+            flags(
+                model=f"layers=1,heads=1,channels=4,vocab={VOCAB}",
+                out=os.path.join(folder, "out"),
+                resume=1,
+                steps=3,
+                zero=draw.randrange(4),
+            ),
+            verdict,
+        )
 
     @staticmethod
     def create(path, data):
@@ -371,15 +548,26 @@ class Checkpoint:
         """Sizes and checksums of the state files, and the manifest's own."""
         lines = files["manifest"].split(b"\n")[:-2]
         for i, line in enumerate(lines):
-            state = files.get(f"state_{line[4:5].decode(errors='replace'):0>5}") if re.match(rb"file\d ", line) else None
-            lines[i] = b"%s %d %016x" % (line.split()[0], len(state), checksum(state)) if state else line
+            state = (
+                files.get(f"state_{line[4:5].decode(errors='replace'):0>5}")
+                if re.match(rb"file\d ", line)
+                else None
+            )
+            lines[i] = (
+                b"%s %d %016x" % (line.split()[0], len(state), checksum(state)) if state else line
+            )
         text = b"\n".join(lines) + b"\n"
         files["manifest"] = text + b"checksum %016x\n" % checksum(text)
 
     def reseal_state(self, draw, files):
-        """The piece table must be refused for what it says; elements may be anything, of an empty piece the state and storage too."""
-        name, data = draw.choice([(name, data) for name, data in sorted(files.items()) if name != "manifest"])
-        files[name] = draw.choice((extremes, extremes, flip_bits, truncate, extend))(draw, data, self.words(name))
+        """The piece table must be refused for what it says; elements may be anything, of an empty
+        piece the state and storage too."""
+        name, data = draw.choice(
+            [(name, data) for name, data in sorted(files.items()) if name != "manifest"]
+        )
+        files[name] = draw.choice((extremes, extremes, flip_bits, truncate, extend))(
+            draw, data, self.words(name)
+        )
         self.seal(files)
         return self.verdict([files[name] for name in sorted(files) if name != "manifest"])
 
@@ -397,61 +585,200 @@ class Checkpoint:
             if pieces > len(filled) or len(data) < 24 + 32 * pieces:
                 return REFUSED
             elements = 0
-            for state, storage, begin, count in struct.iter_unpack("<4q", data[24:24 + 32 * pieces]):
-                if filled.get((state, storage)) != begin or not 0 <= count <= sizes[storage] - begin:
+            for state, storage, begin, count in struct.iter_unpack(
+                "<4q", data[24 : 24 + 32 * pieces]
+            ):
+                if (
+                    filled.get((state, storage)) != begin
+                    or not 0 <= count <= sizes[storage] - begin
+                ):
                     return REFUSED
                 filled[state, storage] += count
                 elements += count
             if len(data) != 24 + 32 * pieces + 4 * elements:
                 return REFUSED
-        return TAKEN if all(count == sizes[storage] for (_, storage), count in filled.items()) else REFUSED
+        return (
+            TAKEN
+            if all(count == sizes[storage] for (_, storage), count in filled.items())
+            else REFUSED
+        )
 
     def reseal_manifest(self, draw, files):
         """A field that a run could not have written."""
-        key = draw.choice((b"step", b"position", b"updates", b"losses", b"norms", b"files", b"model", b"privacy"))
-        value = draw.choice((b"-1", b"-9223372036854775808", b"9223372036854775807", b"99999999999999999999999", b"", b"x", b"2x", b"2 2", b"nan", b"0x2",
-                             b" ", b"9" * 5000, draw.randbytes(8).replace(b"\n", b"")))
-        files["manifest"] = re.sub(rb"(?m)^" + key + rb" .*$", lambda _: key + b" " + value, files["manifest"], count=1)
+        key = draw.choice(
+            (b"step", b"position", b"updates", b"losses", b"norms", b"files", b"model", b"privacy")
+        )
+        value = draw.choice(
+            (
+                b"-1",
+                b"-9223372036854775808",
+                b"9223372036854775807",
+                b"99999999999999999999999",
+                b"",
+                b"x",
+                b"2x",
+                b"2 2",
+                b"nan",
+                b"0x2",
+                b" ",
+                b"9" * 5000,
+                draw.randbytes(8).replace(b"\n", b""),
+            )
+        )
+        files["manifest"] = re.sub(
+            rb"(?m)^" + key + rb" .*$", lambda _: key + b" " + value, files["manifest"], count=1
+        )
         self.seal(files)
         return REFUSED
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Flag lines
 
+
 class Flags:
-    """Flags of --help with absurd values, unknown and repeated ones. Which are refused is known for some; the rest may be anything."""
+    """Flags of --help with absurd values, unknown and repeated ones. Which are refused is known for
+    some; the rest may be anything."""
+
     table = []  # (name, short letter or "", kind: number, switch, choice, text)
-    LONG = ("model", "threads", "sample-tokens", "sample-every", "val-batches", "steps", "dry-run")  # a real run with these takes as long as they say
-    ABSURD = ("0", "1", "-1", "2147483647", "2147483648", "-2147483648", "9223372036854775807", "9223372036854775808", "1e12", "1e308", "1e999", "-1e308",
-              "nan", "inf", "-inf", "0x10", "1e-320", "1.5", "1048576", "65536", "16777216", " 1", "1 ", "1,5", "+1", "--", "-", "=", "")
-    MODELS = ("d12", "gpt:100B", "gpt3:175B", "gpt2:d84", "layers=1,heads=1,channels=1", "layers=100,heads=1,channels=1048576,vocab=16777216",
-              "layers=1000000000,heads=1,channels=1", "layers=9223372036854775807,heads=1,channels=8", "layers=1,heads=3,channels=8", "layers=1,layers=1",
-              "heads=0,layers=1,channels=4", "layers=1,heads=1,channels=4,vocab=-1", "layers=1,heads=1,channels=4,", ",", "=", "layers", "layers=1,heads=1048576,channels=1048576")
-    CLUSTERS = ("1x1", "2x8,intra=25,inter=3,gather=1,latency=20", "4x2,inter=1e-6,intra=1e6,latency=1e9,half=1e9,overlap=0", "4096x4,intra=1,inter=1,tflops=1e-6,memory=1e6",
-                "0x1", "16385x1,inter=1", "99999999999x1", "1x", "1x1,", "1x1,intra", "1x1,intra=", "1x1,intra=1,intra=1", "2x1,inter=nan", "2x2,inter=1", "1x1;", "1x1,overlap=2")
-    GARBAGE = ("x", "\udcff\udcfe", "\x1b[2J", "%s%n%x", "\n", "a" * 900, "a" * 901, "9" * 100000, "../" * 400, "\u202e", "{a,b}*", "[", "/dev/zero", "/dev/stdin", "/")
+    LONG = (
+        "model",
+        "threads",
+        "sample-tokens",
+        "sample-every",
+        "val-batches",
+        "steps",
+        "dry-run",
+    )  # a real run with these takes as long as they say
+    ABSURD = (
+        "0",
+        "1",
+        "-1",
+        "2147483647",
+        "2147483648",
+        "-2147483648",
+        "9223372036854775807",
+        "9223372036854775808",
+        "1e12",
+        "1e308",
+        "1e999",
+        "-1e308",
+        "nan",
+        "inf",
+        "-inf",
+        "0x10",
+        "1e-320",
+        "1.5",
+        "1048576",
+        "65536",
+        "16777216",
+        " 1",
+        "1 ",
+        "1,5",
+        "+1",
+        "--",
+        "-",
+        "=",
+        "",
+    )
+    MODELS = (
+        "d12",
+        "gpt:100B",
+        "gpt3:175B",
+        "gpt2:d84",
+        "layers=1,heads=1,channels=1",
+        "layers=100,heads=1,channels=1048576,vocab=16777216",
+        "layers=1000000000,heads=1,channels=1",
+        "layers=9223372036854775807,heads=1,channels=8",
+        "layers=1,heads=3,channels=8",
+        "layers=1,layers=1",
+        "heads=0,layers=1,channels=4",
+        "layers=1,heads=1,channels=4,vocab=-1",
+        "layers=1,heads=1,channels=4,",
+        ",",
+        "=",
+        "layers",
+        "layers=1,heads=1048576,channels=1048576",
+    )
+    CLUSTERS = (
+        "1x1",
+        "2x8,intra=25,inter=3,gather=1,latency=20",
+        "4x2,inter=1e-6,intra=1e6,latency=1e9,half=1e9,overlap=0",
+        "4096x4,intra=1,inter=1,tflops=1e-6,memory=1e6",
+        "0x1",
+        "16385x1,inter=1",
+        "99999999999x1",
+        "1x",
+        "1x1,",
+        "1x1,intra",
+        "1x1,intra=",
+        "1x1,intra=1,intra=1",
+        "2x1,inter=nan",
+        "2x2,inter=1",
+        "1x1;",
+        "1x1,overlap=2",
+    )
+    GARBAGE = (
+        "x",
+        "\udcff\udcfe",
+        "\x1b[2J",
+        "%s%n%x",
+        "\n",
+        "a" * 900,
+        "a" * 901,
+        "9" * 100000,
+        "../" * 400,
+        "\u202e",
+        "{a,b}*",
+        "[",
+        "/dev/zero",
+        "/dev/stdin",
+        "/",
+    )
 
     @classmethod
     def make(cls):
-        out = subprocess.run([BINARY, "--help"], capture_output=True, text=True, env=ENVIRONMENT, timeout=TIMEOUT, check=True).stdout
+        out = subprocess.run(
+            [BINARY, "--help"],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            timeout=TIMEOUT,
+            check=True,
+        ).stdout
         for name, letter, rest in re.findall(r"(?m)^  --(\S+?)(?:, -(\w+))?  +(.*)$", out):
-            default, choices = re.search(r"\(default (.*)\)$", rest)[1], re.match(r"<(\w+(?:\|\w+)+)>", rest)
+            default, choices = re.search(r"\(default (.*)\)$", rest)[1], re.match(
+                r"<(\w+(?:\|\w+)+)>", rest
+            )
             number = re.fullmatch(r"-?[0-9.e-]+", default)
-            kind = "choice" if choices else "text" if not number else "number" if rest.startswith("<") else "switch"
+            kind = (
+                "choice"
+                if choices
+                else "text" if not number else "number" if rest.startswith("<") else "switch"
+            )
             cls.table.append((name, letter, kind))
 
     def case(self, draw, folder, good):
         """A dry run of a small model; --out and --log lead into the case's folder."""
-        line = dict(model="layers=1,heads=1,channels=16,vocab=101", **{"seq-len": 8, "micro-batch": 1, "dry-run": 1, "threads": 1})
+        line = dict(
+            model="layers=1,heads=1,channels=16,vocab=101",
+            **{"seq-len": 8, "micro-batch": 1, "dry-run": 1, "threads": 1},
+        )
         if draw.random() < 0.3:
             line = {**RUN, "steps": draw.randrange(2)}
         changed = [] if good else draw.sample(self.table, draw.choice((0, 1, 1, 2, 4)))
         if "dry-run" not in line:
             changed = [flag for flag in changed if flag[0] not in self.LONG]
-        words, codes = [f"--{name}={value}" for name, value in line.items() if name not in [flag[0] for flag in changed]], ANYTHING if changed else TAKEN
+        words, codes = [
+            f"--{name}={value}"
+            for name, value in line.items()
+            if name not in [flag[0] for flag in changed]
+        ], (ANYTHING if changed else TAKEN)
         insert = [self.absurd(draw, *flag) for flag in changed]
-        insert += [draw.choice((self.unknown, self.twice, self.stray))(draw, words) for _ in range(0 if good else draw.choice((0, 0, 1, 2)))]
+        insert += [
+            draw.choice((self.unknown, self.twice, self.stray))(draw, words)
+            for _ in range(0 if good else draw.choice((0, 0, 1, 2)))
+        ]
         for more, refused in insert:
             at = draw.randrange(len(words) + 1)
             words[at:at] = more
@@ -459,16 +786,29 @@ class Flags:
         return words, codes
 
     def absurd(self, draw, name, letter, kind):
-        value = draw.choice(self.MODELS) if name == "model" and draw.random() < 0.7 else draw.choice(draw.choice((self.ABSURD, self.ABSURD, self.GARBAGE)))
+        value = (
+            draw.choice(self.MODELS)
+            if name == "model" and draw.random() < 0.7
+            else draw.choice(draw.choice((self.ABSURD, self.ABSURD, self.GARBAGE)))
+        )
         if name == "cluster" and draw.random() < 0.7:
             value = draw.choice(self.CLUSTERS)
         if name in ("out", "log", "export"):
             value = "nowhere/" + value.strip("/")
-        refused = len(value) > 900 or (kind in ("number", "choice", "switch") and value in self.GARBAGE) or (kind == "choice" and value in self.ABSURD)
-        return [f"--{name}={value}"] if draw.random() < 0.5 or not letter else [f"-{letter}", value], refused
+        refused = (
+            len(value) > 900
+            or (kind in ("number", "choice", "switch") and value in self.GARBAGE)
+            or (kind == "choice" and value in self.ABSURD)
+        )
+        return (
+            [f"--{name}={value}"] if draw.random() < 0.5 or not letter else [f"-{letter}", value]
+        ), refused
 
     def unknown(self, draw, words):
-        name = "".join(draw.choice("abcdefghijklmnopqrstuvwxyz-_0\udcff") for _ in range(draw.choice((1, 3, 12, 200))))
+        name = "".join(
+            draw.choice("abcdefghijklmnopqrstuvwxyz-_0\udcff")
+            for _ in range(draw.choice((1, 3, 12, 200)))
+        )
         known = {name for name, *_ in self.table} | {"help"}
         return [draw.choice((f"--{name}", f"--{name}=1", f"---{name}"))], name not in known
 
@@ -479,7 +819,7 @@ class Flags:
         return [draw.choice(("", "x", "-", "--", "=", "--=", "-=1", "\udcff", "a" * 100000))], True
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Running
 
 TARGETS = [Shard(), ShardOfTokenizer(), Model(), Tokenizer(), Checkpoint(), Flags()]
@@ -494,11 +834,21 @@ def set_up():
 
 
 def run(words, folder):
-    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT. Open MPI's files lie in the folder too: two
-    singletons that begin at once would make the same one elsewhere."""
-    with open(os.path.join(folder, "stdout"), "wb+") as out, open(os.path.join(folder, "stderr"), "wb+") as err:
-        process = subprocess.Popen([os.fsencode(BINARY), *(os.fsencode(text) for text in words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   env=dict(ENVIRONMENT, TMPDIR=folder), cwd=folder, start_new_session=True)
+    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT. Open MPI's
+    files lie in the folder too: two singletons that begin at once would make the same one
+    elsewhere."""
+    with open(os.path.join(folder, "stdout"), "wb+") as out, open(
+        os.path.join(folder, "stderr"), "wb+"
+    ) as err:
+        process = subprocess.Popen(
+            [os.fsencode(BINARY), *(os.fsencode(text) for text in words)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=dict(ENVIRONMENT, TMPDIR=folder),
+            cwd=folder,
+            start_new_session=True,
+        )
         try:
             code = process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -527,32 +877,54 @@ def complaint(code, err, codes):
 
 
 def attempt(seed, number, target=None):
-    """Runs one mutation (target given: its good input). Returns None, or the story of what went wrong."""
-    folder = tempfile.mkdtemp(dir=TEMPORARY)
-    words, codes = (target or TARGETS[number % len(TARGETS)]).case(random.Random(f"{seed}/{number}"), folder, bool(target))
+    """Runs one mutation (target given: its good input). Returns None, or the story of what went
+    wrong."""
+    folder = scratch()
+    words, codes = (target or TARGETS[number % len(TARGETS)]).case(
+        random.Random(f"{seed}/{number}"), folder, bool(target)
+    )
     code, out, err = run(words, folder)
     wrong = complaint(code, err, codes)
     shutil.rmtree(folder)
     command = shlex.join([BINARY, *words])
-    return wrong and f"{wrong}: python3 test/test_fuzz.py {seed} {number}\n{command[:2000]!r}\n{out[-500:]}\n{err[:4000]}"
+    return (
+        wrong
+        and f"{wrong}: python3 test/test_fuzz.py {seed} {number}\n{command[:2000]!r}\n{out[-500:]}\n{err[:4000]}"
+    )
 
 
 def repeat_one(seed, number):
     folder = tempfile.mkdtemp()
-    words, codes = TARGETS[number % len(TARGETS)].case(random.Random(f"{seed}/{number}"), folder, False)
+    words, codes = TARGETS[number % len(TARGETS)].case(
+        random.Random(f"{seed}/{number}"), folder, False
+    )
     code, _, err = run(words, folder)
-    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items() if os.environ.get(name) != value)
-    print(f"cd {folder}; {settings} {shlex.join([BINARY, *words])}".encode("utf-8", "surrogateescape").decode(errors="backslashreplace"))
-    print(err, f"exit code {code}, expected {sorted(codes)}: {complaint(code, err, codes) or 'as it must be'}", sep="\n")
+    settings = " ".join(
+        f"{name}={shlex.quote(value)}"
+        for name, value in ENVIRONMENT.items()
+        if os.environ.get(name) != value
+    )
+    print(
+        f"cd {folder}; {settings} {shlex.join([BINARY, *words])}".encode(
+            "utf-8", "surrogateescape"
+        ).decode(errors="backslashreplace")
+    )
+    print(
+        err,
+        f"exit code {code}, expected {sorted(codes)}:"
+        f" {complaint(code, err, codes) or 'as it must be'}",
+        sep="\n",
+    )
 
 
-@unittest.skipUnless(os.path.exists(BINARY), "build/train_gpt_sanitized is not built: make sanitize")
+@unittest.skipUnless(
+    os.path.exists(BINARY), "build/train_gpt_sanitized is not built: make sanitize"
+)
 class Fuzz(unittest.TestCase):
     def check(self, cases):
-        with concurrent.futures.ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
-            for story in pool.map(lambda case: attempt(*case), cases):
-                with self.subTest():
-                    self.assertIsNone(story, story)
+        for story in at_once(lambda case: attempt(*case), cases):
+            with self.subTest():
+                self.assertIsNone(story, story)
 
     def test_good_input_is_taken(self):
         self.check([(SEED, number, target) for target in TARGETS for number in range(2)])
@@ -562,34 +934,57 @@ class Fuzz(unittest.TestCase):
 
 
 class Absurd(unittest.TestCase):
-    """Dry runs of models that nobody can hold: predicted or refused, in little memory, with numbers that did not overflow."""
+    """Dry runs of models that nobody can hold: predicted or refused, in little memory, with numbers
+    that did not overflow."""
 
     def dry_run(self, model, code, *more):
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
-        result = subprocess.run([PLAIN, "--dry-run", "--json", "--model", model, *map(str, more)], capture_output=True, text=True, timeout=TIMEOUT,
-                                stdin=subprocess.DEVNULL, preexec_fn=limit, env=dict(ENVIRONMENT, TMPDIR=TEMPORARY))
+        result = subprocess.run(
+            [PLAIN, "--dry-run", "--json", "--model", model, *map(str, more)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=limit,
+            env=dict(ENVIRONMENT, TMPDIR=TEMPORARY),
+        )
         self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(len(re.findall(r"(?m)^train_gpt: rank 0", result.stderr)), bool(code), result.stderr)
-        return [int(text) for text in re.findall(r'"(?:parameters|gradients|optimizer|activations|buffers|device|host)":(-?\d+)', result.stdout)]
+        self.assertEqual(
+            len(re.findall(r"(?m)^train_gpt: rank 0", result.stderr)), bool(code), result.stderr
+        )
+        return [
+            int(text)
+            for text in re.findall(
+                r'"(?:parameters|gradients|optimizer|activations|buffers|device|host)":(-?\d+)',
+                result.stdout,
+            )
+        ]
 
     def test_predicted(self):
         for model in ("gpt:100B", "gpt3:175B"):
             self.assertTrue(all(0 <= number < 1 << 50 for number in self.dry_run(model, 0)))
 
     def test_refused(self):
-        for model in ("layers=1000000000,heads=1,channels=64", "layers=9223372036854775807,heads=1,channels=1", "layers=1,heads=1,channels=2000000"):
+        for model in (
+            "layers=1000000000,heads=1,channels=64",
+            "layers=9223372036854775807,heads=1,channels=1",
+            "layers=1,heads=1,channels=2000000",
+        ):
             self.dry_run(model, 2)
         largest = "layers=10000,heads=1,channels=1048576,vocab=16777216"
         self.dry_run(largest, 2, "--seq-len", 1 << 20, "--micro-batch", 1 << 20)
         self.dry_run("d12", 2, "--batch-tokens", 10**12, "--seq-len", 1)
-        self.assertTrue(all(0 <= number < 1 << 62 for number in self.dry_run(largest, 0, "--seq-len", 64, "--micro-batch", 1)))
+        self.assertTrue(
+            all(
+                0 <= number < 1 << 62
+                for number in self.dry_run(largest, 0, "--seq-len", 64, "--micro-batch", 1)
+            )
+        )
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as TEMPORARY:
-        set_up()
-        if len(sys.argv) == 3 and sys.argv[1].isdigit():
-            repeat_one(*map(int, sys.argv[1:]))
-        else:
-            print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-            unittest.main()
+    set_up()
+    if len(sys.argv) == 3 and sys.argv[1].isdigit():
+        repeat_one(*map(int, sys.argv[1:]))
+    else:
+        harness.main()

@@ -9,13 +9,7 @@
 #include "engine/executor.h"
 #include "pipeline.h"
 
-#include <setjmp.h>   // cmocka needs it
-#include <stddef.h>   // cmocka needs it
-#include <sys/wait.h> // children
-
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h"    // tests of die()
+#include "harness.h"
 #include "policies.h" // ZERO_STAGE
 
 // -------------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""test_gpu_device.py: the GPU build on a GPU (`make test-gpu`), and what is for GPUs only and can be tried without one.
+"""test_gpu_device.py: the GPU build on a GPU (`make test-gpu`), and what is for GPUs only and can
+be tried without one.
 
-    Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU, graphs, resume, too little memory.
-                Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
-    Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
-    Recipes     scripts/run_gpt2_*.sh: every flag is one, and what their headers say of tokens and memory is what the program says
-    Peaks       which device has which peak
+Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU,
+            graphs, resume, too little memory.
+            Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
+Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
+Recipes     scripts/run_gpt2_*.sh: every flag is one, and what their headers say of tokens and
+            memory is what the program says
+Peaks       which device has which peak
 """
+
 import json
 import os
 import re
@@ -15,8 +19,9 @@ import sys
 import tempfile
 import unittest
 
-from test_gpu import ALL, ENVIRONMENT, ROOT, SAME, SAME_BF16, TestCase, run
-from test_train import SAME_NORM, golden_run
+import harness
+from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
+from test_gpu import ENVIRONMENT, SAME_BF16, run
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import bench_gpu  # noqa: E402
@@ -29,7 +34,11 @@ def find_gpu():
         return False
 
 
-HERE, PROGRAM, OPERATIONS = (True, "train_gpt_cuda", "build/gpu_test_ops") if find_gpu() else (ALL, "train_gpt_emu", "build/test_ops_emu")
+HERE, PROGRAM, OPERATIONS = (
+    (True, "train_gpt_cuda", "build/gpu_test_ops")
+    if find_gpu()
+    else (ALL, "train_gpt_emu", "build/test_ops_emu")
+)
 
 
 @unittest.skipUnless(HERE, "no GPU is at hand")
@@ -41,15 +50,20 @@ class Device(TestCase):
 
     def test_golden(self):
         losses, norms = golden_run()
-        for ranks, changes in ((1, {}), (1, {"recompute": "block", "micro_batch": 2}), (2, {"micro_batch": 1}), (4, {"micro_batch": 1})):
+        for ranks, changes in (
+            (1, {}),
+            (1, {"recompute": "block", "micro_batch": 2}),
+            (2, {"micro_batch": 1}),
+            (4, {"micro_batch": 1}),
+        ):
             with self.subTest(ranks=ranks, **changes):
                 found = run(PROGRAM, ranks, val_every=0, **changes)
-                self.check_near(found[0], losses, SAME)
-                self.check_near(found[1], norms, SAME_NORM)
+                self.assert_close(found[0], losses, SAME)
+                self.assert_close(found[1], norms, SAME_NORM)
 
     def test_bf16(self):
         losses = run(PROGRAM, val_every=0, dtype="bf16")[0]
-        self.check_near(losses, golden_run()[0], SAME_BF16)
+        self.assert_close(losses, golden_run()[0], SAME_BF16)
         self.assertNotEqual(losses, run(PROGRAM, val_every=0)[0])
 
     def test_bits(self):
@@ -64,30 +78,56 @@ class Device(TestCase):
         self.assertEqual(tuple(a + b for a, b in zip(begun, resumed)), whole)
 
     def test_too_large(self):
-        with self.assertRaisesRegex(AssertionError, r"(?s)exit 3\n.*GiB more, .* GiB are available.*no --micro-batch fits"):
-            run(PROGRAM, model="gpt3:175B", train=os.path.join(ROOT, "test/golden/gpt_tiny_tokens.bin"))
+        with self.assertRaisesRegex(
+            AssertionError, r"(?s)exit 3\n.*GiB more, .* GiB are available.*no --micro-batch fits"
+        ):
+            run(
+                PROGRAM,
+                model="gpt3:175B",
+                train=os.path.join(ROOT, "test/golden/gpt_tiny_tokens.bin"),
+            )
 
 
 class Bench(unittest.TestCase):
     def test_dry(self):
-        done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/bench_gpu.py"), "--dry", "--rounds", "1"], capture_output=True, text=True, env=ENVIRONMENT)
+        done = subprocess.run(
+            [sys.executable, os.path.join(ROOT, "scripts/bench_gpu.py"), "--dry", "--rounds", "1"],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
-        tables = [[line.split(" | ") for line in table.splitlines()] for table in re.findall(r"(?m)(?:^\|.*\n)+", done.stdout)]
+        tables = [
+            [line.split(" | ") for line in table.splitlines()]
+            for table in re.findall(r"(?m)(?:^\|.*\n)+", done.stdout)
+        ]
         rows = [row for table in tables for row in table]
         self.assertIn("dry, B=2 T=16", done.stdout)
         self.assertEqual(sum(row[0].startswith("| B=1 T=40") for row in rows), 1)
-        self.assertEqual({len(row) for row in rows if "tokens/s" in row or row[0].startswith("| dry")}, {7})
+        self.assertEqual(
+            {len(row) for row in rows if "tokens/s" in row or row[0].startswith("| dry")}, {7}
+        )
 
     def test_arithmetic(self):
         case = bench_gpu.CASES["124M"]
-        log = [{"event": "start", "device": "d"}] + [{"event": "step", "ms": ms, "mfu": 1 / ms} for ms in (900, 800, 700, 100, 50, 200)]
-        log += [{"event": "end", "memory": {"predicted": {"device": 3 << 30}, "measured": {"device": 1 << 30}}}]
+        log = [{"event": "start", "device": "d"}] + [
+            {"event": "step", "ms": ms, "mfu": 1 / ms} for ms in (900, 800, 700, 100, 50, 200)
+        ]
+        log += [
+            {
+                "event": "end",
+                "memory": {"predicted": {"device": 3 << 30}, "measured": {"device": 1 << 30}},
+            }
+        ]
         ours = bench_gpu.read_run([json.dumps(e) for e in log], case)
         self.assertEqual(ours, bench_gpu.Run(64 * 1024 / 0.1, 1 / 100, "d", 3 << 30, 1 << 30))
         theirs = bench_gpu.read_run([json.dumps({"event": "step", "ms": 200})] * 9, case)
         self.assertEqual(theirs, bench_gpu.Run(64 * 1024 / 0.2, None, None, None, None))
-        self.assertEqual(bench_gpu.row("124M", case, [ours] * 3, [theirs] * 3),
-                         "| 124M, B=64 T=1024 | 655360 | 1.0 1.0 1.0 | 327680 | 2.00 2.00 2.00 | 3.00 1.00 | 1.15 x PyTorch, MFU 50 % |")
+        self.assertEqual(
+            bench_gpu.row("124M", case, [ours] * 3, [theirs] * 3),
+            "| 124M, B=64 T=1024 | 655360 | 1.0 1.0 1.0 | 327680 | 2.00 2.00 2.00 | 3.00 1.00 |"
+            " 1.15 x PyTorch, MFU 50 % |",
+        )
         self.assertIn("not measured | not measured", bench_gpu.row("124M", case, [ours], None))
 
 
@@ -96,17 +136,28 @@ class Recipes(unittest.TestCase):
         path = os.path.join(ROOT, "scripts", f"run_{name}.sh")
         with open(path) as script:
             text = script.read()
-        done = subprocess.run([path, "--dry-run", "--json", "--ranks-per-node", "8"], env=dict(ENVIRONMENT, PROGRAM="./train_gpt_emu", RANKS="1"),
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [path, "--dry-run", "--json", "--ranks-per-node", "8"],
+            env=dict(ENVIRONMENT, PROGRAM="./train_gpt_emu", RANKS="1"),
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         start = json.loads(done.stdout)
         flags = start["flags"]
-        said = [int(n.replace(",", "")) for n in re.search(r"Tokens +([\d,]+) steps x ([\d,]+) tokens = ([\d,]+)", text).groups()]
+        said = [
+            int(n.replace(",", ""))
+            for n in re.search(
+                r"Tokens +([\d,]+) steps x ([\d,]+) tokens = ([\d,]+)", text
+            ).groups()
+        ]
         self.assertEqual(said, [flags["steps"], flags["batch-tokens"], tokens])
         self.assertEqual(flags["steps"] * flags["batch-tokens"], tokens)
         self.assertEqual(flags["ranks-per-node"], 8, "what is given goes before the recipe's")
         memory = float(re.search(r"Memory +([\d.]+) GiB on each GPU", text)[1])
-        self.assertAlmostEqual(start["predicted"]["memory"]["device"] / 2**30 / memory, 1, delta=0.01)
+        self.assertAlmostEqual(
+            start["predicted"]["memory"]["device"] / 2**30 / memory, 1, delta=0.01
+        )
         self.assertIn("Time      not measured", text)
 
     def test_124M(self):
@@ -118,19 +169,40 @@ class Recipes(unittest.TestCase):
 
 class Peaks(unittest.TestCase):
     def peak(self, device, dtype="bf16"):
-        done = subprocess.run([os.path.join(ROOT, "train_gpt_emu"), "--dry-run", "--json", "--model", "layers=1,heads=1,channels=8,vocab=10", "--dtype", dtype],
-                              env=dict(ENVIRONMENT, EMU_DEVICE=device), capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [
+                os.path.join(ROOT, "train_gpt_emu"),
+                "--dry-run",
+                "--json",
+                "--model",
+                "layers=1,heads=1,channels=8,vocab=10",
+                "--dtype",
+                dtype,
+            ],
+            env=dict(ENVIRONMENT, EMU_DEVICE=device),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         start = json.loads(done.stdout)
         self.assertEqual(start["device"], device)
         return start["peak_flops"]
 
     def test_names(self):
-        for device, peak in (("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", 121e12)):
+        for device, peak in (
+            ("NVIDIA H100 80GB HBM3", 989.4e12),
+            ("NVIDIA H100 PCIe", 756e12),
+            ("NVIDIA A100-SXM4-80GB", 312e12),
+            ("NVIDIA L4", 121e12),
+        ):
             self.assertEqual(self.peak(device), peak)
-        for device, dtype in (("NVIDIA A10G", "bf16"), ("NVIDIA H100 80GB HBM3", "fp32")):  # not in the table; a peak of bf16 only
+        for device, dtype in (
+            ("NVIDIA A10G", "bf16"),
+            ("NVIDIA H100 80GB HBM3", "fp32"),
+        ):  # not in the table; a peak of bf16 only
             self.assertLess(self.peak(device, dtype), 1e12, "measured on the emulation")
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    unittest.main()
+    harness.main()

@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""test_gpu_hour.py: scripts/gpu_hour.sh on the emulation, at toy size, and scripts/gpu_table.py on a listing written here.
+"""test_gpu_hour.py: scripts/gpu_hour.sh on the emulation, at toy size, and scripts/gpu_table.py on
+a listing written here.
 
-    Whole       every stage runs, and its figures are what they should be; tools that only a machine with a GPU has are imitated
-    Trouble     a stage that fails, one that hangs, a kill in the middle: the results are whole, and nothing is left running
-    Table       registers, spills and instructions are read as the compiler tells them; the estimate's sums
+Whole       every stage runs, and its figures are what they should be; tools that only a machine
+            with a GPU has are imitated
+Trouble     a stage that fails, one that hangs, a kill in the middle: the results are whole, and
+            nothing is left running
+Table       registers, spills and instructions are read as the compiler tells them; the estimate's
+            sums
 """
+
 import json
 import math
 import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+from pathlib import Path
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import harness
+
+ROOT = Path(harness.ROOT)
 sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_hour  # noqa: E402
 import gpu_table  # noqa: E402
@@ -25,7 +31,10 @@ import gpu_table  # noqa: E402
 TIMEOUT = 600
 HANG = '#!/bin/sh\necho $$ >"$FAKES/pid"\nexec sleep 600\n'
 # Runs the program that it is to watch, as compute-sanitizer does.
-SANITIZER = '#!/bin/sh\n[ "$1 $3 $4" = "--tool --error-exitcode 9" ] || exit 8\necho "$2" >>"$FAKES/tools"\nshift 4\nexec "$@" >/dev/null\n'
+SANITIZER = (
+    '#!/bin/sh\n[ "$1 $3 $4" = "--tool --error-exitcode 9" ] || exit 8\necho "$2"'
+    ' >>"$FAKES/tools"\nshift 4\nexec "$@" >/dev/null\n'
+)
 NSYS = """#!/bin/sh
 case $1 in
 profile) while [ "$1" != -o ]; do shift; done; touch "$2.nsys-rep" ;;
@@ -33,18 +42,22 @@ stats) printf 'Time (%%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Ma
     printf '60.0,600,3,200.0,200.0,1,2,0.1,"void layernorm_kernel<float>(T1 *, float)"\\n40.0,400,3,1.0,1.0,1,2,0.1,adamw_kernel(float *)\\n' ;;
 esac
 """
-NCU = '#!/bin/sh\nwhile [ "$1" != --kernel-name ]; do shift; done\necho "$2" >>"$FAKES/ncu_kernels"\n'
+NCU = (
+    '#!/bin/sh\nwhile [ "$1" != --kernel-name ]; do shift; done\necho "$2" >>"$FAKES/ncu_kernels"\n'
+)
 
 
-class InFolder(unittest.TestCase):
+class InFolder(harness.InFolder):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        self.out = self.folder / "out"
+        super().setUp()
         (self.folder / "bin").mkdir()
-        self.environment = dict(os.environ, FAKES=str(self.folder), PATH=f"{self.folder}/bin:{os.environ['PATH']}", OMP_NUM_THREADS="1",
-                                OMP_WAIT_POLICY="passive")
+        self.environment = dict(
+            os.environ,
+            FAKES=str(self.folder),
+            PATH=f"{self.folder}/bin:{os.environ['PATH']}",
+            OMP_NUM_THREADS="1",
+            OMP_WAIT_POLICY="passive",
+        )
 
     def fake(self, **programs):
         for name, text in programs.items():
@@ -53,8 +66,21 @@ class InFolder(unittest.TestCase):
             path.chmod(0o755)
 
     def start(self, *words):
-        command = [str(ROOT / "scripts/gpu_hour.sh"), "--toy", "--out", str(self.out), *map(str, words)]
-        return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            str(ROOT / "scripts/gpu_hour.sh"),
+            "--toy",
+            "--out",
+            str(self.out),
+            *map(str, words),
+        ]
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def hour(self, *words, code=0):
         """What a call printed, and its results."""
@@ -73,7 +99,10 @@ class InFolder(unittest.TestCase):
             self.assertIn(f"## {stage['name']}: {stage['status']}", page)
             for command in stage["commands"]:
                 self.assertIn(f"    {command['command']}    # {command['status']}, ", page)
-        self.assertEqual([stage["name"] for stage in found], [name for name in gpu_hour.STAGES if name in [stage["name"] for stage in found]])
+        self.assertEqual(
+            [stage["name"] for stage in found],
+            [name for name in gpu_hour.STAGES if name in [stage["name"] for stage in found]],
+        )
         return {stage["name"]: stage for stage in found}
 
     def check_gone(self):
@@ -88,11 +117,18 @@ class Whole(InFolder):
     def test_every_stage(self):
         self.fake(compute_sanitizer=SANITIZER, nsys=NSYS, ncu=NCU)
         said, stages = self.hour()
-        self.assertEqual({name: stage["status"] for name, stage in stages.items()}, dict.fromkeys(gpu_hour.STAGES, "passed"), said)
+        self.assertEqual(
+            {name: stage["status"] for name, stage in stages.items()},
+            dict.fromkeys(gpu_hour.STAGES, "passed"),
+            said,
+        )
         self.assertIn("Every stage was run.", (self.out / "results.md").read_text())
         of = {name: stage["figures"] for name, stage in stages.items()}
         self.assertIn("Open MPI", of["versions"]["mpi"])
-        self.assertEqual(set(of["operations"]), {"test workspace", "production workspace", "suggestion 0", "suggestion 1"})
+        self.assertEqual(
+            set(of["operations"]),
+            {"test workspace", "production workspace", "suggestion 0", "suggestion 1"},
+        )
         self.assertGreater(min(of["operations"].values()), 5)
         self.assertEqual(set(of["golden"].values()), {"passed"})
         self.check_kernels(of["kernels"])
@@ -105,8 +141,13 @@ class Whole(InFolder):
             self.assertGreater(speed["tokens_per_s"], 0)
             self.assertEqual(speed["memory_predicted"], speed["memory_measured"])
         self.assertEqual(of["offload"]["none"]["time_over_none"], 1)
-        self.assertEqual([run["bytes"]["bytes"] > 0 for run in of["offload"].values()], [False, True, True])
-        self.assertEqual((self.folder / "tools").read_text().split(), [tool for tool in of["sanitizers"] for _ in range(2)])
+        self.assertEqual(
+            [run["bytes"]["bytes"] > 0 for run in of["offload"].values()], [False, True, True]
+        )
+        self.assertEqual(
+            (self.folder / "tools").read_text().split(),
+            [tool for tool in of["sanitizers"] for _ in range(2)],
+        )
 
     def check_kernels(self, figures):
         found = {work["kernel"]: work for work in figures["kernels"]}
@@ -114,14 +155,19 @@ class Whole(InFolder):
         N, C, V = 16, 16, 128
         self.assertEqual(found["fc, bias and GELU"]["flops"], 2 * N * C * 4 * C)
         self.assertEqual(found["classifier, all of it"]["flops"], 3 * 2 * N * C * V)
-        self.assertEqual(found["AdamW, bf16"]["bytes"], (4 * (4 + 3) + 2) * C * V)  # four states read, three written, one rounded
+        self.assertEqual(
+            found["AdamW, bf16"]["bytes"], (4 * (4 + 3) + 2) * C * V
+        )  # four states read, three written, one rounded
         self.assertEqual(found["residual"]["bytes"], 3 * 2 * N * C)
         for work in found.values():
             self.assertTrue(0 < work["share_of_ceiling"] < math.inf, work)
         self.assertEqual(found["copy"]["share_of_ceiling"] > 0.99, True)
 
     def check_profile(self, figures):
-        self.assertIn(("FORWARD", "block"), [(action["action"], action["unit"]) for action in figures["actions"]])
+        self.assertIn(
+            ("FORWARD", "block"),
+            [(action["action"], action["unit"]) for action in figures["actions"]],
+        )
         self.assertEqual(figures["ncu"], ["layernorm_kernel", "adamw_kernel"])
         self.assertEqual((self.folder / "ncu_kernels").read_text().split(), figures["ncu"])
         self.assertEqual(len(figures["nsys"]), 2)
@@ -129,12 +175,24 @@ class Whole(InFolder):
 
 class Trouble(InFolder):
     def test_a_stage_hangs_and_one_fails(self):
-        self.fake(nvcc=HANG, nsys="#!/bin/sh\nexit 3\n", compute_sanitizer='#!/bin/sh\n! kill -0 "$(cat "$FAKES/pid")"\n')  # what hung is gone by now
-        said, stages = self.hour("--only", "versions,profile,sanitizers", "--limit", "versions=2", code=1)
-        self.assertEqual({name: stage["status"] for name, stage in stages.items()}, {"versions": "timed out", "profile": "failed", "sanitizers": "passed"}, said)
+        self.fake(
+            nvcc=HANG,
+            nsys="#!/bin/sh\nexit 3\n",
+            compute_sanitizer='#!/bin/sh\n! kill -0 "$(cat "$FAKES/pid")"\n',
+        )  # what hung is gone by now
+        said, stages = self.hour(
+            "--only", "versions,profile,sanitizers", "--limit", "versions=2", code=1
+        )
+        self.assertEqual(
+            {name: stage["status"] for name, stage in stages.items()},
+            {"versions": "timed out", "profile": "failed", "sanitizers": "passed"},
+            said,
+        )
         self.assertIn("nvcc --version", stages["versions"]["reason"])
         self.assertIn("exit status 3 of: nsys", stages["profile"]["reason"])
-        self.assertTrue(stages["profile"]["figures"]["actions"], "what it had found before it failed")
+        self.assertTrue(
+            stages["profile"]["figures"]["actions"], "what it had found before it failed"
+        )
         self.check_gone()
 
     def test_killed_and_called_again(self):
@@ -147,18 +205,26 @@ class Trouble(InFolder):
         process.send_signal(signal.SIGKILL)
         process.wait()
         stages = self.results()
-        self.assertEqual({name: stage["status"] for name, stage in stages.items()}, {"versions": "passed", "sanitizers": "failed"})
+        self.assertEqual(
+            {name: stage["status"] for name, stage in stages.items()},
+            {"versions": "passed", "sanitizers": "failed"},
+        )
         self.assertEqual(stages["sanitizers"]["reason"], gpu_hour.NOT_ENDED)
         self.check_gone()
         self.fake(compute_sanitizer="#!/bin/sh\n")
         merged = self.hour("--only", "sanitizers")[1]
         self.assertEqual(merged["versions"], stages["versions"], "as the first call left it")
         self.assertEqual(merged["sanitizers"]["status"], "passed")
-        self.assertRegex((self.out / "results.md").read_text(), r"Not run: build, operations, .*offload\.")
+        self.assertRegex(
+            (self.out / "results.md").read_text(), r"Not run: build, operations, .*offload\."
+        )
 
     def test_no_time_and_no_tool(self):
         stages = self.hour("--only", "build", "--minutes", 0)[1]
-        self.assertEqual((stages["build"]["status"], stages["build"]["reason"]), ("skipped", "the time of --minutes is over"))
+        self.assertEqual(
+            (stages["build"]["status"], stages["build"]["reason"]),
+            ("skipped", "the time of --minutes is over"),
+        )
 
     def test_arguments(self):
         self.assertIn("no stage 'speeed'", self.start("--only", "speeed").communicate()[0])
@@ -167,7 +233,9 @@ class Trouble(InFolder):
         process = self.start("--only", "versions")
         self.assertIn("without --toy: give another --out", process.communicate()[0])
         self.assertEqual(process.returncode, 2)
-        listed = subprocess.run([ROOT / "scripts/gpu_hour.sh", "--list"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            [ROOT / "scripts/gpu_hour.sh", "--list"], capture_output=True, text=True, check=True
+        ).stdout
         self.assertEqual(re.findall(r"(?m)^(\w+) ", listed), list(gpu_hour.STAGES))
 
 
@@ -189,22 +257,39 @@ ptxas info    : Used 8 registers
 """
 
     def test_what_the_compiler_says(self):
-        self.assertEqual(gpu_table.read_ptxas(self.PTXAS), {"_Z3addPf": (40, 12, 16, 2048), "_Z3subPf": (8, 0, 0, 0)})
-        self.assertEqual(gpu_table.read_sass(self.SASS), {"_Z3addPf": {"other": 1, "global": 1, "tensor": 1, "fp32": 1}})
+        self.assertEqual(
+            gpu_table.read_ptxas(self.PTXAS),
+            {"_Z3addPf": (40, 12, 16, 2048), "_Z3subPf": (8, 0, 0, 0)},
+        )
+        self.assertEqual(
+            gpu_table.read_sass(self.SASS),
+            {"_Z3addPf": {"other": 1, "global": 1, "tensor": 1, "fp32": 1}},
+        )
 
     def test_sums(self):
         m = gpu_table.MODELS[0][0]
         self.assertEqual(gpu_table.parameters_of(m), 124_475_904)
-        # All FLOP of a step are in the products and in the two products of attention's forward, taken three times.
+        # All FLOP of a step are in the products and in the two products of attention's forward,
+        # taken three times.
         flops = sum(flops for flops, _ in gpu_table.products(m, False))
-        attention = sum(launch.flops * launch.calls for launch in gpu_table.kernel_launches(m) if launch.kernel.startswith("attention_mma_kernel"))
+        attention = sum(
+            launch.flops * launch.calls
+            for launch in gpu_table.kernel_launches(m)
+            if launch.kernel.startswith("attention_mma_kernel")
+        )
         self.assertAlmostEqual((flops + 3 * attention) / gpu_table.model_flops(m), 1, places=9)
-        self.assertAlmostEqual(gpu_table.launch_seconds(gpu_table.Code(8, 0, 0, 0, {"global": 1}), gpu_table.Launch("k", 1, 3.35e12, 0, 0, False))[0], 1 / 0.85)
+        self.assertAlmostEqual(
+            gpu_table.launch_seconds(
+                gpu_table.Code(8, 0, 0, 0, {"global": 1}),
+                gpu_table.Launch("k", 1, 3.35e12, 0, 0, False),
+            )[0],
+            1 / 0.85,
+        )
 
     def test_page(self):
         """It is the script's, of these kernels, and says that nothing was measured."""
         page = (ROOT / "docs/gpu.md").read_text()
-        made = page[page.index(gpu_table.BEGIN):page.index(gpu_table.END)]
+        made = page[page.index(gpu_table.BEGIN) : page.index(gpu_table.END)]
         for m, _ in gpu_table.MODELS:
             for launch in gpu_table.kernel_launches(m):
                 self.assertIn(f"| `{launch.kernel}` | {launch.calls} | ", made)
@@ -213,4 +298,4 @@ ptxas info    : Used 8 registers
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    unittest.main()
+    harness.main()

@@ -1,45 +1,67 @@
 #!/usr/bin/env python3
-"""test_huggingface.py: scripts/to_huggingface.py and from_huggingface.py, run as a user would run them.
+"""test_huggingface.py: scripts/to_huggingface.py and from_huggingface.py, run as a user would run
+them.
 
     python3 test/test_huggingface.py        TEST_ALL=1: all damaged input, not a sample; TEST_SEED=N
                                             TEST_PRINT=1: also the differences that were measured
 
-    RoundTrip     a model file -> a folder -> the same bytes: fp32 and bf16, made elsewhere and by the program
-    Layout        every element lies where an independent table says; the forms in which others store the same
-    Malformed     damaged and foreign input ends with exit status 2 and one message, and leaves nothing behind
-    Transformers  logits and losses of the current transformers equal the program's, both ways; skipped without torch
+    RoundTrip     a model file -> a folder -> the same bytes: fp32 and bf16, made elsewhere and by
+                  the program
+    Layout        every element lies where an independent table says; the forms in which others
+                  store the same
+    Malformed     damaged and foreign input ends with exit status 2 and one message, and leaves
+                  nothing behind
+    Transformers  logits and losses of the current transformers equal the program's, both ways;
+                  skipped without torch
 
-The scripts run in .venv's Python, transformers in .venv-peers' (.venv-peers/bin/pip install torch transformers).
+The scripts run in .venv's Python, transformers in .venv-peers' (.venv-peers/bin/pip install torch
+transformers).
 """
+
 import array
 import json
 import os
-import random
 import resource
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / "train_gpt"
-MODEL, TOKENS, GOLDEN = (ROOT / "test/golden" / f"gpt_tiny{end}.bin" for end in ("_model", "_tokens", ""))
-POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
-PARAMETERS = 92208
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
-ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
-                   HF_HUB_OFFLINE="1", PYTHONDONTWRITEBYTECODE="1")
-SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
-SAME = 1e-5  # relative: fp32 sums in another order
+import harness
+from harness import (
+    CHANNELS,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    LAYERS,
+    PADDED,
+    PARAMETERS,
+    POSITIONS,
+    SAME,
+    VOCAB,
+    header,
+    sample,
+)
+
+ROOT, BINARY = Path(harness.ROOT), harness.BINARY
+MODEL, TOKENS, GOLDEN = map(Path, (harness.MODEL, harness.TOKENS, harness.GOLDEN))
+HEADS = 3  # of the golden model
+ENVIRONMENT = dict(harness.ENVIRONMENT, HF_HUB_OFFLINE="1", PYTHONDONTWRITEBYTECODE="1")
 
 
 def python_with(*packages):
     """The first of the project's Pythons that has them, or None."""
-    looks = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
+    looks = (
+        "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in"
+        " sys.argv[1:]))"
+    )
     for path in (ROOT / ".venv/bin/python", ROOT / ".venv-peers/bin/python", Path(sys.executable)):
-        if path.exists() and not subprocess.run([path, "-c", looks, *packages], stderr=subprocess.DEVNULL).returncode:
+        if (
+            path.exists()
+            and not subprocess.run(
+                [path, "-c", looks, *packages], stderr=subprocess.DEVNULL
+            ).returncode
+        ):
             return str(path)
     return None
 
@@ -47,24 +69,25 @@ def python_with(*packages):
 PYTHON, PEER = python_with("numpy"), python_with("torch", "transformers")
 
 
-def sampled(cases):
-    cases = list(cases)
-    return cases if os.environ.get("TEST_ALL") == "1" else random.Random(SEED).sample(cases, 4)
-
-
 def run(*command, status=0, **options):
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, env=ENVIRONMENT, **options)
+    result = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=ENVIRONMENT,
+        **options,
+    )
     if result.returncode != status:
-        raise AssertionError(f"exit status {result.returncode} instead of {status}: {command}\n{result.stdout[-2000:]}{result.stderr[-3000:]}")
+        raise AssertionError(
+            f"exit status {result.returncode} instead of {status}:"
+            f" {command}\n{result.stdout[-2000:]}{result.stderr[-3000:]}"
+        )
     return result
 
 
 def program(*flags):
     return run("mpirun", "-np", "1", BINARY, *flags)
-
-
-def header(*words):
-    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
 
 
 def bf16_model():
@@ -74,17 +97,22 @@ def bf16_model():
 
 
 def read_safetensors(path):
-    """Returns {name: (dtype, shape, bytes)}; its own reader, so that a mistake of the scripts' shows."""
+    """Returns {name: (dtype, shape, bytes)}; its own reader, so that a mistake of the scripts'
+    shows."""
     data = path.read_bytes()
-    length, = struct.unpack("<Q", data[:8])
+    (length,) = struct.unpack("<Q", data[:8])
     assert (8 + length) % 8 == 0
-    entries, at = json.loads(data[8:8 + length]), 0
+    entries, at = json.loads(data[8 : 8 + length]), 0
     assert entries.pop("__metadata__") == {"format": "pt"}
     found = {}
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
         assert begin == at, "a gap"
-        found[name], at = (entry["dtype"], entry["shape"], data[8 + length + begin:8 + length + end]), end
+        found[name], at = (
+            entry["dtype"],
+            entry["shape"],
+            data[8 + length + begin : 8 + length + end],
+        ), end
     assert 8 + length + at == len(data)
     return found
 
@@ -93,10 +121,16 @@ def write_safetensors(path, tensors, **changes):
     """The inverse; changes of the header's entries by name."""
     entries, at = {}, 0
     for name, (dtype, shape, data) in tensors.items():
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]} | changes.get(name, {})
+        entries[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [at, at + len(data)],
+        } | changes.get(name, {})
         at += len(data)
     text = json.dumps(entries).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+    path.write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values())
+    )
 
 
 def transposed(values, rows, columns):
@@ -104,17 +138,7 @@ def transposed(values, rows, columns):
 
 
 @unittest.skipUnless(PYTHON, "no numpy here")
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def write(self, name, *parts):
-        path = self.folder / name
-        path.write_bytes(b"".join(parts))
-        return path
-
+class InFolder(harness.InFolder):
     def export(self, model, *options, name="hf", **how):
         run(PYTHON, ROOT / "scripts/to_huggingface.py", model, self.folder / name, *options, **how)
         return self.folder / name
@@ -124,11 +148,14 @@ class InFolder(unittest.TestCase):
         return self.folder / name
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class RoundTrip(InFolder):
     def check(self, model):
         self.assertEqual(self.load(self.export(model)).read_bytes(), model.read_bytes())
-        self.assertEqual(sorted(path.name for path in (self.folder / "hf").iterdir()), ["config.json", "generation_config.json", "model.safetensors"])
+        self.assertEqual(
+            sorted(path.name for path in (self.folder / "hf").iterdir()),
+            ["config.json", "generation_config.json", "model.safetensors"],
+        )
 
     def test_fp32(self):
         self.check(MODEL)
@@ -137,11 +164,28 @@ class RoundTrip(InFolder):
         self.check(self.write("half.bin", bf16_model()))
 
     def test_models_of_the_program(self):
-        """Trained, with weight decay: the rows of the padding are still the zeros that an import makes."""
+        """Trained, with weight decay: the rows of the padding are still the zeros that an import
+        makes."""
         for dtype in ("fp32", "bf16"):
             exported = self.folder / f"{dtype}.bin"
-            program("--model", "layers=2,heads=2,channels=32,vocab=101", "--train", TOKENS, "--val-every", 0, "--seq-len", 20, "--steps", 3, "--dtype", dtype,
-                    "--weight-decay", 0.1, "--export", exported)
+            program(
+                "--model",
+                "layers=2,heads=2,channels=32,vocab=101",
+                "--train",
+                TOKENS,
+                "--val-every",
+                0,
+                "--seq-len",
+                20,
+                "--steps",
+                3,
+                "--dtype",
+                dtype,
+                "--weight-decay",
+                0.1,
+                "--export",
+                exported,
+            )
             self.check(exported)
 
     def test_a_model_replaces_itself(self):
@@ -151,91 +195,180 @@ class RoundTrip(InFolder):
         self.assertEqual(copy.read_bytes(), MODEL.read_bytes())
 
     def test_checkpoints_are_exported_as_the_help_says(self):
-        same = ("--model", MODEL, "--train", TOKENS, "--val-every", 0, "--seq-len", 20, "--out", self.folder / "out", "--save-every", 2)
+        same = (
+            "--model",
+            MODEL,
+            "--train",
+            TOKENS,
+            "--val-every",
+            0,
+            "--seq-len",
+            20,
+            "--out",
+            self.folder / "out",
+            "--save-every",
+            2,
+        )
         whole, resumed = self.folder / "whole.bin", self.folder / "resumed.bin"
         program(*same, "--steps", 2, "--export", whole)
-        self.assertIn("--resume 1 --steps 0 --export", run(PYTHON, ROOT / "scripts/to_huggingface.py", "--help").stdout)
+        self.assertIn(
+            "--resume 1 --steps 0 --export",
+            run(PYTHON, ROOT / "scripts/to_huggingface.py", "--help").stdout,
+        )
         program(*same, "--resume", 1, "--steps", 0, "--export", resumed)
         self.assertEqual(resumed.read_bytes(), whole.read_bytes())
-        self.assertIn("--resume 1 --steps 0 --export", run(PYTHON, ROOT / "scripts/to_huggingface.py", self.folder / "out/step_00000002",
-                                                           self.folder / "hf", status=EXIT_INPUT).stderr)
+        self.assertIn(
+            "--resume 1 --steps 0 --export",
+            run(
+                PYTHON,
+                ROOT / "scripts/to_huggingface.py",
+                self.folder / "out/step_00000002",
+                self.folder / "hf",
+                status=EXIT_INPUT,
+            ).stderr,
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Layout(InFolder):
-    # docs/formats.md beside transformers' modeling_gpt2.py: name there, (rows, columns) in the model file, Conv1D there.
+    # docs/formats.md beside transformers' modeling_gpt2.py: name there, (rows, columns) in the
+    # model file, Conv1D there.
     C = CHANNELS
-    BLOCK = [("ln_1.weight", (C,), 0), ("ln_1.bias", (C,), 0), ("attn.c_attn.weight", (3 * C, C), 1), ("attn.c_attn.bias", (3 * C,), 0),
-             ("attn.c_proj.weight", (C, C), 1), ("attn.c_proj.bias", (C,), 0), ("ln_2.weight", (C,), 0), ("ln_2.bias", (C,), 0),
-             ("mlp.c_fc.weight", (4 * C, C), 1), ("mlp.c_fc.bias", (4 * C,), 0), ("mlp.c_proj.weight", (C, 4 * C), 1), ("mlp.c_proj.bias", (C,), 0)]
-    TABLE = [("wte.weight", (VOCAB, C), 0), ("padding", (PADDED - VOCAB, C), 0), ("wpe.weight", (POSITIONS, C), 0),
-             *((f"h.{layer}.{name}", shape, conv) for name, shape, conv in BLOCK for layer in range(LAYERS)), ("ln_f.weight", (C,), 0), ("ln_f.bias", (C,), 0)]
+    BLOCK = [
+        ("ln_1.weight", (C,), 0),
+        ("ln_1.bias", (C,), 0),
+        ("attn.c_attn.weight", (3 * C, C), 1),
+        ("attn.c_attn.bias", (3 * C,), 0),
+        ("attn.c_proj.weight", (C, C), 1),
+        ("attn.c_proj.bias", (C,), 0),
+        ("ln_2.weight", (C,), 0),
+        ("ln_2.bias", (C,), 0),
+        ("mlp.c_fc.weight", (4 * C, C), 1),
+        ("mlp.c_fc.bias", (4 * C,), 0),
+        ("mlp.c_proj.weight", (C, 4 * C), 1),
+        ("mlp.c_proj.bias", (C,), 0),
+    ]
+    TABLE = [
+        ("wte.weight", (VOCAB, C), 0),
+        ("padding", (PADDED - VOCAB, C), 0),
+        ("wpe.weight", (POSITIONS, C), 0),
+        *(
+            (f"h.{layer}.{name}", shape, conv)
+            for name, shape, conv in BLOCK
+            for layer in range(LAYERS)
+        ),
+        ("ln_f.weight", (C,), 0),
+        ("ln_f.bias", (C,), 0),
+    ]
 
     def expected(self, values):
         """{name: (shape, values)} of a model file that holds `values`."""
         found, at = {}, 0
         for name, shape, conv in self.TABLE:
-            part = values[at:at + shape[0] * (shape[1] if len(shape) == 2 else 1)]
-            found[name] = ([*shape[::-1]], transposed(part, *shape)) if conv else ([*shape], [*part])
+            part = values[at : at + shape[0] * (shape[1] if len(shape) == 2 else 1)]
+            found[name] = (
+                ([*shape[::-1]], transposed(part, *shape)) if conv else ([*shape], [*part])
+            )
             at += len(part)
         self.assertEqual(at, PARAMETERS)
         del found["padding"]
         return found
 
     def test_every_element(self):
-        values = array.array("f", range(PARAMETERS))  # each is exact in fp32, and tells where it was
+        values = array.array(
+            "f", range(PARAMETERS)
+        )  # each is exact in fp32, and tells where it was
         folder = self.export(self.write("model.bin", MODEL.read_bytes()[:1024], values.tobytes()))
         expected = {f"transformer.{name}": of for name, of in self.expected(values).items()}
         found = read_safetensors(folder / "model.safetensors")
-        self.assertEqual({name: "F32" for name in expected}, {name: dtype for name, (dtype, _, _) in found.items()})
+        self.assertEqual(
+            {name: "F32" for name in expected},
+            {name: dtype for name, (dtype, _, _) in found.items()},
+        )
         for name, (_, shape, data) in found.items():
             self.assertEqual((shape, [*array.array("f", data)]), expected[name], name)
         config = json.loads((folder / "config.json").read_text())
-        self.assertEqual([config[key] for key in ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")], [POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS])
+        self.assertEqual(
+            [config[key] for key in ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")],
+            [POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS],
+        )
 
     def test_forms_of_others(self):
-        """Names without the prefix, masks, the tied matrix twice, a single file, several files with an index, fp16."""
+        """Names without the prefix, masks, the tied matrix twice, a single file, several files with
+        an index, fp16."""
         folder = self.export(MODEL)
         whole = read_safetensors(folder / "model.safetensors")
         bare = {name.removeprefix("transformer."): of for name, of in whole.items()}
-        extras = {"h.0.attn.bias": ("U8", [1, 1, 24, 24], bytes(576)), "h.0.attn.masked_bias": ("F32", [], bytes(4)), "lm_head.weight": bare["wte.weight"]}
+        extras = {
+            "h.0.attn.bias": ("U8", [1, 1, 24, 24], bytes(576)),
+            "h.0.attn.masked_bias": ("F32", [], bytes(4)),
+            "lm_head.weight": bare["wte.weight"],
+        }
         write_safetensors(folder / "bare.safetensors", extras | bare)
         self.assertEqual(self.load(folder / "bare.safetensors").read_bytes(), MODEL.read_bytes())
         os.remove(folder / "model.safetensors")
-        names, files = sorted(whole), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+        names, files = sorted(whole), (
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        )
         for i, file in enumerate(files):
             write_safetensors(folder / file, {name: whole[name] for name in names[i::2]})
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {name: files[i % 2] for i, name in enumerate(names)}}))
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(
+                {"metadata": {}, "weight_map": {name: files[i % 2] for i, name in enumerate(names)}}
+            )
+        )
         self.assertEqual(self.load(folder).read_bytes(), MODEL.read_bytes())
 
     def test_fp16_becomes_fp32(self):
         halves = struct.pack("<5e", 1.5, -0.0, 6e-8, 65504, float("inf"))
         folder = self.export(MODEL)
-        fp16 = {name: ("F16", shape, (halves * len(data))[:len(data) // 2]) for name, (_, shape, data) in read_safetensors(folder / "model.safetensors").items()}
+        fp16 = {
+            name: ("F16", shape, (halves * len(data))[: len(data) // 2])
+            for name, (_, shape, data) in read_safetensors(folder / "model.safetensors").items()
+        }
         write_safetensors(folder / "model.safetensors", fp16)
         found = self.load(folder).read_bytes()
         self.assertEqual(found[:1024], MODEL.read_bytes()[:1024])
-        bias = found[-4 * CHANNELS:]  # lnfb
+        bias = found[-4 * CHANNELS :]  # lnfb
         self.assertEqual(bias[:20], struct.pack("<5f", *struct.unpack("<5e", halves)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Malformed(InFolder):
     def refused(self, script, source, message):
         out = self.folder / "result"
-        result = run(PYTHON, ROOT / f"scripts/{script}_huggingface.py", source, out, status=EXIT_INPUT)
+        result = run(
+            PYTHON, ROOT / f"scripts/{script}_huggingface.py", source, out, status=EXIT_INPUT
+        )
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         self.assertIn(message, result.stderr)
         self.assertFalse([*self.folder.glob("result*")], "something is left behind")
 
     def test_model_files(self):
         model = MODEL.read_bytes()
+
         def word(at, value):
-            return model[:4 * at] + struct.pack("<i", value) + model[4 * at + 4:]
-        cases = [(b"", "cut off"), (model[:1023], "cut off"), (model[:-1], "expected 369856 bytes"), (model + b"\0", "expected 369856 bytes"),
-                 (TOKENS.read_bytes(), "magic 20240520"), (word(1, 1), "version 1"), (word(1, 5), "expected 185440 bytes")]
-        cases += [(word(at, value), "impossible" if at in (5, 7) or value in (-1, 0, 2**31 - 1) else "expected") for at in range(2, 8) for value in (-1, 0, 2**31 - 1)]
-        for data, message in sampled(cases):
+            return model[: 4 * at] + struct.pack("<i", value) + model[4 * at + 4 :]
+
+        cases = [
+            (b"", "cut off"),
+            (model[:1023], "cut off"),
+            (model[:-1], "expected 369856 bytes"),
+            (model + b"\0", "expected 369856 bytes"),
+            (TOKENS.read_bytes(), "magic 20240520"),
+            (word(1, 1), "version 1"),
+            (word(1, 5), "expected 185440 bytes"),
+        ]
+        cases += [
+            (
+                word(at, value),
+                "impossible" if at in (5, 7) or value in (-1, 0, 2**31 - 1) else "expected",
+            )
+            for at in range(2, 8)
+            for value in (-1, 0, 2**31 - 1)
+        ]
+        for data, message in sample(cases, 4):
             with self.subTest(message):
                 self.refused("to", self.write("model.bin", data), message)
         self.refused("to", self.folder, "--export MODEL.bin")
@@ -243,12 +376,29 @@ class Malformed(InFolder):
 
     def test_tokenizers(self):
         good = header(20240328, 2, 3, 0) + b"\1a\1b\2ab"
-        cases = [good[:-1], good + b"\0", good[:1024], TOKENS.read_bytes(), header(20240328, 2, 3, 3) + good[1024:], header(20240328, 2, -1, 0),
-                 good[:1024] + b"\1a\1a\2aa", good[:1024] + b"\1a\0\2aa", header(20240328, 2, 102, 0) + b"".join(bytes([1, i]) for i in range(102)),
-                 header(20240328, 2, 3, 0) + b"\1a\1b\3bbb"]
-        for i, data in sampled(enumerate(cases)):
+        cases = [
+            good[:-1],
+            good + b"\0",
+            good[:1024],
+            TOKENS.read_bytes(),
+            header(20240328, 2, 3, 3) + good[1024:],
+            header(20240328, 2, -1, 0),
+            good[:1024] + b"\1a\1a\2aa",
+            good[:1024] + b"\1a\0\2aa",
+            header(20240328, 2, 102, 0) + b"".join(bytes([1, i]) for i in range(102)),
+            header(20240328, 2, 3, 0) + b"\1a\1b\3bbb",
+        ]
+        for i, data in sample(enumerate(cases), 4):
             with self.subTest(i):
-                result = run(PYTHON, ROOT / "scripts/to_huggingface.py", MODEL, self.folder / "result", "--tokenizer", self.write("t.bin", data), status=EXIT_INPUT)
+                result = run(
+                    PYTHON,
+                    ROOT / "scripts/to_huggingface.py",
+                    MODEL,
+                    self.folder / "result",
+                    "--tokenizer",
+                    self.write("t.bin", data),
+                    status=EXIT_INPUT,
+                )
                 self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
                 self.assertFalse([*self.folder.glob("result*")])
 
@@ -256,27 +406,49 @@ class Malformed(InFolder):
         folder = self.export(MODEL)
         path, source = folder / "model.safetensors", read_safetensors(folder / "model.safetensors")
         good, name = path.read_bytes(), "transformer.h.1.mlp.c_fc.weight"
-        raw = [(good[:7], "cut off"), (good[:-1], "range of the"), (good[:1000], "not safetensors, or cut off"), (b"\xff" * 8 + good[8:], "not safetensors"),
-               (struct.pack("<Q", 50) + good[8:], "expected JSON"), (struct.pack("<Q", 2) + b"[]", "expected a JSON object"),
-               (struct.pack("<Q", 2) + b"{}", "found none"), (struct.pack("<Q", 100000) + b"[" * 100000, "expected JSON"),
-               (struct.pack("<Q", 3) + b'{"\xff', "expected JSON")]
-        for data, message in sampled(raw):
+        raw = [
+            (good[:7], "cut off"),
+            (good[:-1], "range of the"),
+            (good[:1000], "not safetensors, or cut off"),
+            (b"\xff" * 8 + good[8:], "not safetensors"),
+            (struct.pack("<Q", 50) + good[8:], "expected JSON"),
+            (struct.pack("<Q", 2) + b"[]", "expected a JSON object"),
+            (struct.pack("<Q", 2) + b"{}", "found none"),
+            (struct.pack("<Q", 100000) + b"[" * 100000, "expected JSON"),
+            (struct.pack("<Q", 3) + b'{"\xff', "expected JSON"),
+        ]
+        for data, message in sample(raw, 4):
             with self.subTest(message):
                 path.write_bytes(data)
                 self.refused("from", folder, message)
         total = sum(len(data) for _, _, data in source.values())
-        entries = [({"data_offsets": [0, total + 1]}, "range of the"), ({"data_offsets": [8, 4]}, "range of the"), ({"data_offsets": [-4, 0]}, "range of the"),
-                   ({"data_offsets": [0.0, 4.0]}, "range of the"), ({"data_offsets": [0]}, "range of the"), ({"data_offsets": None}, "range of the"),
-                   ({"data_offsets": [True, True]}, "range of the"), ({"shape": [48]}, "do not hold"), ({"shape": [192, 48]}, "expected h.1.mlp.c_fc.weight"),
-                   ({"shape": [0, 1 << 70], "data_offsets": [0, 0]}, "range of the"), ({"shape": [1] * 99}, "range of the"), ({"shape": "48"}, "range of the"),
-                   ({"dtype": "F64"}, "in fp32, bf16 or fp16"), ({"dtype": "BF16"}, "do not hold"), ({"dtype": None}, "in fp32, bf16 or fp16")]
-        for change, message in sampled(entries):
+        entries = [
+            ({"data_offsets": [0, total + 1]}, "range of the"),
+            ({"data_offsets": [8, 4]}, "range of the"),
+            ({"data_offsets": [-4, 0]}, "range of the"),
+            ({"data_offsets": [0.0, 4.0]}, "range of the"),
+            ({"data_offsets": [0]}, "range of the"),
+            ({"data_offsets": None}, "range of the"),
+            ({"data_offsets": [True, True]}, "range of the"),
+            ({"shape": [48]}, "do not hold"),
+            ({"shape": [192, 48]}, "expected h.1.mlp.c_fc.weight"),
+            ({"shape": [0, 1 << 70], "data_offsets": [0, 0]}, "range of the"),
+            ({"shape": [1] * 99}, "range of the"),
+            ({"shape": "48"}, "range of the"),
+            ({"dtype": "F64"}, "in fp32, bf16 or fp16"),
+            ({"dtype": "BF16"}, "do not hold"),
+            ({"dtype": None}, "in fp32, bf16 or fp16"),
+        ]
+        for change, message in sample(entries, 4):
             with self.subTest(change):
                 write_safetensors(path, source, **{name: change})
                 self.refused("from", folder, message)
         left, wte = {k: v for k, v in source.items() if k != name}, source["transformer.wte.weight"]
-        for tensors, message in ((left, "found none"), (source | {"score.weight": ("F32", [1], bytes(4))}, "no tensor 'score.weight'"),
-                                 (source | {"lm_head.weight": (*wte[:2], bytes(len(wte[2])))}, "one matrix for both")):
+        for tensors, message in (
+            (left, "found none"),
+            (source | {"score.weight": ("F32", [1], bytes(4))}, "no tensor 'score.weight'"),
+            (source | {"lm_head.weight": (*wte[:2], bytes(len(wte[2])))}, "one matrix for both"),
+        ):
             with self.subTest(message):
                 write_safetensors(path, tensors)
                 self.refused("from", folder, message)
@@ -284,13 +456,42 @@ class Malformed(InFolder):
     def test_configurations(self):
         folder = self.export(MODEL)
         good = json.loads((folder / "config.json").read_text())
-        for key, value in sampled((("model_type", "llama"), ("activation_function", "gelu"), ("layer_norm_epsilon", 1e-6), ("scale_attn_weights", False),
-                           ("scale_attn_by_inverse_layer_idx", True), ("tie_word_embeddings", False), ("n_inner", 100), ("n_layer", 3.0), ("n_layer", 1 << 40),
-                           ("n_head", 5), ("n_embd", None), ("vocab_size", "101"), ("vocab_size", 0), ("n_positions", [24]))):
+        for key, value in sample(
+            (
+                ("model_type", "llama"),
+                ("activation_function", "gelu"),
+                ("layer_norm_epsilon", 1e-6),
+                ("scale_attn_weights", False),
+                ("scale_attn_by_inverse_layer_idx", True),
+                ("tie_word_embeddings", False),
+                ("n_inner", 100),
+                ("n_layer", 3.0),
+                ("n_layer", 1 << 40),
+                ("n_head", 5),
+                ("n_embd", None),
+                ("vocab_size", "101"),
+                ("vocab_size", 0),
+                ("n_positions", [24]),
+            ),
+            4,
+        ):
             with self.subTest(key, value=value):
                 (folder / "config.json").write_text(json.dumps(good | {key: value}))
-                self.refused("from", folder, "impossible" if value in (5, 1 << 40) or (key, value) == ("vocab_size", 0) else key)
-        for changes, message in (({"vocab_size": 100}, "wte.weight"), ({"n_layer": 4}, "h.3."), ({"n_layer": 2}, "no tensor 'h.2."), ({"n_positions": 25}, "wpe.weight")):
+                self.refused(
+                    "from",
+                    folder,
+                    (
+                        "impossible"
+                        if value in (5, 1 << 40) or (key, value) == ("vocab_size", 0)
+                        else key
+                    ),
+                )
+        for changes, message in (
+            ({"vocab_size": 100}, "wte.weight"),
+            ({"n_layer": 4}, "h.3."),
+            ({"n_layer": 2}, "no tensor 'h.2."),
+            ({"n_positions": 25}, "wpe.weight"),
+        ):
             with self.subTest(message):
                 (folder / "config.json").write_text(json.dumps(good | changes))
                 self.refused("from", folder, message)
@@ -303,10 +504,22 @@ class Malformed(InFolder):
         folder = self.export(MODEL)
         os.rename(folder / "model.safetensors", folder / "part.safetensors")
         self.refused("from", folder, "no model.safetensors")
-        for weight_map, message in sampled(((None, "weight_map"), ({"a": 1}, "weight_map"), ({"a": "../part.safetensors"}, "weight_map"), ({"a": "/etc/passwd"}, "weight_map"),
-                                    ({"a": "other.safetensors"}, "no such file"), ({"a": "part.safetensors"}, "'a' is not in part"), ({}, "found none"))):
+        for weight_map, message in sample(
+            (
+                (None, "weight_map"),
+                ({"a": 1}, "weight_map"),
+                ({"a": "../part.safetensors"}, "weight_map"),
+                ({"a": "/etc/passwd"}, "weight_map"),
+                ({"a": "other.safetensors"}, "no such file"),
+                ({"a": "part.safetensors"}, "'a' is not in part"),
+                ({}, "found none"),
+            ),
+            4,
+        ):
             with self.subTest(message):
-                (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+                (folder / "model.safetensors.index.json").write_text(
+                    json.dumps({"weight_map": weight_map})
+                )
                 self.refused("from", folder, message)
 
     def test_full_disk(self):
@@ -328,7 +541,7 @@ class Malformed(InFolder):
         self.assertTrue(link.is_symlink())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Run by the Python that has transformers; arguments and results are JSON.
 PEER_CODE = r"""
 import json, struct, sys, torch, transformers
@@ -389,79 +602,173 @@ with torch.no_grad():
 """
 
 
-@unittest.skipUnless(PEER, "no Python with torch and transformers: .venv-peers/bin/pip install torch transformers")
+@unittest.skipUnless(
+    PEER, "no Python with torch and transformers: .venv-peers/bin/pip install torch transformers"
+)
 class Transformers(InFolder):
     T = 20
 
     def peer(self, *calls):
-        """The results of calls (function, argument ...) in transformers' Python, one process for all."""
-        return json.loads(run(PEER, "-c", PEER_CODE, input=json.dumps(calls, default=str)).stdout.splitlines()[-1])
+        """The results of calls (function, argument ...) in transformers' Python, one process for
+        all."""
+        return json.loads(
+            run(PEER, "-c", PEER_CODE, input=json.dumps(calls, default=str)).stdout.splitlines()[-1]
+        )
 
     def our_loss(self, model):
         log = self.folder / "log"
-        program("--model", model, "--dtype", "fp32", "--val", TOKENS, "--steps", 0, "--val-every", 1, "--val-batches", -1, "--seq-len", self.T, "--log", log)
-        event, = (event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "val")
+        program(
+            "--model",
+            model,
+            "--dtype",
+            "fp32",
+            "--val",
+            TOKENS,
+            "--steps",
+            0,
+            "--val-every",
+            1,
+            "--val-batches",
+            -1,
+            "--seq-len",
+            self.T,
+            "--log",
+            log,
+        )
+        (event,) = (
+            event
+            for event in map(json.loads, log.read_text().splitlines())
+            if event["event"] == "val"
+        )
         return event["loss"]
 
     def check(self, what, losses, model):
         ours = self.our_loss(model)
         for precision, theirs in zip(("fp32", "float64"), losses):
             if os.environ.get("TEST_PRINT"):
-                print(f"{what}: train_gpt {ours:.9f}, transformers in {precision} {theirs:.9f}: relative difference {abs(ours / theirs - 1):.1e}")
+                print(
+                    f"{what}: train_gpt {ours:.9f}, transformers in {precision} {theirs:.9f}:"
+                    f" relative difference {abs(ours / theirs - 1):.1e}"
+                )
             self.assertLessEqual(abs(ours / theirs - 1), SAME, (what, precision))
 
     def test_exported(self):
         half = self.write("half.bin", bf16_model())
         folders = [self.export(MODEL, name="whole"), self.export(half, name="half")]
-        losses, (difference, largest), generated, versions = self.peer(("losses", folders, TOKENS, self.T), ("golden", folders[0], GOLDEN),
-                                                                       ("generate", folders[0]), ("versions",))
+        losses, (difference, largest), generated, versions = self.peer(
+            ("losses", folders, TOKENS, self.T),
+            ("golden", folders[0], GOLDEN),
+            ("generate", folders[0]),
+            ("versions",),
+        )
         if os.environ.get("TEST_PRINT"):
-            print(f"torch, transformers: {versions}; logits differ by {difference:.1e}, the largest is {largest:.2f}")
+            print(
+                f"torch, transformers: {versions}; logits differ by {difference:.1e}, the largest"
+                f" is {largest:.2f}"
+            )
         self.assertLess(difference, SAME * largest)
-        for what, model, of in (("exported fp32", MODEL, losses[0]), ("exported bf16", half, losses[1])):
+        for what, model, of in (
+            ("exported fp32", MODEL, losses[0]),
+            ("exported bf16", half, losses[1]),
+        ):
             self.check(what, of, model)
         self.assertEqual(generated, [0, 6], "end of text of a small vocabulary; tokens generated")
 
     def test_imported(self):
-        """Models that transformers made and saved: fp32 in several files with an index, bf16, fp16."""
+        """Models that transformers made and saved: fp32 in several files with an index, bf16,
+        fp16."""
         dtypes = ("float32", "bfloat16", "float16")
         folders = [self.folder / dtype for dtype in dtypes]
-        _, _, losses = self.peer(("make", folders[:1], dtypes, "100KB"), ("make", folders[1:], dtypes[1:], "1GB"), ("losses", folders, TOKENS, self.T))
+        _, _, losses = self.peer(
+            ("make", folders[:1], dtypes, "100KB"),
+            ("make", folders[1:], dtypes[1:], "1GB"),
+            ("losses", folders, TOKENS, self.T),
+        )
         self.assertTrue((folders[0] / "model.safetensors.index.json").exists())
         for dtype, folder, of in zip(dtypes, folders, losses):
             self.check(f"imported {dtype}", of, self.load(folder))
             self.export(self.folder / "back.bin", name="again")
-            self.assertEqual(self.peer(("losses", [self.folder / "again"], TOKENS, self.T)), [[of]], "there and back again, bit by bit")
+            self.assertEqual(
+                self.peer(("losses", [self.folder / "again"], TOKENS, self.T)),
+                [[of]],
+                "there and back again, bit by bit",
+            )
 
     def test_tokenizer_of_bytes(self):
-        vocabulary = self.write("t.bin", header(20240328, 2, 256, 0), *(bytes([1, i]) for i in range(256)))
+        vocabulary = self.write(
+            "t.bin", header(20240328, 2, 256, 0), *(bytes([1, i]) for i in range(256))
+        )
         model = self.folder / "bytes.bin"
-        program("--model", "layers=1,heads=1,channels=16,vocab=256", "--steps", 0, "--val-every", 0, "--seq-len", 8, "--export", model)
+        program(
+            "--model",
+            "layers=1,heads=1,channels=16,vocab=256",
+            "--steps",
+            0,
+            "--val-every",
+            0,
+            "--seq-len",
+            8,
+            "--export",
+            model,
+        )
         text = "Ein Mœrder, der  schläft:\n\t'tis 42 \x7f "
         (found,) = self.peer(("encode", self.export(model, "--tokenizer", vocabulary), text))
         self.assertEqual(found, [[*text.encode()], text, 0])
 
     def test_tokenizer_of_gpt2(self):
         """The text of a shard has the shard's tokens again."""
-        text = self.write("text.txt", *((ROOT / name).read_bytes() for name in ("README.md", "LICENSE", "Makefile")), "\n\n'Ça va' 文字 🙂  \t don't\n".encode() * 9)
-        prepare = subprocess.run([PYTHON, ROOT / "scripts/prepare_data.py", "--tokenizer", "gpt2", "--out", self.folder, "--name", "t", "--input", text],
-                                 capture_output=True, text=True, timeout=300)
+        text = self.write(
+            "text.txt",
+            *((ROOT / name).read_bytes() for name in ("README.md", "LICENSE", "Makefile")),
+            "\n\n'Ça va' 文字 🙂  \t don't\n".encode() * 9,
+        )
+        prepare = subprocess.run(
+            [
+                PYTHON,
+                ROOT / "scripts/prepare_data.py",
+                "--tokenizer",
+                "gpt2",
+                "--out",
+                self.folder,
+                "--name",
+                "t",
+                "--input",
+                text,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         if prepare.returncode == EXIT_RESOURCES:
             self.skipTest(prepare.stderr)
-        shard, vocabulary = ((self.folder / f"t_{end}.bin").read_bytes() for end in ("train_000000", "tokenizer"))
+        shard, vocabulary = (
+            (self.folder / f"t_{end}.bin").read_bytes() for end in ("train_000000", "tokenizer")
+        )
         tokens, at = [], 1024
         while at < len(vocabulary):
-            tokens.append(vocabulary[at + 1:at + 1 + vocabulary[at]])
+            tokens.append(vocabulary[at + 1 : at + 1 + vocabulary[at]])
             at += 1 + vocabulary[at]
         ids = [*array.array("H", shard[1026:])]
         text = b"".join(tokens[i] for i in ids).decode()
         model = self.folder / "gpt2.bin"
-        program("--model", "layers=1,heads=1,channels=2", "--steps", 0, "--val-every", 0, "--seq-len", 8, "--export", model)
-        (found, decoded, end), = self.peer(("encode", self.export(model, "--tokenizer", self.folder / "t_tokenizer.bin"), text))
+        program(
+            "--model",
+            "layers=1,heads=1,channels=2",
+            "--steps",
+            0,
+            "--val-every",
+            0,
+            "--seq-len",
+            8,
+            "--export",
+            model,
+        )
+        ((found, decoded, end),) = self.peer(
+            ("encode", self.export(model, "--tokenizer", self.folder / "t_tokenizer.bin"), text)
+        )
         self.assertEqual((found, decoded, end), (ids, text, 50256))
         self.assertGreater(len(ids), 2000)
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    unittest.main()
+    harness.main()

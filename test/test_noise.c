@@ -10,10 +10,7 @@
 #include <sodium.h> // a second opinion
 #endif
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 static const uint32_t some_key[8] = {0x9e3779b9, 0x7f4a7c15, 0xbf58476d, 0x1ce4e5b9,
                                      0x94d049bb, 0x133111eb, 0xc2b2ae3d, 0x27d4eb4f};

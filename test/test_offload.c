@@ -5,9 +5,7 @@
 #include "offload.h"
 #include "state/store.h" // store_free
 
-#include <setjmp.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 static uint64_t seed, drawn;
 static int draw(int below) { return (int)(random_u64(seed, 1, drawn++) % (uint64_t)below); }
@@ -162,7 +160,7 @@ static void fill_both_ways(Offload *o, const OffloadScope *f, bool stored) {
 }
 static void test_fill(void **state) {
     (void)state;
-    const bool all = getenv("TEST_ALL") && *getenv("TEST_ALL");
+    const bool all = all_tests();
     for (int i = 0; i < (all ? 20000 : 1000); i++) {
         const GptModel m = draw_model();
         int ranks;
@@ -191,9 +189,7 @@ static void test_fill(void **state) {
 }
 
 int main(void) {
-    const char *text = getenv("TEST_SEED");
-    seed = text && *text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
-    printf("TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed((uint64_t)time(NULL));
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_fill)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,55 +1,104 @@
 #!/usr/bin/env python3
 """test_offload.py: states on the host and on disk, of the real program under mpirun, from outside.
 
-    python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Equality    no bit of losses, norms and weights depends on where states lie, in any layout, precision and schedule, nor on who updates them
-    Gradients   the same of sums on the host, in each micro-batch; ZeRO 0 and 1 are then computed as 2
-    Budgets     the device is filled up to its budget and never above; what is moved and kept on the host is as the formulas say; the smallest budget
+    Equality    no bit of losses, norms and weights depends on where states lie, in any layout,
+                precision and schedule, nor on who updates them
+    Gradients   the same of sums on the host, in each micro-batch; ZeRO 0 and 1 are then computed as
+                2
+    Budgets     the device is filled up to its budget and never above; what is moved and kept on the
+                host is as the formulas say; the smallest budget
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
-    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
-    Disk        the same of what lies there, in any budget of the host; nothing stays behind, and what fails is told by whom it fails
-    Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold in both phases and between them
-    Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
+    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit
+                depends on ranks' stages, nor on a resume
+    Disk        the same of what lies there, in any budget of the host; nothing stays behind, and
+                what fails is told by whom it fails
+    Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold
+                in both phases and between them
+    Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's
+                update to rounding
 
-Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard library only.
+Every run is checked for memory, traffic and moved bytes as predicted (harness.Job). Standard
+library only.
 """
+
 import glob
 import os
 import random
 import re
 import shutil
 import struct
-import tempfile
-import unittest
 
-import test_train
-from test_faults import FAULTY, sample, small_disk
-from test_train import ALL, EMULATED, EXIT_INPUT, EXIT_RESOURCES, ROOT, SAME, SEED, T, Job, get, scratch, train, train_all
+import harness
+from harness import (
+    ALL,
+    EMULATED,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    FAULTY,
+    Job,
+    SEED,
+    T,
+    get,
+    sample,
+    scratch,
+    small_disk,
+    train,
+    train_all,
+)
+import unittest
 
 LAYERS, CHANNELS, VOCAB, PADDED = 4, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
 BLOCK = 12 * CHANNELS**2 + 13 * CHANNELS
-STORAGES = [PADDED * CHANNELS, T * CHANNELS, *[BLOCK] * LAYERS, 2 * CHANNELS]  # elements, in the order of the store
+STORAGES = [
+    PADDED * CHANNELS,
+    T * CHANNELS,
+    *[BLOCK] * LAYERS,
+    2 * CHANNELS,
+]  # elements, in the order of the store
 ELEMENTS = sum(STORAGES)
 PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
 RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, threads=1)
-ACTIVATIONS = sum(-(-4 * n * RUN["micro_batch"] * T // 64) * 64 for n in (15 * CHANNELS, 1, 1, 1, 1, 2))  # bytes of a block's, with 2 heads
+ACTIVATIONS = sum(
+    -(-4 * n * RUN["micro_batch"] * T // 64) * 64 for n in (15 * CHANNELS, 1, 1, 1, 1, 2)
+)  # bytes of a block's, with 2 heads
 UPDATES = ("host", "device")
 BLOCK_BYTES = 4096  # of places on disk
 NOISE = 4  # MiB that a process takes more or less of the host from run to run, as the kernel likes
 NO_DISK = dict(disk=0, read=0, written=0)
 GOES_ON = dict(val_every=2, val_batches=2, sample_every=3, sample_tokens=4)
-LAYOUTS = [dict(), dict(micro_batch=8), dict(grad_clip=0), dict(dtype="bf16"), dict(dtype="bf16", stochastic_rounding=1), dict(optimizer="sgd", lr="1e-2"), dict(optimizer="sgd", dtype="bf16"),
-           dict(recompute="block", dtype="bf16"), dict(threads=3), dict(ranks=2), dict(ranks=3, zero=1), dict(ranks=3, zero=2, dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=4, zero=3, dtype="bf16"),
-           dict(ranks=2, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, dtype="bf16"), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
-           dict(ranks=2, pipeline="2"), dict(ranks=4, pipeline="3:1,3:3", zero=1, dtype="bf16", micro_batch=4), dict(ranks=3, pipeline="3", pipeline_schedule="zero-bubble"),
-           dict(ranks=2, pipeline="2", share="all", zero=2), dict(share="2x2"), dict(skip_grad_z=0.5, steps=8),
-           dict(ranks=2, zero=1, dp_noise=1, dp_key="5" * 64, dp_show_private=1, dtype="bf16")]
+LAYOUTS = [
+    dict(),
+    dict(micro_batch=8),
+    dict(grad_clip=0),
+    dict(dtype="bf16"),
+    dict(dtype="bf16", stochastic_rounding=1),
+    dict(optimizer="sgd", lr="1e-2"),
+    dict(optimizer="sgd", dtype="bf16"),
+    dict(recompute="block", dtype="bf16"),
+    dict(threads=3),
+    dict(ranks=2),
+    dict(ranks=3, zero=1),
+    dict(ranks=3, zero=2, dtype="bf16"),
+    dict(ranks=3, zero=3),
+    dict(ranks=4, zero=3, dtype="bf16"),
+    dict(ranks=2, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, dtype="bf16"),
+    dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
+    dict(ranks=2, pipeline="2"),
+    dict(ranks=4, pipeline="3:1,3:3", zero=1, dtype="bf16", micro_batch=4),
+    dict(ranks=3, pipeline="3", pipeline_schedule="zero-bubble"),
+    dict(ranks=2, pipeline="2", share="all", zero=2),
+    dict(share="2x2"),
+    dict(skip_grad_z=0.5, steps=8),
+    dict(ranks=2, zero=1, dp_noise=1, dp_key="5" * 64, dp_show_private=1, dtype="bf16"),
+]
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def trained(self, cases):
         cases = [{**RUN, "export": os.path.join(scratch(), "export"), **case} for case in cases]
         jobs = train_all(cases)
@@ -72,37 +121,66 @@ def smallest(**case):
     return int(re.search(r"the smallest that fits is --device-memory (\d+)", job.err).group(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_everything_on_the_host(self):
-        layouts = sample(LAYOUTS, 4)
+        layouts = sample(LAYOUTS, 2)
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
-        for (layout, update), job in zip(cases, self.trained([dict(layout, offload="optimizer", offload_update=update) for layout, update in cases])):
+        for (layout, update), job in zip(
+            cases,
+            self.trained(
+                [
+                    dict(layout, offload="optimizer", offload_update=update)
+                    for layout, update in cases
+                ]
+            ),
+        ):
             self.assert_same(job, expected[layouts.index(layout)], (layout, update))
             self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
 
     def test_parameters_on_the_host(self):
         """Of blocks: they come for each use, also of evaluations, samples of text and exports."""
-        layouts = sample([dict(GOES_ON, **layout) for layout in LAYOUTS if "zero_quantized_weights" not in layout], 4)
+        layouts = sample(
+            [
+                dict(GOES_ON, **layout)
+                for layout in LAYOUTS
+                if "zero_quantized_weights" not in layout
+            ],
+            2,
+        )
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
-        for (layout, update), job in zip(cases, self.trained([dict(layout, offload="params", offload_update=update) for layout, update in cases])):
+        for (layout, update), job in zip(
+            cases,
+            self.trained(
+                [dict(layout, offload="params", offload_update=update) for layout, update in cases]
+            ),
+        ):
             plain = expected[layouts.index(layout)]
             self.assert_same(job, plain, (layout, update))
             self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
             self.assertEqual(job.of("val"), plain.of("val"), (layout, update))
-            texts = [re.findall(r"--- sample.*?\n(.*?)\n---", run.out, re.S) for run in (job, plain)]
+            texts = [
+                re.findall(r"--- sample.*?\n(.*?)\n---", run.out, re.S) for run in (job, plain)
+            ]
             self.assertEqual(texts[0], texts[1], (layout, update))
             self.assertTrue(texts[0], (layout, update))
 
     def test_activations_on_the_host(self):
-        """Of blocks, between their forward and backward passes; or, where these are computed again, what goes into them. The last two stay in their rooms."""
+        """Of blocks, between their forward and backward passes; or, where these are computed again,
+        what goes into them. The last two stay in their rooms."""
         refused = ("zero_quantized_weights", "pipeline_schedule", "dp_noise")
-        layouts = [dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)]
-        layouts = sample(layouts, 3) + sample([dict(layout, recompute="block") for layout in layouts], 3)
+        layouts = [
+            dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)
+        ] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)]
+        layouts = sample(layouts, 2) + sample(
+            [dict(layout, recompute="block") for layout in layouts], 2
+        )
         expected = self.trained(layouts)
-        for layout, plain, job in zip(layouts, expected, self.trained([dict(layout, offload="all") for layout in layouts])):
+        for layout, plain, job in zip(
+            layouts, expected, self.trained([dict(layout, offload="all") for layout in layouts])
+        ):
             self.assert_same(job, plain, layout)
             self.assertEqual(job.of("val"), plain.of("val"), layout)
 
@@ -114,21 +192,42 @@ class Equality(Check):
         for layout, job in zip(layouts, expected):
             for update in UPDATES:
                 least = smallest(**layout, offload_update=update)
-                cases.append((layout, dict(layout, offload_update=update, device_memory=draw.randint(least, max(least, measured(job)["device"])))))
+                cases.append(
+                    (
+                        layout,
+                        dict(
+                            layout,
+                            offload_update=update,
+                            device_memory=draw.randint(least, max(least, measured(job)["device"])),
+                        ),
+                    )
+                )
         for (layout, case), job in zip(cases, self.trained([case for _, case in cases])):
             expect = expected[layouts.index(layout)]
             if measured(job)["gradients"] < measured(expect)["gradients"]:
-                expect, = self.trained([as_stage_two(layout)])
+                (expect,) = self.trained([as_stage_two(layout)])
             self.assert_same(job, expect, case)
             if case.get("pipeline") is None:
                 self.assertLessEqual(measured(job)["device"], case["device_memory"], case)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-SUMS = [dict(), dict(micro_batch=8), dict(dtype="bf16"), dict(reduce_dtype="bf16", micro_batch=1), dict(recompute="block"), dict(ranks=2, zero=2, dtype="bf16"), dict(ranks=3, zero=3, micro_batch=1),
-        dict(ranks=2, micro_batch=1), dict(ranks=2, zero=1), dict(ranks=2, zero=2, reduce_dtype="bf16", micro_batch=1, optimizer="sgd", lr="1e-2"),
-        dict(ranks=4, pipeline="2", zero=2, micro_batch=4), dict(ranks=4, pipeline="2", share="2", zero=2), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1),
-        dict(ranks=2, zero=2, micro_batch=1, skip_grad_z=0.5, steps=8)]
+# --------------------------------------------------------------------------------------------------
+SUMS = [
+    dict(),
+    dict(micro_batch=8),
+    dict(dtype="bf16"),
+    dict(reduce_dtype="bf16", micro_batch=1),
+    dict(recompute="block"),
+    dict(ranks=2, zero=2, dtype="bf16"),
+    dict(ranks=3, zero=3, micro_batch=1),
+    dict(ranks=2, micro_batch=1),
+    dict(ranks=2, zero=1),
+    dict(ranks=2, zero=2, reduce_dtype="bf16", micro_batch=1, optimizer="sgd", lr="1e-2"),
+    dict(ranks=4, pipeline="2", zero=2, micro_batch=4),
+    dict(ranks=4, pipeline="2", share="2", zero=2),
+    dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1),
+    dict(ranks=2, zero=2, micro_batch=1, skip_grad_z=0.5, steps=8),
+]
 
 
 def as_stage_two(layout):
@@ -137,105 +236,247 @@ def as_stage_two(layout):
 
 class Gradients(Check):
     def test_bits(self):
-        layouts = sample(SUMS, 4)
-        expected = self.trained([as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout for layout in layouts])
+        layouts = sample(SUMS, 2)
+        expected = self.trained(
+            [as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout for layout in layouts]
+        )
         cases = [(layout, update) for layout in layouts for update in UPDATES]
-        budgets = [dict(layout, offload_update=update, device_memory=smallest(**layout, offload_update=update)) for layout, update in cases]
+        budgets = [
+            dict(
+                layout,
+                offload_update=update,
+                device_memory=smallest(**layout, offload_update=update),
+            )
+            for layout, update in cases
+        ]
         for (layout, update), job in zip(cases, self.trained(budgets)):
             expect = expected[layouts.index(layout)]
             self.assert_same(job, expect, (layout, update))
-            less = self.assertLessEqual if "pipeline" in layout and "share" in layout else self.assertLess  # a stage's only block has no other to share a room with
+            less = (
+                self.assertLessEqual
+                if "pipeline" in layout and "share" in layout
+                else self.assertLess
+            )  # a stage's only block has no other to share a room with
             less(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
 
     def test_formulas(self):
-        """One rank's sums of blocks leave in each micro-batch and come back but for the first; of two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
-        alone, several, micros = dict(dtype="bf16"), dict(dtype="bf16", ranks=2, zero=2, micro_batch=1), RUN["batch_tokens"] // T // 2
+        """One rank's sums of blocks leave in each micro-batch and come back but for the first; of
+        two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
+        alone, several, micros = (
+            dict(dtype="bf16"),
+            dict(dtype="bf16", ranks=2, zero=2, micro_batch=1),
+            RUN["batch_tokens"] // T // 2,
+        )
         for layout in (alone, several):
             for update in UPDATES:
                 whole = train(**{**RUN, **layout})
                 own = measured(whole)["gradients"] // 4  # elements of this rank's slices
                 far = LAYERS * BLOCK if layout is alone else own
-                rooms = (2 * 4 * BLOCK if layout is alone else 0) + (2 * 16 * PIECE if update == "device" else 0)  # two ranks have those of gradients in any case
+                rooms = (2 * 4 * BLOCK if layout is alone else 0) + (
+                    2 * 16 * PIECE if update == "device" else 0
+                )  # two ranks have those of gradients in any case
                 budget = measured(whole)["device"] - 12 * own - 4 * far + rooms
                 job = train(**{**RUN, **layout, "offload_update": update, "device_memory": budget})
                 self.assertEqual(measured(job)["device"], budget, layout)
                 moved, sums = job.end()["offload"]["measured"], 4 * micros * far
-                self.assertEqual(moved["in"], (4 * (micros - 1) * far if layout is alone else 0) + (2 * own if update == "host" else 12 * own + 4 * far), (layout, update))
-                self.assertEqual(moved["out"], sums + (4 * (own - far) if update == "host" else 12 * own), (layout, update))
-                self.assertEqual(measured(job)["gradients"], measured(whole)["gradients"] - 4 * far, (layout, update))
+                self.assertEqual(
+                    moved["in"],
+                    (4 * (micros - 1) * far if layout is alone else 0)
+                    + (2 * own if update == "host" else 12 * own + 4 * far),
+                    (layout, update),
+                )
+                self.assertEqual(
+                    moved["out"],
+                    sums + (4 * (own - far) if update == "host" else 12 * own),
+                    (layout, update),
+                )
+                self.assertEqual(
+                    measured(job)["gradients"],
+                    measured(whole)["gradients"] - 4 * far,
+                    (layout, update),
+                )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Budgets(Check):
     def test_formulas(self):
-        """Of one rank: a state is on the device or on the host, and once a step it is moved there and back; or gradients and parameters are."""
+        """Of one rank: a state is on the device or on the host, and once a step it is moved there
+        and back; or gradients and parameters are."""
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
-            none, device, host = self.trained([dict(dtype=dtype), dict(dtype=dtype, offload="optimizer", offload_update="device"), dict(dtype=dtype, offload="optimizer", offload_update="host")])
-            own = 1 if dtype == "fp32" else 0  # parameters are their own masters: the host must see them
+            none, device, host = self.trained(
+                [
+                    dict(dtype=dtype),
+                    dict(dtype=dtype, offload="optimizer", offload_update="device"),
+                    dict(dtype=dtype, offload="optimizer", offload_update="host"),
+                ]
+            )
+            own = (
+                1 if dtype == "fp32" else 0
+            )  # parameters are their own masters: the host must see them
             rooms = {"device": 2 * PIECE * 4 * states, "host": 2 * PIECE * (4 + size)}
             self.assertEqual(measured(none)["optimizer"], 4 * states * ELEMENTS)
-            self.assertEqual(none.end()["offload"]["measured"], dict(bytes=0, out=0, **{"in": 0}, **NO_DISK))
-            self.assertEqual(device.end()["offload"]["measured"], dict(bytes=4 * states * ELEMENTS, out=4 * states * ELEMENTS, **{"in": 4 * states * ELEMENTS}, **NO_DISK))
-            self.assertEqual(host.end()["offload"]["measured"], dict(bytes=4 * states * ELEMENTS + rooms["host"], out=(4 + own * size) * ELEMENTS, **{"in": size * ELEMENTS}, **NO_DISK))
-            self.assertEqual(measured(device)["device"], measured(none)["device"] - 4 * states * ELEMENTS + rooms["device"])
-            self.assertEqual(measured(host)["device"], measured(none)["device"] - 4 * states * ELEMENTS)
+            self.assertEqual(
+                none.end()["offload"]["measured"], dict(bytes=0, out=0, **{"in": 0}, **NO_DISK)
+            )
+            self.assertEqual(
+                device.end()["offload"]["measured"],
+                dict(
+                    bytes=4 * states * ELEMENTS,
+                    out=4 * states * ELEMENTS,
+                    **{"in": 4 * states * ELEMENTS},
+                    **NO_DISK,
+                ),
+            )
+            self.assertEqual(
+                host.end()["offload"]["measured"],
+                dict(
+                    bytes=4 * states * ELEMENTS + rooms["host"],
+                    out=(4 + own * size) * ELEMENTS,
+                    **{"in": size * ELEMENTS},
+                    **NO_DISK,
+                ),
+            )
+            self.assertEqual(
+                measured(device)["device"],
+                measured(none)["device"] - 4 * states * ELEMENTS + rooms["device"],
+            )
+            self.assertEqual(
+                measured(host)["device"], measured(none)["device"] - 4 * states * ELEMENTS
+            )
 
     def test_formulas_of_parameters(self):
-        """Of one rank: blocks share two rooms, and come for each forward and each backward pass; new ones go back, unless the host makes them."""
+        """Of one rank: blocks share two rooms, and come for each forward and each backward pass;
+        new ones go back, unless the host makes them."""
         micro_steps = 4
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             for recompute in ("none", "block"):
-                cases = [dict(dtype=dtype, recompute=recompute, offload=offload, offload_update=update) for update in UPDATES for offload in ("optimizer", "params")]
+                cases = [
+                    dict(dtype=dtype, recompute=recompute, offload=offload, offload_update=update)
+                    for update in UPDATES
+                    for offload in ("optimizer", "params")
+                ]
                 for update, before, job in zip(UPDATES, *[iter(self.trained(cases))] * 2):
                     far = LAYERS * BLOCK * size
                     old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
                     rooms = 2 * PIECE * size if update == "device" else 0  # of new parameters
                     own = far if dtype == "fp32" else 0
-                    self.assertEqual(measured(job)["parameters"], measured(before)["parameters"] - far)
-                    self.assertEqual(measured(job)["buffers"], measured(before)["buffers"] + BLOCK * size + -(-BLOCK * size // 64) * 64 + rooms)
+                    self.assertEqual(
+                        measured(job)["parameters"], measured(before)["parameters"] - far
+                    )
+                    self.assertEqual(
+                        measured(job)["buffers"],
+                        measured(before)["buffers"]
+                        + BLOCK * size
+                        + -(-BLOCK * size // 64) * 64
+                        + rooms,
+                    )
                     self.assertEqual(new["bytes"], old["bytes"] + far)
                     comes = 2 * micro_steps * far
-                    self.assertEqual(new["in"], old["in"] + comes + (own if update == "device" else -far), (dtype, update))
-                    self.assertEqual(new["out"], old["out"] + (far if update == "device" else -own), (dtype, update))
+                    self.assertEqual(
+                        new["in"],
+                        old["in"] + comes + (own if update == "device" else -far),
+                        (dtype, update),
+                    )
+                    self.assertEqual(
+                        new["out"],
+                        old["out"] + (far if update == "device" else -own),
+                        (dtype, update),
+                    )
 
     def test_formulas_of_activations(self):
-        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation so do blocks' inputs."""
+        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do
+        not leave. With recomputation so do blocks' inputs."""
         tokens = RUN["micro_batch"] * T
-        for case, bytes_ in ((dict(), ACTIVATIONS), (dict(recompute="block"), 4 * CHANNELS * tokens), (dict(recompute="block", dtype="bf16"), 2 * CHANNELS * tokens)):
-            before, job = self.trained([dict(case, offload=offload, offload_update="host") for offload in ("params", "all")])
+        for case, bytes_ in (
+            (dict(), ACTIVATIONS),
+            (dict(recompute="block"), 4 * CHANNELS * tokens),
+            (dict(recompute="block", dtype="bf16"), 2 * CHANNELS * tokens),
+        ):
+            before, job = self.trained(
+                [
+                    dict(case, offload=offload, offload_update="host")
+                    for offload in ("params", "all")
+                ]
+            )
             moved = 4 * (LAYERS - 2) * bytes_
             old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
-            self.assertEqual(new, {"bytes": old["bytes"] + LAYERS * bytes_, "in": old["in"] + moved, "out": old["out"] + moved, **NO_DISK})
-            self.assertEqual(measured(job)["activations"], measured(before)["activations"] - (LAYERS - 2) * bytes_)
+            self.assertEqual(
+                new,
+                {
+                    "bytes": old["bytes"] + LAYERS * bytes_,
+                    "in": old["in"] + moved,
+                    "out": old["out"] + moved,
+                    **NO_DISK,
+                },
+            )
+            self.assertEqual(
+                measured(job)["activations"],
+                measured(before)["activations"] - (LAYERS - 2) * bytes_,
+            )
 
     def test_device_is_filled(self):
-        """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
+        """Whatever the budget is, no state that is on the host would still fit; where the budget is
+        enough, none is there."""
         for update in UPDATES:
             unlimited = measured(train(**RUN))
             whole = unlimited["device"]
             least = smallest(offload_update=update)
             draw = random.Random(SEED)
-            budgets = [whole, whole - 1, least, *(draw.randint(least, whole) for _ in range(12 if ALL else 2))]
+            budgets = [
+                whole,
+                whole - 1,
+                least,
+                *(draw.randint(least, whole) for _ in range(12 if ALL else 2)),
+            ]
             cases = [dict(RUN, device_memory=budget, offload_update=update) for budget in budgets]
             for budget, job in zip(budgets, train_all(cases)):
                 self.assertLessEqual(measured(job)["device"], budget)
                 if budget == whole:
                     self.assertEqual(measured(job)["device"], whole)
-                schedule = train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out
-                sums, comes = (set(map(int, re.findall(rf" {kind} +storage (\d+) +version 0", schedule))) for kind in ("EVICT_SUM", "PREFETCH"))
-                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - 4 * sum(STORAGES[storage] for storage in [*sums, *comes])
+                schedule = train(
+                    **RUN, device_memory=budget, offload_update=update, show_schedule=1
+                ).out
+                sums, comes = (
+                    set(map(int, re.findall(rf" {kind} +storage (\d+) +version 0", schedule)))
+                    for kind in ("EVICT_SUM", "PREFETCH")
+                )
+                together = (
+                    measured(job)["optimizer"]
+                    + job.end()["offload"]["measured"]["bytes"]
+                    - 4 * sum(STORAGES[storage] for storage in [*sums, *comes])
+                )
                 gone = (unlimited["activations"] - measured(job)["activations"]) // ACTIVATIONS
                 together -= (gone + 2) * ACTIVATIONS if gone else 0
                 rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
-                self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8, 2 * PIECE * 4), (update, budget))  # a piece is not longer than what lies there
+                self.assertIn(
+                    together - 8 * ELEMENTS,
+                    (rooms, 2 * 320 * 8, 2 * 32 * 8, 2 * PIECE * 4),
+                    (update, budget),
+                )  # a piece is not longer than what lies there
                 free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
                 self.assertTrue(not comes or free < 4 * BLOCK, (update, budget))
                 self.assertTrue(not gone or free < ACTIVATIONS, (update, budget))
-                for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))) if not sums else ():
-                    self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
+                for storage in (
+                    set(map(int, re.findall(r" FETCH +storage (\d+)", schedule)))
+                    if not sums
+                    else ()
+                ):
+                    self.assertLess(
+                        free, per_element * STORAGES[storage], (update, budget, storage)
+                    )
 
     def test_smallest(self):
-        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, zero=1), dict(recompute="block")], 1):
+        for layout in sample(
+            [
+                dict(),
+                dict(dtype="bf16"),
+                dict(ranks=3, zero=3),
+                dict(ranks=2, pipeline="2", dtype="bf16"),
+                dict(ranks=2, zero=1),
+                dict(recompute="block"),
+            ],
+            1,
+        ):
             for update in UPDATES:
                 case = {**RUN, **layout, "offload_update": update, "steps": 1}
                 least = smallest(**layout, offload_update=update)
@@ -258,74 +499,205 @@ class Budgets(Check):
 
     def test_forecast(self):
         """Of the host within 1 %, where states are most of it; printed by --dry-run, too."""
-        case = {**RUN, "model": "layers=4,heads=4,channels=256,vocab=5000", "steps": 2, "offload": "optimizer"}
+        case = {
+            **RUN,
+            "model": "layers=4,heads=4,channels=256,vocab=5000",
+            "steps": 2,
+            "offload": "optimizer",
+        }
         for update in UPDATES:
             end = train(**case, offload_update=update).end()["memory"]
-            self.assertLess(abs(end["measured"]["host"] / end["predicted"]["host"] - 1), 0.01, (update, end))
+            self.assertLess(
+                abs(end["measured"]["host"] / end["predicted"]["host"] - 1), 0.01, (update, end)
+            )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     def test_across_budgets(self):
-        """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
-        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 1):
-            whole, = self.trained([layout])
-            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params", "all") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
-            places += [dict(offload=offload, offload_update=update, offload_dir=scratch()) for offload in ("optimizer", "params", "all") for update in UPDATES]
-            for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
+        """States that were saved from the host go on on the device, and the other way round, on
+        more ranks, bit by bit."""
+        for layout in sample(
+            [
+                dict(),
+                dict(dtype="bf16"),
+                dict(ranks=2, zero=2),
+                dict(ranks=3, zero=3, dtype="bf16"),
+                dict(ranks=2, pipeline="2"),
+            ],
+            1,
+        ):
+            (whole,) = self.trained([layout])
+            places = [
+                dict(),
+                *[
+                    dict(offload=offload, offload_update=update)
+                    for offload in ("optimizer", "params", "all")
+                    for update in UPDATES
+                ],
+                dict(
+                    device_memory=smallest(**layout, offload_update="host"), offload_update="host"
+                ),
+            ]
+            places += [
+                dict(offload=offload, offload_update=update, offload_dir=scratch())
+                for offload in ("optimizer", "params", "all")
+                for update in UPDATES
+            ]
+            for before, after in sample([(a, b) for a in places for b in places if a is not b], 2):
                 out = os.path.join(scratch(), "out")
                 train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
-                job, = self.trained([dict(layout, **after, out=out, resume=1)])
-                self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], (layout, before, after))
+                (job,) = self.trained([dict(layout, **after, out=out, resume=1)])
+                self.assertEqual(
+                    job.steps("loss", "grad_norm"),
+                    whole.steps("loss", "grad_norm")[3:],
+                    (layout, before, after),
+                )
                 self.assertEqual(job.weights, whole.weights, (layout, before, after))
 
     def test_begins_with_a_shared_model(self):
         out = os.path.join(scratch(), "out")
-        train(**{**RUN, "share": "all", "out": out, "steps": 2, "save_every": 2, "offload": "optimizer"})
-        folder = os.path.join(out, sorted(name for name in os.listdir(out) if os.path.isdir(os.path.join(out, name)))[-1])
-        cases = [dict(model=folder, delink=1, delink_moments=moments, offload=offload) for moments in ("mean", "reset") for offload in ("none", "optimizer")]
+        train(
+            **{
+                **RUN,
+                "share": "all",
+                "out": out,
+                "steps": 2,
+                "save_every": 2,
+                "offload": "optimizer",
+            }
+        )
+        folder = os.path.join(
+            out,
+            sorted(name for name in os.listdir(out) if os.path.isdir(os.path.join(out, name)))[-1],
+        )
+        cases = [
+            dict(model=folder, delink=1, delink_moments=moments, offload=offload)
+            for moments in ("mean", "reset")
+            for offload in ("none", "optimizer")
+        ]
         jobs = self.trained(cases)
         for at in (0, 2):
             self.assert_same(jobs[at + 1], jobs[at], cases[at])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 DELAY = dict(offload="optimizer", offload_delay=1, lr_schedule="constant", warmup=0)
 
 
 class Delay(Check):
     def test_recurrence(self):
-        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step later, by gradients that it sums in another order."""
-        layouts = [dict(), dict(grad_clip=0.5, weight_decay=0.1), dict(optimizer="sgd", lr="1e-2"), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=3, zero=3, micro_batch=1), dict(ranks=2, pipeline="2"),
-                   dict(share="2", micro_batch=8), dict(recompute="block", threads=3), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1)]
-        for layout in sample(layouts, 3):
-            cyclic = dict({key: value for key, value in layout.items() if key not in ("ranks", "zero", "pipeline", "zero_hpz_partition_size", "ranks_per_node", "recompute", "micro_batch")}, cyclic="v1", cyclic_stages=2)
-            reference, job = self.trained([dict(cyclic, steps=6, lr_schedule="constant", warmup=0), dict(layout, **DELAY, steps=7)])
+        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step
+        later, by gradients that it sums in another order."""
+        layouts = [
+            dict(),
+            dict(grad_clip=0.5, weight_decay=0.1),
+            dict(optimizer="sgd", lr="1e-2"),
+            dict(dtype="bf16"),
+            dict(ranks=2, zero=1),
+            dict(ranks=3, zero=3, micro_batch=1),
+            dict(ranks=2, pipeline="2"),
+            dict(share="2", micro_batch=8),
+            dict(recompute="block", threads=3),
+            dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1),
+        ]
+        for layout in sample(layouts, 2):
+            cyclic = dict(
+                {
+                    key: value
+                    for key, value in layout.items()
+                    if key
+                    not in (
+                        "ranks",
+                        "zero",
+                        "pipeline",
+                        "zero_hpz_partition_size",
+                        "ranks_per_node",
+                        "recompute",
+                        "micro_batch",
+                    )
+                },
+                cyclic="v1",
+                cyclic_stages=2,
+            )
+            reference, job = self.trained(
+                [
+                    dict(cyclic, steps=6, lr_schedule="constant", warmup=0),
+                    dict(layout, **DELAY, steps=7),
+                ]
+            )
             self.assert_close(job.losses()[:6], reference.losses(), 1e-6, layout)
-            self.assert_close([norm for _, norm in job.steps("loss", "grad_norm")][:6], [norm for _, norm in reference.steps("loss", "grad_norm")], 1e-5, layout)
+            self.assert_close(
+                [norm for _, norm in job.steps("loss", "grad_norm")][:6],
+                [norm for _, norm in reference.steps("loss", "grad_norm")],
+                1e-5,
+                layout,
+            )
             if layout.get("dtype") != "bf16":
-                found, wanted = (struct.unpack(f"{len(job.weights) // 4 - 256}f", weights[1024:]) for weights in (job.weights, reference.weights))
+                found, wanted = (
+                    struct.unpack(f"{len(job.weights) // 4 - 256}f", weights[1024:])
+                    for weights in (job.weights, reference.weights)
+                )
                 self.assertLess(max(abs(a - b) for a, b in zip(found, wanted)), 1e-6, layout)
 
     def test_bits(self):
-        """The first step updates nothing, and the second makes the update that a run without delay makes in the first. Stages are alike."""
-        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1), dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, pipeline="2", share="all")], 2):
+        """The first step updates nothing, and the second makes the update that a run without delay
+        makes in the first. Stages are alike."""
+        for layout in sample(
+            [
+                dict(),
+                dict(dtype="bf16", stochastic_rounding=1),
+                dict(ranks=2, micro_batch=1),
+                dict(ranks=3, dtype="bf16"),
+                dict(ranks=2, pipeline="2", dtype="bf16"),
+                dict(ranks=2, pipeline="2", share="all"),
+            ],
+            2,
+        ):
             like = as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout
-            stages = [dict(layout, **DELAY, zero=zero, steps=2) for zero in ((0, 1, 2, 3) if ALL else (0, random.Random(SEED).randint(1, 3)))]
-            plain, none, one, *jobs = self.trained([dict(like, lr_schedule="constant", warmup=0, steps=1), dict(layout, steps=0), dict(layout, **DELAY, steps=1), *stages])
+            stages = [
+                dict(layout, **DELAY, zero=zero, steps=2)
+                for zero in ((0, 1, 2, 3) if ALL else (0, random.Random(SEED).randint(1, 3)))
+            ]
+            plain, none, one, *jobs = self.trained(
+                [
+                    dict(like, lr_schedule="constant", warmup=0, steps=1),
+                    dict(layout, steps=0),
+                    dict(layout, **DELAY, steps=1),
+                    *stages,
+                ]
+            )
             self.assertEqual(one.weights, none.weights, layout)
             for job in jobs:
                 self.assertEqual(job.weights, plain.weights, layout)
-                self.assertEqual(job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm"), layout)
+                self.assertEqual(
+                    job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm"), layout
+                )
 
     def test_resume(self):
-        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the flag it is left, and before there was one none is awaited."""
-        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, zero=2), dict(ranks=2, zero=3, dtype="bf16", skip_grad_z=0.5, steps=8)], 1):
-            whole, = self.trained([dict(layout, **DELAY)])
+        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the
+        flag it is left, and before there was one none is awaited."""
+        for layout in sample(
+            [
+                dict(),
+                dict(dtype="bf16", stochastic_rounding=1),
+                dict(ranks=2, zero=2),
+                dict(ranks=2, zero=3, dtype="bf16", skip_grad_z=0.5, steps=8),
+            ],
+            1,
+        ):
+            (whole,) = self.trained([dict(layout, **DELAY)])
             out = os.path.join(scratch(), "out")
             train(**{**RUN, **layout, **DELAY, "out": out, "steps": 3, "save_every": 3})
-            job, without = self.trained([dict(layout, **DELAY, out=shutil.copytree(out, out + "_a"), resume=1), dict(layout, out=shutil.copytree(out, out + "_b"), resume=1)])
-            self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], layout)
+            job, without = self.trained(
+                [
+                    dict(layout, **DELAY, out=shutil.copytree(out, out + "_a"), resume=1),
+                    dict(layout, out=shutil.copytree(out, out + "_b"), resume=1),
+                ]
+            )
+            self.assertEqual(
+                job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], layout
+            )
             self.assertEqual(job.weights, whole.weights, layout)
             self.assertEqual(without.steps("loss")[0], whole.steps("loss")[3], layout)
             self.assertNotEqual(without.weights, whole.weights, layout)
@@ -333,29 +705,54 @@ class Delay(Check):
     def test_begins_with_a_checkpoint(self):
         """A new run awaits no gradient of the one before: its first step updates nothing."""
         out = os.path.join(scratch(), "out")
-        first, = self.trained([dict(DELAY, out=out, steps=3, save_every=3)])
-        begun = dict(DELAY, model=test_train.checkpoint(out, 3))
-        one, plain, two = self.trained([dict(begun, steps=1), dict(begun, steps=1, offload_delay=None), dict(begun, steps=2)])
+        (first,) = self.trained([dict(DELAY, out=out, steps=3, save_every=3)])
+        begun = dict(DELAY, model=harness.checkpoint(out, 3))
+        one, plain, two = self.trained(
+            [dict(begun, steps=1), dict(begun, steps=1, offload_delay=None), dict(begun, steps=2)]
+        )
         self.assertEqual(one.weights, first.weights)
         self.assertEqual(two.weights, plain.weights)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def stored_bytes(elements, states):
     """Of a slice on disk: pieces of so many states, each at whole blocks."""
-    return sum(states * -(-4 * min(PIECE, elements - at) // BLOCK_BYTES) * BLOCK_BYTES for at in range(0, elements, PIECE))
+    return sum(
+        states * -(-4 * min(PIECE, elements - at) // BLOCK_BYTES) * BLOCK_BYTES
+        for at in range(0, elements, PIECE)
+    )
 
 
 class Disk(Check):
-    LARGE = {**RUN, "model": "layers=4,heads=4,channels=256,vocab=5000", "steps": 2, "offload": "optimizer"}
+    LARGE = {
+        **RUN,
+        "model": "layers=4,heads=4,channels=256,vocab=5000",
+        "steps": 2,
+        "offload": "optimizer",
+    }
 
     def test_everything_on_disk(self):
-        layouts = sample(LAYOUTS, 4)
+        layouts = sample(LAYOUTS, 2)
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
         draw = random.Random(SEED)
-        kinds = ["optimizer" if layout.get("zero_quantized_weights") else draw.choice(("optimizer", "params")) for layout, _ in cases]
-        for (layout, update), job in zip(cases, self.trained([dict(layout, offload=kind, offload_update=update, offload_dir=scratch()) for kind, (layout, update) in zip(kinds, cases)])):
+        kinds = [
+            (
+                "optimizer"
+                if layout.get("zero_quantized_weights")
+                else draw.choice(("optimizer", "params"))
+            )
+            for layout, _ in cases
+        ]
+        for (layout, update), job in zip(
+            cases,
+            self.trained(
+                [
+                    dict(layout, offload=kind, offload_update=update, offload_dir=scratch())
+                    for kind, (layout, update) in zip(kinds, cases)
+                ]
+            ),
+        ):
             self.assert_same(job, expected[layouts.index(layout)], (layout, update))
             self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
             if layout.get("ranks", 1) == 1:
@@ -364,16 +761,36 @@ class Disk(Check):
     def test_formulas(self):
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             for update in UPDATES:
-                job = train(**RUN, dtype=dtype, offload="optimizer", offload_update=update, offload_dir=scratch())
+                job = train(
+                    **RUN,
+                    dtype=dtype,
+                    offload="optimizer",
+                    offload_update=update,
+                    offload_dir=scratch(),
+                )
                 disk = sum(stored_bytes(elements, states) for elements in STORAGES)
-                rooms = 4 * stored_bytes(PIECE, states) + BLOCK_BYTES + (2 * PIECE * (4 + size) if update == "host" else 0)
-                self.assertEqual({key: job.end()["offload"]["measured"][key] for key in ("bytes", "disk", "read", "written")}, dict(bytes=rooms, disk=disk, read=disk, written=disk))
+                rooms = (
+                    4 * stored_bytes(PIECE, states)
+                    + BLOCK_BYTES
+                    + (2 * PIECE * (4 + size) if update == "host" else 0)
+                )
+                self.assertEqual(
+                    {
+                        key: job.end()["offload"]["measured"][key]
+                        for key in ("bytes", "disk", "read", "written")
+                    },
+                    dict(bytes=rooms, disk=disk, read=disk, written=disk),
+                )
 
     def test_device_budget(self):
         """What leaves the device goes to the disk, and no more."""
         folder = scratch()
         for update in UPDATES:
-            case = dict(offload_update=update, device_memory=(smallest(offload_update=update) + measured(train(**RUN))["device"]) // 2)
+            case = dict(
+                offload_update=update,
+                device_memory=(smallest(offload_update=update) + measured(train(**RUN))["device"])
+                // 2,
+            )
             none, host, disk = self.trained([dict(), case, dict(case, offload_dir=folder)])
             self.assert_same(disk, none, update)
             self.assertEqual(measured(disk)["optimizer"], measured(host)["optimizer"], update)
@@ -381,26 +798,41 @@ class Disk(Check):
         self.assertEqual(os.listdir(folder), [])
 
     def test_host_budget(self):
-        """What the host's budget has no room for, at any budget from the smallest that the message names; without the disk, none of these is enough."""
+        """What the host's budget has no room for, at any budget from the smallest that the message
+        names; without the disk, none of these is enough."""
         for update in UPDATES if ALL else random.Random(SEED).sample(UPDATES, 1):
             case = dict(self.LARGE, offload_update=update, offload_dir=scratch())
-            whole, = self.trained([dict(self.LARGE, offload_update=update)])
+            (whole,) = self.trained([dict(self.LARGE, offload_update=update)])
             job = train(code=EXIT_RESOURCES, **{**case, "host_memory": "1M"})
-            least, most = int(re.search(r"the smallest that fits is --host-memory (\d+)M", job.err).group(1)), int(measured(whole)["host"]) >> 20
+            least, most = (
+                int(re.search(r"the smallest that fits is --host-memory (\d+)M", job.err).group(1)),
+                int(measured(whole)["host"]) >> 20,
+            )
             self.assertLess(least, most - 4 * NOISE)
             disk = []
             for budget in (least + NOISE, (least + most) // 2, most + 2 * NOISE):
-                job, = self.trained([dict(case, host_memory=f"{budget}M")])
+                (job,) = self.trained([dict(case, host_memory=f"{budget}M")])
                 self.assert_same(job, whole, (update, budget))
                 self.assertLessEqual(measured(job)["host"], (budget + NOISE) << 20)
                 disk.append(job.end()["offload"]["measured"]["disk"])
             self.assertEqual((sorted(disk)[::-1], disk[2]), (disk, 0))
-            train(code=EXIT_RESOURCES, **{**case, "host_memory": f"{(least + most) // 2}M", "offload_dir": None})
+            train(
+                code=EXIT_RESOURCES,
+                **{**case, "host_memory": f"{(least + most) // 2}M", "offload_dir": None},
+            )
 
     def test_neither_has_room(self):
-        """Where activations are on the host as well, which has too little room with all on disk that may be, it is the host's budget that a message is about."""
+        """Where activations are on the host as well, which has too little room with all on disk
+        that may be, it is the host's budget that a message is about."""
         least = smallest(offload_update="host")
-        job = train(code=EXIT_RESOURCES, **RUN, offload_update="host", device_memory=least, host_memory="1M", offload_dir=scratch())
+        job = train(
+            code=EXIT_RESOURCES,
+            **RUN,
+            offload_update="host",
+            device_memory=least,
+            host_memory="1M",
+            offload_dir=scratch(),
+        )
         self.assertIn("bytes of the host", job.err)
 
     def test_folders(self):
@@ -420,189 +852,449 @@ class Disk(Check):
         case = {**RUN, "model": "layers=4,heads=4,channels=64,vocab=5000", "offload": "optimizer"}
         needed = train(**case, offload_dir=scratch(), dry_run=1, json=1)
         needed = int(re.search(r'"disk":(\d+)', needed.out).group(1))
-        job = train(binary=FAULTY, environment={"DISK": "full 1"}, code=EXIT_RESOURCES, **RUN, offload="optimizer", offload_dir=scratch(), ranks=2)
-        self.assertRegex(job.err, r"rank 1 .*cannot take \d+ bytes in --offload-dir .*, of which \d+ are free: No space left")
+        job = train(
+            binary=FAULTY,
+            environment={"DISK": "full 1"},
+            code=EXIT_RESOURCES,
+            **RUN,
+            offload="optimizer",
+            offload_dir=scratch(),
+            ranks=2,
+        )
+        self.assertRegex(
+            job.err,
+            r"rank 1 .*cannot take \d+ bytes in --offload-dir .*, of which \d+ are free: No space"
+            r" left",
+        )
         self.assertNotIn("step ", job.out.replace("a step", ""))
         folder = small_disk(self, needed // 1024 - 8)
         job = train(code=EXIT_RESOURCES, **case, offload_dir=folder)
-        self.assertRegex(job.err, rf"need {needed} bytes of --offload-dir {folder}, of which \d+ are free")
+        self.assertRegex(
+            job.err, rf"need {needed} bytes of --offload-dir {folder}, of which \d+ are free"
+        )
 
     def test_transfers(self):
-        """Those that stop early, or are interrupted, go on; those that fail end all ranks, and the message says which, where and why."""
+        """Those that stop early, or are interrupted, go on; those that fail end all ranks, and the
+        message says which, where and why."""
         layout = dict(ranks=3, zero=1, dtype="bf16")
-        whole, = self.trained([layout])
+        (whole,) = self.trained([layout])
         case = dict(layout, binary=FAULTY, offload="optimizer")
         for update in UPDATES:
-            job, = self.trained([dict(case, offload_dir=scratch(), offload_update=update, environment={"DISK": "short 1"})])
+            (job,) = self.trained(
+                [
+                    dict(
+                        case,
+                        offload_dir=scratch(),
+                        offload_update=update,
+                        environment={"DISK": "short 1"},
+                    )
+                ]
+            )
             self.assert_same(job, whole, update)
-            for how, why in sample([("error 1 {}", "Input/output error"), ("end 2 {}", "it ends there"), ("stuck 0 {}", "it .*gets no further")], 2):
+            for how, why in sample(
+                [
+                    ("error 1 {}", "Input/output error"),
+                    ("end 2 {}", "it ends there"),
+                    ("stuck 0 {}", "it .*gets no further"),
+                ],
+                2,
+            ):
                 folder, fault = scratch(), how.format(random.Random(SEED).randrange(30, 300))
-                job = train(code=EXIT_RESOURCES, **{**RUN, **case, "steps": 50, "offload_dir": folder, "offload_update": update, "environment": {"DISK": fault}})
+                job = train(
+                    code=EXIT_RESOURCES,
+                    **{
+                        **RUN,
+                        **case,
+                        "steps": 50,
+                        "offload_dir": folder,
+                        "offload_update": update,
+                        "environment": {"DISK": fault},
+                    },
+                )
                 rank = int(fault.split()[1])
-                self.assertRegex(job.err, rf"rank {rank} .*cannot (read|write) the file in --offload-dir {folder} at byte \d+: \d+ bytes expected, 0 found: {why}", fault)
+                self.assertRegex(
+                    job.err,
+                    rf"rank {rank} .*cannot (read|write) the file in --offload-dir {folder} at byte"
+                    rf" \d+: \d+ bytes expected, 0 found: {why}",
+                    fault,
+                )
                 self.assertEqual(os.listdir(folder), [], fault)
 
     def test_killed(self):
-        """Nothing stays behind, not even a file that is taken. One rank: ranks that wait for each other in turns, beside threads that wait for a disk, have made Linux
-        6.18 stand still for minutes."""
+        """Nothing stays behind, not even a file that is taken. One rank: ranks that wait for each
+        other in turns, beside threads that wait for a disk, have made Linux 6.18 stand still for
+        minutes."""
         folder = scratch()
         job = Job(1, **{**RUN, "steps": 10**6, "offload": "optimizer", "offload_dir": folder})
         job.wait_until(lambda: job.logged() > 2, "the third step")
         self.assertEqual(os.listdir(folder), [])
-        self.assertTrue(any(os.readlink(link).startswith(folder) for link in glob.glob(f"/proc/{job.pids()[0]}/fd/*")))
+        self.assertTrue(
+            any(
+                os.readlink(link).startswith(folder)
+                for link in glob.glob(f"/proc/{job.pids()[0]}/fd/*")
+            )
+        )
         job.die(job.pids())
         self.assertEqual(os.listdir(folder), [])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Delink(Check):
-    """A switch within a run: blocks that share get copies, for which the device may have no room."""
+    """A switch within a run: blocks that share get copies, for which the device may have no
+    room."""
+
     AT = 3
     RUN = dict(share="all", delink_at=AT, steps=AT + 2)
-    LAYOUTS = [dict(), dict(share="2x2", micro_batch=8), dict(dtype="bf16", delink_moments="reset"), dict(optimizer="sgd", share="2"), dict(ranks=2),
-               dict(ranks=3, zero=1, dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"),
-               dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4)]
+    LAYOUTS = [
+        dict(),
+        dict(share="2x2", micro_batch=8),
+        dict(dtype="bf16", delink_moments="reset"),
+        dict(optimizer="sgd", share="2"),
+        dict(ranks=2),
+        dict(ranks=3, zero=1, dtype="bf16"),
+        dict(ranks=2, zero=2, micro_batch=1),
+        dict(ranks=3, zero=3, dtype="bf16"),
+        dict(ranks=2, pipeline="2", dtype="bf16"),
+        dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4),
+    ]
     SHARED = dict(delink_at=None, delink_moments=None, steps=1)
-    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params", "all") for update in UPDATES]
+    PLACES = [
+        dict(offload=what, offload_update=update)
+        for what in ("optimizer", "params", "all")
+        for update in UPDATES
+    ]
 
     @staticmethod
     def on_disk(places):
         return [dict(place, offload_dir=scratch()) for place in places]
 
     def test_same(self):
-        """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
-        layouts = sample(self.LAYOUTS, 3)
+        """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one,
+        and what the shared model takes when it is all on the device."""
+        layouts = sample(self.LAYOUTS, 1)
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
             base = {**self.RUN, **layout}
-            alike = as_stage_two(base) if base.get("ranks", 1) > 1 else base  # a budget may move gradients
+            alike = (
+                as_stage_two(base) if base.get("ranks", 1) > 1 else base
+            )  # a budget may move gradients
             shared = measured(train(**{**RUN, **alike, **self.SHARED}))["device"]
-            budgets = [*(dict(offload_update=update, device_memory=max(shared, smallest(**alike, offload_update=update))) for update in UPDATES)]
-            budgets.append(dict(offload_update="host", device_memory=smallest(**alike, offload_update="host")))
-            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 3))]
-            without, *jobs = self.trained([alike, *[dict(alike if "device_memory" in place else base, **place) for place in places]])
+            budgets = [
+                *(
+                    dict(
+                        offload_update=update,
+                        device_memory=max(shared, smallest(**alike, offload_update=update)),
+                    )
+                    for update in UPDATES
+                )
+            ]
+            budgets.append(
+                dict(offload_update="host", device_memory=smallest(**alike, offload_update="host"))
+            )
+            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 2))]
+            without, *jobs = self.trained(
+                [
+                    alike,
+                    *[
+                        dict(alike if "device_memory" in place else base, **place)
+                        for place in places
+                    ],
+                ]
+            )
             for place, job in zip(places, jobs):
-                self.assert_same(job, without if "device_memory" in place else plain, (layout, place))
+                self.assert_same(
+                    job, without if "device_memory" in place else plain, (layout, place)
+                )
                 self.assertEqual(len(job.of("delink")), 1, layout)
-                self.assertLessEqual(measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place))
-                self.assertEqual(job.of("start")[0]["delinked"]["predicted"]["memory"]["device"], measured(job)["device"], "of rank 0, forecast at the start")
-                self.assertEqual(job.of("delink")[-1]["predicted"]["offload"]["disk"], job.end()["offload"]["measured"]["disk"], (layout, place))
+                self.assertLessEqual(
+                    measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place)
+                )
+                self.assertEqual(
+                    job.of("start")[0]["delinked"]["predicted"]["memory"]["device"],
+                    measured(job)["device"],
+                    "of rank 0, forecast at the start",
+                )
+                self.assertEqual(
+                    job.of("delink")[-1]["predicted"]["offload"]["disk"],
+                    job.end()["offload"]["measured"]["disk"],
+                    (layout, place),
+                )
 
     def test_smallest(self):
-        """Of the whole run: a byte less is refused before it starts, for what comes after the switch."""
-        layout, = random.Random(SEED).sample(self.LAYOUTS, 1)
+        """Of the whole run: a byte less is refused before it starts, for what comes after the
+        switch."""
+        (layout,) = random.Random(SEED).sample(self.LAYOUTS, 1)
         for update in UPDATES:
             case = {**RUN, **self.RUN, **layout, "offload_update": update}
             least = smallest(**case)
             before = smallest(**{**case, **self.SHARED})
-            self.assertGreaterEqual(least, before, layout)  # equal where those that share are two, which is as many as rooms
+            self.assertGreaterEqual(
+                least, before, layout
+            )  # equal where those that share are two, which is as many as rooms
             job = train(code=EXIT_RESOURCES, **case, device_memory=least - 1)
             self.assertFalse(job.of("step"), layout)
 
     def test_host_at_the_switch(self):
         """Copies lie there beside what they are copies of."""
-        case = {**RUN, **self.RUN, "model": "layers=4,heads=4,channels=256,vocab=5000", "offload": "optimizer", "offload_update": "device"}
+        case = {
+            **RUN,
+            **self.RUN,
+            "model": "layers=4,heads=4,channels=256,vocab=5000",
+            "offload": "optimizer",
+            "offload_update": "device",
+        }
         job = train(**case)
         later = job.of("start")[0]["delinked"]
         elements = 5120 * 256 + T * 256 + 2 * 256 + 12 * 256**2 + 13 * 256
         self.assertEqual(later["passing"], 12 * elements)
-        # the process's peak, less what the device has at the end: at the switch it has no activations yet
-        least, most = 0.99 * later["predicted"]["memory"]["host"] - measured(job)["activations"] - measured(job)["buffers"], 1.01 * later["predicted"]["memory"]["host"]
-        self.assertTrue(least - (NOISE << 20) <= measured(job)["host"] <= most + (NOISE << 20), (least, measured(job), most))
+        # the process's peak, less what the device has at the end: at the switch it has no
+        # activations yet
+        least, most = (
+            0.99 * later["predicted"]["memory"]["host"]
+            - measured(job)["activations"]
+            - measured(job)["buffers"],
+            1.01 * later["predicted"]["memory"]["host"],
+        )
+        self.assertTrue(
+            least - (NOISE << 20) <= measured(job)["host"] <= most + (NOISE << 20),
+            (least, measured(job), most),
+        )
         real = later["predicted"]["memory"]["host"] - later["passing"]
-        refused = train(code=EXIT_RESOURCES, **{**case, "host_memory": real + later["passing"] // 2})
-        least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + NOISE
-        self.assertLessEqual(measured(train(**case, host_memory=f"{least}M"))["host"], (least + NOISE) << 20)
+        refused = train(
+            code=EXIT_RESOURCES, **{**case, "host_memory": real + later["passing"] // 2}
+        )
+        least = (
+            int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1))
+            + NOISE
+        )
+        self.assertLessEqual(
+            measured(train(**case, host_memory=f"{least}M"))["host"], (least + NOISE) << 20
+        )
 
     def test_disk(self):
-        """Both models' bytes are taken before the first step, or it is told that there is no room; the shared one's are given back."""
+        """Both models' bytes are taken before the first step, or it is told that there is no room;
+        the shared one's are given back."""
         case = {**RUN, **self.RUN, "dtype": "bf16", "offload": "optimizer"}
-        rest, block = sum(stored_bytes(elements, 3) for elements in (*STORAGES[:2], STORAGES[-1])), stored_bytes(BLOCK, 3)
+        rest, block = sum(
+            stored_bytes(elements, 3) for elements in (*STORAGES[:2], STORAGES[-1])
+        ), stored_bytes(BLOCK, 3)
         real, shared = rest + LAYERS * block, rest + block
         job = train(**case, offload_dir=scratch())
         self.assertEqual(job.of("start")[0]["predicted"]["offload"]["disk"], shared + real)
-        self.assertEqual([event["predicted"]["offload"]["disk"] for event in job.of("delink")], [real])
+        self.assertEqual(
+            [event["predicted"]["offload"]["disk"] for event in job.of("delink")], [real]
+        )
         self.assertEqual(job.end()["offload"]["measured"]["disk"], real)
-        for kib, code in ((-(-(shared + real) // 1024), 0), ((shared + real) // 1024 - 4, EXIT_RESOURCES)):
+        for kib, code in (
+            (-(-(shared + real) // 1024), 0),
+            ((shared + real) // 1024 - 4, EXIT_RESOURCES),
+        ):
             folder = small_disk(self, kib)
             job = train(code=code, **case, offload_dir=folder)
             self.assertEqual(bool(job.of("step")), not code)
             if code:
-                self.assertRegex(job.err, rf"need {shared + real} bytes of --offload-dir {folder}, of which \d+ are free")
-        job = train(binary=FAULTY, environment={"DISK": "full 1"}, code=EXIT_RESOURCES, **{**RUN, **self.RUN, "ranks": 2, "offload": "optimizer", "offload_dir": scratch()})
+                self.assertRegex(
+                    job.err,
+                    rf"need {shared + real} bytes of --offload-dir {folder}, of which \d+ are free",
+                )
+        job = train(
+            binary=FAULTY,
+            environment={"DISK": "full 1"},
+            code=EXIT_RESOURCES,
+            **{**RUN, **self.RUN, "ranks": 2, "offload": "optimizer", "offload_dir": scratch()},
+        )
         self.assertFalse(job.of("step"))
 
     def test_files(self):
         """Two before the switch, one after it; none has a name."""
         for at, files in ((10**6, 2), (self.AT, 1)):
             folder = scratch()
-            job = Job(1, **{**RUN, **self.RUN, "delink_at": at, "steps": 10**7, "offload": "optimizer", "offload_dir": folder})
+            job = Job(
+                1,
+                **{
+                    **RUN,
+                    **self.RUN,
+                    "delink_at": at,
+                    "steps": 10**7,
+                    "offload": "optimizer",
+                    "offload_dir": folder,
+                },
+            )
             job.wait_until(lambda: job.logged() > 2 * self.AT, "some steps")
             links = [os.readlink(link) for link in glob.glob(f"/proc/{job.pids()[0]}/fd/*")]
-            self.assertEqual((sum(link.startswith(folder) for link in links), os.listdir(folder)), (files, []), at)
+            self.assertEqual(
+                (sum(link.startswith(folder) for link in links), os.listdir(folder)),
+                (files, []),
+                at,
+            )
             job.die(job.pids())
 
     def test_host_and_disk(self):
-        """The smallest budget of the host, for both models and the switch between them, keeps what it says."""
-        case = {**self.RUN, "model": Disk.LARGE["model"], "offload": "optimizer", "offload_update": random.Random(SEED).choice(UPDATES), "offload_dir": scratch()}
-        plain, = self.trained([{**case, "offload": None, "offload_update": None, "offload_dir": None}])
+        """The smallest budget of the host, for both models and the switch between them, keeps what
+        it says."""
+        case = {
+            **self.RUN,
+            "model": Disk.LARGE["model"],
+            "offload": "optimizer",
+            "offload_update": random.Random(SEED).choice(UPDATES),
+            "offload_dir": scratch(),
+        }
+        (plain,) = self.trained(
+            [{**case, "offload": None, "offload_update": None, "offload_dir": None}]
+        )
         refused = train(code=EXIT_RESOURCES, **{**RUN, **case, "host_memory": "1M"})
-        least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + NOISE
+        least = (
+            int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1))
+            + NOISE
+        )
         for budget in (least, 2 * least):
-            job, = self.trained([dict(case, host_memory=f"{budget}M")])
+            (job,) = self.trained([dict(case, host_memory=f"{budget}M")])
             self.assert_same(job, plain, budget)
             self.assertLessEqual(measured(job)["host"], (budget + NOISE) << 20)
             self.assertTrue(job.end()["offload"]["measured"]["disk"] or budget > least, budget)
 
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
-        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")]
+        layouts = [
+            dict(),
+            dict(dtype="bf16"),
+            dict(ranks=2, zero=2),
+            dict(ranks=3, zero=3, dtype="bf16"),
+            dict(ranks=2, pipeline="2"),
+        ]
         for layout in sample(layouts, 1):
             base = {**self.RUN, **layout}
-            whole, = self.trained([base])
-            places = [dict(), *self.PLACES, *self.on_disk(self.PLACES), dict(offload_update="host", device_memory=smallest(**base, offload_update="host"))]
-            for stop, before, after in sample([(stop, a, b) for stop in (self.AT - 1, self.AT, self.AT + 1) for a in places for b in places], 4):
+            (whole,) = self.trained([base])
+            places = [
+                dict(),
+                *self.PLACES,
+                *self.on_disk(self.PLACES),
+                dict(offload_update="host", device_memory=smallest(**base, offload_update="host")),
+            ]
+            for stop, before, after in sample(
+                [
+                    (stop, a, b)
+                    for stop in (self.AT - 1, self.AT, self.AT + 1)
+                    for a in places
+                    for b in places
+                ],
+                2,
+            ):
                 out = os.path.join(scratch(), "out")
                 short = {**base, **self.SHARED} if stop <= self.AT else base
                 train(**{**RUN, **short, **before, "out": out, "steps": stop, "save_every": stop})
-                job, = self.trained([dict(base, **after, out=out, resume=1)])
-                self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], (layout, stop, before, after))
+                (job,) = self.trained([dict(base, **after, out=out, resume=1)])
+                self.assertEqual(
+                    job.steps("loss", "grad_norm"),
+                    whole.steps("loss", "grad_norm")[stop:],
+                    (layout, stop, before, after),
+                )
                 self.assertEqual(job.weights, whole.weights, (layout, stop, before, after))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):
-        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1), dict(recompute="block", dtype="bf16", micro_batch=1)]
+        layouts = [
+            dict(),
+            dict(dtype="bf16"),
+            dict(ranks=2, zero=1),
+            dict(ranks=2, zero=3, dtype="bf16"),
+            dict(ranks=2, zero=1, share="all", delink_at=1),
+            dict(recompute="block", dtype="bf16", micro_batch=1),
+        ]
         for layout in sample(layouts, 1):
-            base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
+            base = dict(
+                layout,
+                steps=3,
+                binary=EMULATED,
+                environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"},
+            )
             offload = sample(["optimizer", "all"], 1)
-            none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update, offload_dir=folder) for kind in offload for folder in (None, scratch()) for update in UPDATES]])
+            none, *jobs = self.trained(
+                [
+                    base,
+                    *[
+                        dict(base, offload=kind, offload_update=update, offload_dir=folder)
+                        for kind in offload
+                        for folder in (None, scratch())
+                        for update in UPDATES
+                    ],
+                ]
+            )
             self.assert_same(jobs[2], jobs[0], layout)  # on disk
             for host, device in zip(*[iter(jobs)] * 2):
                 self.assert_same(device, none, layout)
-                if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
+                if (
+                    layout.get("dtype") != "bf16"
+                ):  # a last bit of fp32 may round a bf16 parameter the other way
                     self.assert_close(host.losses(), none.losses(), 1e-6, layout)
                 self.assert_close(host.losses(), none.losses(), 1e-2, layout)
 
     def test_gradients_and_delay(self):
-        for layout in sample([dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
-            base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
-            none, sums = self.trained([base, dict(base, offload_update="device", device_memory=smallest(**base, offload_update="device"))])
+        for layout in sample(
+            [
+                dict(),
+                dict(dtype="bf16", micro_batch=1),
+                dict(ranks=2, zero=2, micro_batch=1),
+                dict(ranks=2, zero=3, dtype="bf16"),
+            ],
+            1,
+        ):
+            base = dict(
+                layout,
+                steps=3,
+                binary=EMULATED,
+                environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"},
+            )
+            none, sums = self.trained(
+                [
+                    base,
+                    dict(
+                        base,
+                        offload_update="device",
+                        device_memory=smallest(**base, offload_update="device"),
+                    ),
+                ]
+            )
             self.assertLess(measured(sums)["gradients"], measured(none)["gradients"])
             self.assert_same(sums, none, layout)
             one, two = self.trained([dict(base, **{**DELAY, "steps": steps}) for steps in (1, 3)])
-            again, = self.trained([dict(base, **{**DELAY, "environment": {"EMU_SEED": str(SEED + 1), "EMU_GPUS": "4"}})])
-            self.assertEqual(one.steps("loss", "grad_norm"), none.steps("loss", "grad_norm")[:1], layout)
+            (again,) = self.trained(
+                [
+                    dict(
+                        base,
+                        **{**DELAY, "environment": {"EMU_SEED": str(SEED + 1), "EMU_GPUS": "4"}},
+                    )
+                ]
+            )
+            self.assertEqual(
+                one.steps("loss", "grad_norm"), none.steps("loss", "grad_norm")[:1], layout
+            )
             self.assert_same(again, two, layout)
-            if layout.get("dtype") != "bf16":  # the same on the processor; without the delay losses are 2e-4 apart
-                processor, = self.trained([dict(layout, **{**DELAY, "steps": 3})])
+            if (
+                layout.get("dtype") != "bf16"
+            ):  # the same on the processor; without the delay losses are 2e-4 apart
+                (processor,) = self.trained([dict(layout, **{**DELAY, "steps": 3})])
                 self.assert_close(two.losses(), processor.losses(), 1e-6, layout)
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")
-        none, *jobs = self.trained([base, *[dict(base, offload="params", offload_update=update, environment={"EMU_PINNED_MOST": "20000"}) for update in UPDATES]])
+        none, *jobs = self.trained(
+            [
+                base,
+                *[
+                    dict(
+                        base,
+                        offload="params",
+                        offload_update=update,
+                        environment={"EMU_PINNED_MOST": "20000"},
+                    )
+                    for update in UPDATES
+                ],
+            ]
+        )
         for job in jobs:
             self.assertIn("warning: rank 0: the system pins no more memory", job.err)
         self.assert_same(jobs[1], none, "device")
@@ -610,7 +1302,4 @@ class Emulated(Check):
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

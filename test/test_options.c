@@ -4,13 +4,7 @@
 // --compat leave nothing out. Each command line below is parsed for real.
 #include "engine/option_parser.h"
 
-#include <setjmp.h>   // cmocka needs it
-#include <stddef.h>   // cmocka needs it
-#include <sys/wait.h> // children
-
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h" // tests of die()
+#include "harness.h"
 
 // -------------------------------------------------------------------------------------------------
 // Command lines, written as one text: arguments are separated by spaces, ~ stands for a space and

@@ -7,12 +7,7 @@
 #include "engine/timeline.h"
 #include "zero.h"
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h"    // run_child
+#include "harness.h"
 #include "policies.h" // ZERO_STAGE
 #include "engine/simulator.h"
 #include "engine/validator.h"

@@ -3,11 +3,7 @@
 // force and against PipeDream's; times of planning.
 #include "engine/plan_answer.h"
 
-#include <setjmp.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
-
-#include "child.h" // bodies that end the program
+#include "harness.h"
 
 #define PROFILES "test/golden/dapple_profiles.json"
 static const char *const config_a = "2x8,intra=25,inter=3,gather=1",
@@ -448,8 +444,8 @@ static void test_brute_force(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",
                                          "2x2", "2x2", "2x2", "4x1", "2x3"};
-    const int instances = getenv("TEST_ALL") ? 2000 : 220;
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
+    const int instances = all_tests() ? 2000 : 100;
+    random_state = test_seed(1);
     double worst = 0, begin = (double)clock() / CLOCKS_PER_SEC;
     int exact = 0, done = 0, limited = 0, zero_bubbles = 0;
     int64_t plans = 0;
@@ -531,8 +527,8 @@ static double equations_brute(const PlanTask *t, StagePlan *p, int unit, int ran
 static void test_equations_search(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x4", "6x1", "1x6", "5x1", "2x2", "2x3", "3x2"};
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 3;
-    const int instances = getenv("TEST_ALL") ? 5000 : 1000;
+    random_state = test_seed(3);
+    const int instances = all_tests() ? 5000 : 400;
     int deep = 0;
     for (int i = 0; i < instances; i++, random_state += 1000) {
         static const int samples[] = {2, 4, 8, 16, 64, 256};
@@ -681,11 +677,11 @@ static void test_fuzz(void **state) {
     FILE *f = fopen(PROFILES, "rb");
     const size_t bytes = fread(text, 1, sizeof text, f);
     fclose(f);
-    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 2;
+    random_state = test_seed(2);
     static const char *const pieces[] = {"-",  "1e999", "null", "[", "]",   "{",    "}",        ",",
                                          "\"", "\\",    ":",    "0", "NaN", "1e15", "\"id\":1", ""};
     int loaded = 0, refused = 0;
-    for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300); i++) {
+    for (int i = 0; i < (all_tests() ? 5000 : 150); i++) {
         static char damaged[1 << 17];
         char message[3000];
         size_t length = bytes;

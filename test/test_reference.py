@@ -31,6 +31,7 @@ Rules that have an independent reference elsewhere:
 
 Standard library and numpy; the tests run themselves in .venv's Python where this one has none.
 """
+
 import glob
 import itertools
 import math
@@ -41,19 +42,18 @@ import shlex
 import shutil
 import struct
 import subprocess
-import tempfile
 import unittest
 
-import with_numpy
-import numpy as np
+import harness
+
+harness.need_numpy()
+import numpy as np  # noqa: E402
+from harness import ALL, SEED, at_once, put, quotation, sample, scratch, shard
 
 import reference
-import test_train
 from reference import Config, Run, Samples
-from test_faults import at_once, quotation, sample
-from test_train import ALL, SEED, put, scratch, shard
 
-ROOT = with_numpy.ROOT
+ROOT = harness.ROOT
 
 
 def states(folder):
@@ -82,8 +82,19 @@ T, S, END = 8, 6, 3
 CONFIG = Config(layers=4, heads=2, channels=16, vocab=50, positions=11)  # 3 rows of wpe are unused
 DESCRIPTOR = "layers=4,heads=2,channels=16,vocab=50"
 TOKENS = [END] + random.Random(7).choices(range(CONFIG.vocab), k=210)  # fewer than a run takes
-BASE = dict(shuffle=0, seq_len=T, micro_batch=S, batch_tokens=S * T, steps=6, lr=0.05,
-            lr_schedule="constant", weight_decay=0, grad_clip=0, threads=1, val_every=0)
+BASE = dict(
+    shuffle=0,
+    seq_len=T,
+    micro_batch=S,
+    batch_tokens=S * T,
+    steps=6,
+    lr=0.05,
+    lr_schedule="constant",
+    weight_decay=0,
+    grad_clip=0,
+    threads=1,
+    val_every=0,
+)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -102,8 +113,19 @@ TWO = dict(share="2", cyclic_stages=2, cyclic_cut="3,3")
 DELAY = dict(offload="optimizer", offload_delay=1)
 GARBAGE = 131, 134  # steps from 0
 WORDS = {True: range(30, 50), False: range(5, 9)}
-OUTLIERS = dict(ADAM, steps=138, batch_tokens=3 * T, micro_batch=3, reference=dict(tokens=[
-    token for t in range(139) for token in random.Random(t).choices(WORDS[t in GARBAGE], k=3 * T)]))
+OUTLIERS = dict(
+    ADAM,
+    steps=138,
+    batch_tokens=3 * T,
+    micro_batch=3,
+    reference=dict(
+        tokens=[
+            token
+            for t in range(139)
+            for token in random.Random(t).choices(WORDS[t in GARBAGE], k=3 * T)
+        ]
+    ),
+)
 
 OPTIMIZERS = {
     "sgd": (SGD, dict(momentum=0)),
@@ -111,13 +133,19 @@ OPTIMIZERS = {
     "adamw": (ADAM, dict(eps=0.006)),
     "adamw, decay": (dict(ADAM, weight_decay=0.1), dict(weight_decay=0)),
     "adamw, second moment": (dict(ADAM, beta2=0.5), dict(beta2=0.97)),
-    "cosine": (dict(SGD, lr_schedule="cosine", warmup=2, final_lr_fraction=0.1, steps=10),
-               dict(final_lr_fraction=0.2)),
-    "linear": (dict(SGD, lr_schedule="linear", warmup=3, final_lr_fraction=0.3, steps=10),
-               dict(warmup=0)),
+    "cosine": (
+        dict(SGD, lr_schedule="cosine", warmup=2, final_lr_fraction=0.1, steps=10),
+        dict(final_lr_fraction=0.2),
+    ),
+    "linear": (
+        dict(SGD, lr_schedule="linear", warmup=3, final_lr_fraction=0.3, steps=10),
+        dict(warmup=0),
+    ),
     "constant": (dict(SGD, warmup=4, final_lr_fraction=0.1), dict(warmup=1)),
-    "wsd": (dict(SGD, lr_schedule="wsd", warmup=1, final_lr_fraction=0.2, steps=12),
-            dict(lr_schedule="constant")),
+    "wsd": (
+        dict(SGD, lr_schedule="wsd", warmup=1, final_lr_fraction=0.2, steps=12),
+        dict(lr_schedule="constant"),
+    ),
     "clip": (dict(SGD, grad_clip=0.8), dict(grad_clip=0)),
     "clip by default": (dict(SGD, grad_clip=None), dict(grad_clip=0)),
     "clip, adamw": (dict(ADAM, grad_clip=0.8), dict(grad_clip=0)),
@@ -126,12 +154,17 @@ OPTIMIZERS = {
     "skip-grad-z": (dict(OUTLIERS, skip_grad_z=6, skip_loss_z=20), None),
     "windows wrap": (dict(SGD, steps=10), dict(momentum=0)),
     "documents": (dict(SGD, windows="document"), dict(windows="continuous")),
-    "documents, pieces": (dict(SGD, windows="document", micro_batch=1, weight_decay=0.1),
-                          dict(windows="continuous")),
+    "documents, pieces": (
+        dict(SGD, windows="document", micro_batch=1, weight_decay=0.1),
+        dict(windows="continuous"),
+    ),
     "delay": (dict(SGD, **DELAY), dict(offload_delay=0)),
     "delay, rate and clip": (
-        dict(SGD, **DELAY, grad_clip=0.8, weight_decay=0.1, lr_schedule="linear",
-             final_lr_fraction=0), dict(grad_clip=0)),
+        dict(
+            SGD, **DELAY, grad_clip=0.8, weight_decay=0.1, lr_schedule="linear", final_lr_fraction=0
+        ),
+        dict(grad_clip=0),
+    ),
     "delay, adamw": (dict(ADAM, **DELAY, weight_decay=0.1), dict(offload_delay=0)),
 }
 CYCLIC = {
@@ -151,12 +184,19 @@ CYCLIC = {
     "v2, storage, shared": (dict(V2, **{**SHARED, **TWO, **STORAGE}), dict(cyclic_clip="none")),
     "v2, pieces": (dict(V2, micro_batch=1, batch_tokens=7 * T), dict(cyclic="v1")),
     "v2, documents": (dict(V2, windows="document", batch_tokens=7 * T), dict(windows="continuous")),
-    "v2, schedule": (dict(V2, lr_schedule="cosine", warmup=2, final_lr_fraction=0),
-                     dict(cyclic="v1")),
+    "v2, schedule": (
+        dict(V2, lr_schedule="cosine", warmup=2, final_lr_fraction=0),
+        dict(cyclic="v1"),
+    ),
     "v2, shared": (dict(V2, **{**SHARED, **TWO}), dict(share="none")),
     "v2, shared by stages": (
-        dict(V2, **{**SHARED, "share": "2x2", "ranks": 3, "cyclic_mode": "data"},
-             reference={"cyclic-stages": 3}), dict(cyclic_cut="1,4,1")),
+        dict(
+            V2,
+            **{**SHARED, "share": "2x2", "ranks": 3, "cyclic_mode": "data"},
+            reference={"cyclic-stages": 3},
+        ),
+        dict(cyclic_cut="1,4,1"),
+    ),
 }
 PIECES = dict(SHARED, share="2x2", ranks=2, cyclic_mode="data", micro_batch=1, cyclic_stages=None)
 for rule, without in (V1, "off"), (V2, "v1"):
@@ -171,35 +211,71 @@ PSEUDO = {
     "shared, clip": (dict(SHARED, share="all", grad_clip=0.3), dict(grad_clip=0)),
     "shared, adamw": (dict(SHARED_ADAM, share="all"), dict(eps=0.02)),
     "share-lr": (
-        dict(SHARED, share="2", share_lr=0.2, delink_at=3, lr_schedule="cosine",
-             final_lr_fraction=0.5, warmup=1), dict(share_lr=0)),
+        dict(
+            SHARED,
+            share="2",
+            share_lr=0.2,
+            delink_at=3,
+            lr_schedule="cosine",
+            final_lr_fraction=0.5,
+            warmup=1,
+        ),
+        dict(share_lr=0),
+    ),
     "delink": (dict(SHARED, share="2x2", delink_at=3), dict(delink_at=0)),
-    "delink, mean": (dict(SHARED_ADAM, share="all", delink_at=3, weight_decay=0.1),
-                     dict(delink_moments="reset")),
-    "delink, reset": (dict(SHARED_ADAM, share="all", delink_at=3, delink_moments="reset"),
-                      dict(delink_moments="mean")),
-    "delink, reset, sgd": (dict(SHARED, share="all", delink_at=3, delink_moments="reset"),
-                           dict(delink_moments="mean")),
+    "delink, mean": (
+        dict(SHARED_ADAM, share="all", delink_at=3, weight_decay=0.1),
+        dict(delink_moments="reset"),
+    ),
+    "delink, reset": (
+        dict(SHARED_ADAM, share="all", delink_at=3, delink_moments="reset"),
+        dict(delink_moments="mean"),
+    ),
+    "delink, reset, sgd": (
+        dict(SHARED, share="all", delink_at=3, delink_moments="reset"),
+        dict(delink_moments="mean"),
+    ),
     "delink, warm-up": (
-        dict(SHARED, share="3", delink_at=2, delink_warmup=3, lr_schedule="linear",
-             final_lr_fraction=0.5), dict(delink_warmup=0)),
+        dict(
+            SHARED,
+            share="3",
+            delink_at=2,
+            delink_warmup=3,
+            lr_schedule="linear",
+            final_lr_fraction=0.5,
+        ),
+        dict(delink_warmup=0),
+    ),
 }
 ROWS = {**OPTIMIZERS, **CYCLIC, **PSEUDO}
 
 # Layouts change nothing: of plain runs, of cyclic ones.
-LAYOUTS = [dict(), dict(micro_batch=1), dict(micro_batch=2), dict(recompute="block"),
-           dict(ranks=2), dict(ranks=2, micro_batch=1, zero=1), dict(ranks=3, zero=2),
-           dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
-           dict(ranks=3, pipeline="2:1,4:2", zero=1, micro_batch=3)]
-MODES = [dict(), dict(micro_batch=1), dict(cyclic_mode="single", recompute="block"),
-         *(dict(cyclic_mode=mode) for mode in ("data", "model", "zero")),
-         dict(cyclic_mode="data", micro_batch=1)]
+LAYOUTS = [
+    dict(),
+    dict(micro_batch=1),
+    dict(micro_batch=2),
+    dict(recompute="block"),
+    dict(ranks=2),
+    dict(ranks=2, micro_batch=1, zero=1),
+    dict(ranks=3, zero=2),
+    dict(ranks=2, zero=3),
+    dict(ranks=2, pipeline="2", micro_batch=2),
+    dict(ranks=3, pipeline="2:1,4:2", zero=1, micro_batch=3),
+]
+MODES = [
+    dict(),
+    dict(micro_batch=1),
+    dict(cyclic_mode="single", recompute="block"),
+    *(dict(cyclic_mode=mode) for mode in ("data", "model", "zero")),
+    dict(cyclic_mode="data", micro_batch=1),
+]
 
 
 # ------------------------------------------------------------------------------------------------
 # Runs of both
 
-class Job(test_train.Job):
+
+class Job(harness.Job):
     """A private run draws batches of any size, which send other bytes than the expected one."""
 
     def check_end(self):
@@ -207,13 +283,13 @@ class Job(test_train.Job):
             super().check_end()
 
 
-def run(ranks=1, binary=test_train.BINARY, environment=(), **flags):
+def run(ranks=1, binary=harness.BINARY, environment=(), **flags):
     """The program's run, to its end. One rank needs no mpirun."""
     flags = {**BASE, **flags}
     if ranks > 1:
         return Job(ranks, binary, environment=environment, **flags).done()
     log = os.path.join(scratch(), "log")
-    words = [binary, *test_train.command_line(dict(flags, log=log))]
+    words = [binary, *harness.command_line(dict(flags, log=log))]
     shell = shlex.join(words)
     return Job(shell=shell, log=log, environment=environment, steps=flags["steps"]).done()
 
@@ -226,7 +302,7 @@ def random_model(config=CONFIG, seed=3):
         gain = key[1].startswith("ln") and key[1].endswith("w")
         value = z / math.sqrt(config.channels) if len(shape) == 2 else 0.2 * z + gain
         found[key] = value.astype("<f4").astype(float)
-    found["wte", "wte"][config.vocab:] = 0  # rows of no token
+    found["wte", "wte"][config.vocab :] = 0  # rows of no token
     return found
 
 
@@ -244,7 +320,7 @@ def dashed(flags):
 
 def tokenizer():
     """Tokens of 1 to 5 bytes, so that bytes and tokens are told apart."""
-    return test_train.tokenizer([b"x" * (1 + 7 * i % 5) for i in range(CONFIG.vocab)], END)
+    return harness.tokenizer([b"x" * (1 + 7 * i % 5) for i in range(CONFIG.vocab)], END)
 
 
 def both(flags, **more):
@@ -269,6 +345,7 @@ def both(flags, **more):
         ours = {**flags, **dict(changes)}
         samples = Samples(tokens, T, ours.get("windows", "continuous"), END)
         return Run(config, model, samples, {**dashed(ours), **about})
+
     return job, make, model
 
 
@@ -278,8 +355,9 @@ def differences(found, expected, start):
     found, expected: (steps, weights). start: weights before the first step.
     """
     worst = {}
-    for what, tolerance, a, b in zip(("loss", "norm", "rate"), (LOSS, NORM, RATE),
-                                     zip(*found[0]), zip(*expected[0])):
+    for what, tolerance, a, b in zip(
+        ("loss", "norm", "rate"), (LOSS, NORM, RATE), zip(*found[0]), zip(*expected[0])
+    ):
         errors = [abs(float(x) - y) / max(abs(y), 1e-30) for x, y in zip(a, b)]
         worst[what] = max(errors) / tolerance
     worst["weights"] = 0
@@ -291,7 +369,7 @@ def differences(found, expected, start):
     return worst
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def found(self, job):
         return job.steps("loss", "grad_norm", "lr"), reference.read_model(job.export)[1]
 
@@ -347,6 +425,7 @@ class Rules(Check):
             name, (flags, without) = item
             with self.subTest(name):
                 self.compare(name, flags, without)
+
         at_once(check, ROWS.items())
 
     def test_default_clip_is_not_applied_to_v2(self):
@@ -361,15 +440,22 @@ class Random(Check):
 
     @staticmethod
     def shared(draw, flags, delinks):
-        flags.update(model=DESCRIPTOR, seed=draw.randrange(99),
-                     share=draw.choice(("all", "2", "2x2", "3")), lr=0.4)
+        flags.update(
+            model=DESCRIPTOR,
+            seed=draw.randrange(99),
+            share=draw.choice(("all", "2", "2x2", "3")),
+            lr=0.4,
+        )
         if flags["optimizer"] == "adamw":
             flags.update(lr=0.02, eps=0.02)
         if draw.randrange(2):
             flags["share_lr"] = flags["lr"] / 2
         if delinks:
-            flags.update(delink_at=draw.randrange(1, 4), delink_warmup=draw.randrange(3),
-                         delink_moments=draw.choice(("mean", "reset")))
+            flags.update(
+                delink_at=draw.randrange(1, 4),
+                delink_warmup=draw.randrange(3),
+                delink_moments=draw.choice(("mean", "reset")),
+            )
         return flags, draw.choice(LAYOUTS)
 
     @staticmethod
@@ -386,10 +472,12 @@ class Random(Check):
         elif layout.get("cyclic_mode", "single") != "single":
             layout["ranks"] = N
         if layout.get("cyclic_mode") == "data" and N > 1 and draw.randrange(2):
-            flags.update(model=DESCRIPTOR, seed=draw.randrange(99),
-                         share=draw.choice(("all", "2", "2x2", "3")))
-            flags.update(dict(lr=0.02, eps=0.02) if flags["optimizer"] == "adamw" else
-                         dict(lr=0.4))
+            flags.update(
+                model=DESCRIPTOR,
+                seed=draw.randrange(99),
+                share=draw.choice(("all", "2", "2x2", "3")),
+            )
+            flags.update(dict(lr=0.02, eps=0.02) if flags["optimizer"] == "adamw" else dict(lr=0.4))
         if layout.get("cyclic_mode") == "model" and N < 4 and draw.randrange(2):
             layout["ranks"] = N * (N + 1) // 2  # ranks of a stage take turns
         return flags, layout
@@ -398,12 +486,17 @@ class Random(Check):
         """(flags, layout)"""
         kinds = "plain", "plain", "v1", "v2", "v2", "share", "delink", "delay"
         kind = draw.choice(kinds)
-        flags = dict(draw.choice((SGD, ADAM)), weight_decay=draw.choice((0, 0.1, 0.5)),
-                     lr_schedule=draw.choice(("cosine", "linear", "constant", "wsd")),
-                     warmup=draw.randrange(4), final_lr_fraction=draw.choice((0, 0.3, 1)),
-                     windows=draw.choice(("continuous", "document")),
-                     batch_tokens=draw.choice((3, 4, 6, 7)) * T, steps=draw.randrange(5, 9),
-                     grad_clip=draw.choice((0, 0.5, 1, 2)))
+        flags = dict(
+            draw.choice((SGD, ADAM)),
+            weight_decay=draw.choice((0, 0.1, 0.5)),
+            lr_schedule=draw.choice(("cosine", "linear", "constant", "wsd")),
+            warmup=draw.randrange(4),
+            final_lr_fraction=draw.choice((0, 0.3, 1)),
+            windows=draw.choice(("continuous", "document")),
+            batch_tokens=draw.choice((3, 4, 6, 7)) * T,
+            steps=draw.randrange(5, 9),
+            grad_clip=draw.choice((0, 0.5, 1, 2)),
+        )
         if kind in ("share", "delink"):
             return self.shared(draw, flags, kind == "delink")
         if kind in ("v1", "v2"):
@@ -414,24 +507,31 @@ class Random(Check):
         def check(number):
             flags, layout = self.flags(random.Random(f"{SEED} {number}"))
             self.compare(f"run {number} of seed {SEED}: {flags}", flags, **layout)
+
         at_once(check, range(200 if ALL else 14))
 
 
 # ------------------------------------------------------------------------------------------------
 class Private(Check):
     """Noise 0: what is clipped, and how it is added up. The log tells the windows of each step."""
-    FLAGS = dict(SGD, shuffle=None, dp_noise=0, dp_key="%064x" % 77, dp_show_private=1, steps=5,
-                 lr=0.2)
+
+    FLAGS = dict(
+        SGD, shuffle=None, dp_noise=0, dp_key="%064x" % 77, dp_show_private=1, steps=5, lr=0.2
+    )
     AUTOMATIC = dict(dp_clip_function="automatic")
     ROWS = {
         "unit, abadi": (dict(dp_clip=0.8), dict(dp_clip=0.9)),
         "unit, automatic": (dict(AUTOMATIC, dp_clip=0.8), dict(dp_clip_function="abadi")),
         "flat, abadi": (dict(dp_clip=1, dp_clip_style="flat"), dict(dp_clip_style="unit")),
-        "flat, automatic": (dict(AUTOMATIC, dp_clip=1, dp_clip_style="flat"),
-                            dict(dp_clip_function="abadi")),
+        "flat, automatic": (
+            dict(AUTOMATIC, dp_clip=1, dp_clip_style="flat"),
+            dict(dp_clip_function="abadi"),
+        ),
         "most are not clipped": (dict(dp_clip=5, dp_clip_style="flat"), dict(dp_clip=4)),
-        "stages": (dict(dp_clip=1, dp_clip_style="stage", ranks=2, pipeline="2:1,4:1",
-                        micro_batch=2), dict(dp_clip_style="flat")),
+        "stages": (
+            dict(dp_clip=1, dp_clip_style="stage", ranks=2, pipeline="2:1,4:1", micro_batch=2),
+            dict(dp_clip_style="flat"),
+        ),
         "adamw, clip": (dict(ADAM, dp_clip=1, grad_clip=0.3, weight_decay=0.1), dict(grad_clip=0)),
         "v1": (dict(cyclic="v1", cyclic_stages=2, dp_clip=0.8), dict(cyclic="off")),
         "v2": (dict(cyclic="v2", cyclic_stages=2, dp_clip=0.8, grad_clip=None), dict(cyclic="v1")),
@@ -456,14 +556,17 @@ class Private(Check):
         def check(name):
             with self.subTest(name):
                 self.check(name)
+
         at_once(check, self.ROWS)
 
 
 # ------------------------------------------------------------------------------------------------
 class Chains(Check):
     """A run that shares, then one that begins with its checkpoint, and may delink."""
-    FIRST = dict(SHARED_ADAM, share="2x2", steps=3, lr_schedule="linear", final_lr_fraction=0.2,
-                 warmup=2)
+
+    FIRST = dict(
+        SHARED_ADAM, share="2x2", steps=3, lr_schedule="linear", final_lr_fraction=0.2, warmup=2
+    )
 
     def test_delink_between_runs(self):
         """Steps, rates and samples begin anew; moments and counters are as the flags say."""
@@ -475,7 +578,7 @@ class Chains(Check):
         run(**self.FIRST, **program, train=data, val=data, out=out, save_every=3)
 
         def follow(changes):
-            begin = test_train.checkpoint(out, 3)
+            begin = harness.checkpoint(out, 3)
             second = dict(self.FIRST, model=begin, share=None, seed=None, steps=5, **changes)
             export = os.path.join(scratch(), "export.bin")
             job = run(**second, **program, train=data, val=data, export=export)
@@ -486,6 +589,7 @@ class Chains(Check):
             ours.begin_again(dashed({**BASE, **second}))
             expected = [ours.step() for _ in range(5)], ours.file()
             self.assert_same(self.found(job), expected, model, changes)
+
         at_once(follow, [dict(), dict(delink=1), dict(delink=1, delink_moments="reset")])
 
 
@@ -519,15 +623,22 @@ class Evaluations(Check):
 
         def check(case):
             layout, batches, windows = case
-            flags = dict(BASE, **SGD, model=path, val_every=2, val_batches=batches, steps=5,
-                         windows=windows)
-            job = run(**{**flags, **layout}, **program, train=data, tokenizer=tokenizer(),
-                      val=os.path.join(folder, "v_*.bin"))
+            flags = dict(
+                BASE, **SGD, model=path, val_every=2, val_batches=batches, steps=5, windows=windows
+            )
+            job = run(
+                **{**flags, **layout},
+                **program,
+                train=data,
+                tokenizer=tokenizer(),
+                val=os.path.join(folder, "v_*.bin"),
+            )
             ours = Run(CONFIG, model, Samples(TOKENS, T, windows, END), dashed(flags))
             expected = self.expected(ours, text, 5)
             self.assertEqual([e["step"] for e in job.of("val")], list(expected), case)
             for e in job.of("val"):
                 self.assert_close((e["loss"], e["bits_per_byte"]), expected[e["step"]], LOSS, case)
+
         at_once(check, cases)
 
     def test_texts_at_a_temperature(self):
@@ -541,13 +652,29 @@ class Evaluations(Check):
         path = put("model.bin", reference.model_bytes(CONFIG, model))
 
         def check(temperature):
-            job = run(**SGD, **program, model=path, train=data, val=data, lr=1e-12, steps=many,
-                      batch_tokens=T, micro_batch=1, tokenizer=test_train.tokenizer(texts, END),
-                      sample_every=1, sample_tokens=T, temperature=temperature)
+            job = run(
+                **SGD,
+                **program,
+                model=path,
+                train=data,
+                val=data,
+                lr=1e-12,
+                steps=many,
+                batch_tokens=T,
+                micro_batch=1,
+                tokenizer=harness.tokenizer(texts, END),
+                sample_every=1,
+                sample_tokens=T,
+                temperature=temperature,
+            )
             found = re.findall(r"--- sample at step \d+ ---\n(.*)\n---\n", job.out)
             self.assertEqual(len(found), many)
-            rows = np.array([[END] + [texts.index(text[i:i + 2].encode())
-                                      for i in range(0, 2 * T, 2)] for text in found])
+            rows = np.array(
+                [
+                    [END] + [texts.index(text[i : i + 2].encode()) for i in range(0, 2 * T, 2)]
+                    for text in found
+                ]
+            )
             p = reference.forward(CONFIG, model, rows[:, :-1])[0] ** (1 / temperature)
             p /= p.sum(-1, keepdims=True)
             log = np.log(p)
@@ -555,6 +682,7 @@ class Evaluations(Check):
             drawn = np.take_along_axis(log, rows[:, 1:, None], -1)[..., 0]
             z = (drawn - mean).sum() / math.sqrt((square - mean**2).sum())
             self.assertLess(abs(z), 5, temperature)
+
         at_once(check, temperatures)
 
 
@@ -569,15 +697,20 @@ class Numbers(Check):
 
     def check_initial(self, **program):
         files = []
-        for flags in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
-                      dict(cyclic="v1", cyclic_stages=2), dict(share="all")):
+        for flags in (
+            dict(),
+            dict(ranks=2, zero=3),
+            dict(ranks=2, pipeline="2", micro_batch=2),
+            dict(cyclic="v1", cyclic_stages=2),
+            dict(share="all"),
+        ):
             path = os.path.join(scratch(), "export.bin")
             run(**flags, **program, model=self.SHAPE, steps=0, export=path)
-            files.append(test_train.get(path))
+            files.append(harness.get(path))
             config, model = reference.read_model(path)
             self.assertEqual(config, Config(3, 2, 32, 200, T))
             for (_, name), value in model.items():
-                self.check_initial_tensor(name, value[:config.vocab] if name == "wte" else value)
+                self.check_initial_tensor(name, value[: config.vocab] if name == "wte" else value)
         self.assertEqual(len(set(files[:4])), 1, "layouts")
         self.assertTrue((model[0, "qkvw"] == model[2, "qkvw"]).all())
 
@@ -600,17 +733,30 @@ class Numbers(Check):
     def check_speed(self, **program):
         config, tokens = Config(3, 2, 32, 200, 16), shard(TOKENS)
         weights = config.padded * config.channels
-        weights += sum(math.prod(shape) for (storage, _), shape in config.tensors()
-                       if isinstance(storage, int) and len(shape) == 2)
+        weights += sum(
+            math.prod(shape)
+            for (storage, _), shape in config.tensors()
+            if isinstance(storage, int) and len(shape) == 2
+        )
         weights += config.layers * 2 * config.channels * 16 / 2  # q k and p v, of the past alone
         for ranks in (1, 2):
-            job = run(ranks=ranks, **program, model=self.SHAPE, train=tokens, val=tokens,
-                      seq_len=16, batch_tokens=96, micro_batch=1, steps=2)
+            job = run(
+                ranks=ranks,
+                **program,
+                model=self.SHAPE,
+                train=tokens,
+                val=tokens,
+                seq_len=16,
+                batch_tokens=96,
+                micro_batch=1,
+                steps=2,
+            )
             peak = float(job.of("start")[0]["peak_flops"])
             for ms, rate, mfu in job.steps("ms", "tokens_per_s", "mfu"):
                 expected = 96e3 / float(ms)
-                self.assert_close([rate, mfu], [expected, 6 * weights * expected / peak / ranks],
-                                  1e-6, ranks)
+                self.assert_close(
+                    [rate, mfu], [expected, 6 * weights * expected / peak / ranks], 1e-6, ranks
+                )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -625,7 +771,7 @@ class Precision(Check):
         out = os.path.join(scratch(), "out")
         flags = dict(SGD, dtype="bf16", steps=2, weight_decay=0.1)
         _, make, _ = both(flags, out=out, save_every=2, **program)
-        masters = states(test_train.checkpoint(out, 2))
+        masters = states(harness.checkpoint(out, 2))
         found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
         order = ["wte", "wpe", *range(CONFIG.layers), "lnf"]
 
@@ -636,6 +782,7 @@ class Precision(Check):
                 ours.step()
             keys = sorted(ours.now, key=lambda key: order.index(key[0]))  # stable: as in a file
             return np.linalg.norm(np.concatenate([ours.now[key].ravel() for key in keys]) - found)
+
         half, whole = reference.bf16, reference.exact
         other = min(distance(half, whole), distance(whole, half))
         self.assertLess(distance(half, half), 0.3 * other)
@@ -650,74 +797,147 @@ FAULTS = [
     # optimizers
     ("adamw", UPDATE, "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
     ("adamw", UPDATE, "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
-    ("adamw", UPDATE, "m[i] * unbias_m / ({sqrtf(v[i] * unbias_v) ==> "
-     "sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +"),
+    (
+        "adamw",
+        UPDATE,
+        "m[i] * unbias_m / ({sqrtf(v[i] * unbias_v) ==> "
+        "sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +",
+    ),
     ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
     ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
-    ("adamw, decay", UPDATE, ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});"),
-    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
-     "==> decay};"),
-    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f "
-     "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};"),
-    ("sgd", UPDATE, "o.momentum * b[i] + {grad[i] * o.grad_scale "
-     "==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
-    ("sgd", UPDATE, "master[i] -= o.lr * {b[i] "
-     "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};"),
+    (
+        "adamw, decay",
+        UPDATE,
+        ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});",
+    ),
+    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f " "==> decay};"),
+    (
+        "sgd, decay",
+        ZERO,
+        "o.weight_decay = {parts[i].decays ? decay : 0.0f "
+        "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};",
+    ),
+    (
+        "sgd",
+        UPDATE,
+        "o.momentum * b[i] + {grad[i] * o.grad_scale "
+        "==> (1 - o.momentum) * grad[i] * o.grad_scale}",
+    ),
+    (
+        "sgd",
+        UPDATE,
+        "master[i] -= o.lr * {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};",
+    ),
     # learning rates
     ("cosine", FLAGS, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
     ("cosine", FLAGS, "last = {o->lr * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
     ("linear", FLAGS, "o->lr + (last - o->lr) * {done ==> done * done};"),
     ("linear", FLAGS, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
     ("wsd", FLAGS, "double from = {0.8 ==> 0.75} * (double)steps;"),
-    ("wsd", FLAGS, "(1 - {sqrt(((double)step - from) / ((double)steps - from)) "
-     "==> ((double)step - from) / ((double)steps - from)})"),
+    (
+        "wsd",
+        FLAGS,
+        "(1 - {sqrt(((double)step - from) / ((double)steps - from)) "
+        "==> ((double)step - from) / ((double)steps - from)})",
+    ),
     ("constant", FLAGS, "o->lr * (double)(step + {1 ==> 0}) / (double)o->warmup"),
     # clipping and skipping
-    ("clip where it sometimes does nothing", TRAINER,
-     "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?"),
+    (
+        "clip where it sometimes does nothing",
+        TRAINER,
+        "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?",
+    ),
     ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0),"),
     ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
-    ("v2, storage", MAIN, "o->grad_clip / {sqrt((double)p->model.storages) "
-     "==> (double)p->model.storages}"),
-    ("v2, storage, shared", MAIN, "o->grad_clip / {sqrt((double)p->model.storages) "
-     "==> sqrt((double)p->model.units)}"),
-    ("v2, storage", "engine/overlap.h", "most = o->storage_clip; "
-     "{exact_join(&o->squares, &squares) ==> (void)0}"),
-    ("skip-loss-z", "state/checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
+    (
+        "v2, storage",
+        MAIN,
+        "o->grad_clip / {sqrt((double)p->model.storages) " "==> (double)p->model.storages}",
+    ),
+    (
+        "v2, storage, shared",
+        MAIN,
+        "o->grad_clip / {sqrt((double)p->model.storages) " "==> sqrt((double)p->model.units)}",
+    ),
+    (
+        "v2, storage",
+        "engine/overlap.h",
+        "most = o->storage_clip; " "{exact_join(&o->squares, &squares) ==> (void)0}",
+    ),
+    (
+        "skip-loss-z",
+        "state/manifest.h",
+        "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :",
+    ),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&p->loss, {loss ==> norm})"),
     ("skip-grad-z", TRAINER, "norm_z > {o->skip_grad_z ==> o->skip_grad_z / 8}"),
     # data
     ("windows wrap", "dataloader.h", "window % n * T % {n ==> (n - T)};"),
-    ("sgd", TRAINER, "r->progress.position += {r->plan->config->samples "
-     "==> (r->plan->config->samples + 1)};"),
+    (
+        "sgd",
+        TRAINER,
+        "r->progress.position += {r->plan->config->samples " "==> (r->plan->config->samples + 1)};",
+    ),
     ("documents", "dataloader.h", "for (int64_t i = {end ==> T}; i < T; i++) { targets[i] = -1; }"),
-    ("documents, pieces", TRAINER, ".scale = (float)(1.0 / (double)"
-     "{max_i64(targets, 1) ==> (samples * run_options(r)->seq_len)}),"),
+    (
+        "documents, pieces",
+        TRAINER,
+        ".scale = (float)(1.0 / (double)"
+        "{max_i64(targets, 1) ==> (samples * run_options(r)->seq_len)}),",
+    ),
     # cyclic
     ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    ("v2", "engine/cyclic_windows.h", "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
-     "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
+    (
+        "v2",
+        "engine/cyclic_windows.h",
+        "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+        "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
+    ),
     ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    ("v2, pieces", "state/policy.h", "begins ? begins[micro] : "
-     "{part_begin(samples, p->micros, micro) "
-     "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
-    ("v2, documents", TRAINER, "stats.loss / (double){max_i64(counted, 1) "
-     "==> (r->plan->config->samples * run_options(r)->seq_len)},"),
+    (
+        "v2, pieces",
+        "state/policy.h",
+        "begins ? begins[micro] : "
+        "{part_begin(samples, p->micros, micro) "
+        "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};",
+    ),
+    (
+        "v2, documents",
+        TRAINER,
+        "stats.loss / (double){max_i64(counted, 1) "
+        "==> (r->plan->config->samples * run_options(r)->seq_len)},",
+    ),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
-    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
-     "{mean * mean ==> mean});"),
-    ("three and one", ZERO, "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
-     "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }"),
+    (
+        "shared, clip",
+        ZERO,
+        "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
+        "{mean * mean ==> mean});",
+    ),
+    (
+        "three and one",
+        ZERO,
+        "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
+        "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }",
+    ),
     ("share-lr", PSEUDO_H, "const double shared = {share_is(m->share) ==> true} &&"),
-    ("delink", MAIN, "options_switches(o) && {r->progress.step >= o->delink_at "
-     "==> r->progress.step > o->delink_at};"),
+    (
+        "delink",
+        MAIN,
+        "options_switches(o) && {r->progress.step >= o->delink_at "
+        "==> r->progress.step > o->delink_at};",
+    ),
     ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
     ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
     ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
     ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
-    ("chains", "state/checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
+    (
+        "chains",
+        "state/checkpoint.h",
+        "p->restarted = {anew ==> false} ? of.updates : of.restarted;",
+    ),
     # one step late
     ("delay, rate and clip", TRAINER, "make_update(o, lr, {r->progress.pending_norm ==> 0});"),
     ("delay", TRAINER, "r->store.pending = {!skipped ==> !skipped && r->progress.step % 2};"),
@@ -731,25 +951,40 @@ FAULTS = [
     ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
     ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
     ("dp: unit, automatic", "ops/cpu/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),
-    ("dp: most are not clipped", "ops/cpu/clip_cpu.h",
-     "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}"),
+    (
+        "dp: most are not clipped",
+        "ops/cpu/clip_cpu.h",
+        "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}",
+    ),
     ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
     # around steps
     ("validation", "model/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
     ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)r->data->val_bytes; }"),
     ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
-    ("texts", "engine/executor.h",
-     "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
+    (
+        "texts",
+        "engine/executor.h",
+        "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
+    ),
     ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
-    ("speed", "model/unit.h", "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;"),
-    ("speed", TRAINER, "/ seconds / (plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),"),
+    (
+        "speed",
+        "model/unit.h",
+        "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;",
+    ),
+    (
+        "speed",
+        TRAINER,
+        "/ seconds / (plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),",
+    ),
 ]
 
 
 class Faults(Check):
     """One program with all faults in it; FAULT=n in its environment switches the n-th on. Each must
     be seen by the check that is named beside it; without one that check passes."""
+
     SWITCH = """#include <stdlib.h>
 static inline int fault(int n) {
     const char *on = getenv("FAULT");
@@ -775,12 +1010,15 @@ static inline int fault(int n) {
 
     def program(self, faults):
         folder = os.path.join(scratch(), "faulty")
-        sources = [path for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
-                   for path in glob.glob(os.path.join(ROOT, pattern))]
+        sources = [
+            path
+            for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
+            for path in glob.glob(os.path.join(ROOT, pattern))
+        ]
         for path in sources:
             file = os.path.relpath(path, ROOT)
             mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
-            text = self.planted(test_train.get(path).decode(), file, mine)
+            text = self.planted(harness.get(path).decode(), file, mine)
             if file == "base/base.h":
                 text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
             os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
@@ -794,11 +1032,16 @@ static inline int fault(int n) {
     def notice(self, where, **program):
         """Runs the check that is named."""
         evaluations, numbers = Evaluations(), Numbers()
-        checks = {"chains": Chains().check, "bf16": Precision().check,
-                  "initial": numbers.check_initial, "speed": numbers.check_speed,
-                  "texts": lambda **p: evaluations.check_texts((2.0,), **p),
-                  "validation": lambda **p: evaluations.check_validation(
-                      [(dict(), 2, "continuous")], **p)}
+        checks = {
+            "chains": Chains().check,
+            "bf16": Precision().check,
+            "initial": numbers.check_initial,
+            "speed": numbers.check_speed,
+            "texts": lambda **p: evaluations.check_texts((2.0,), **p),
+            "validation": lambda **p: evaluations.check_validation(
+                [(dict(), 2, "continuous")], **p
+            ),
+        }
         if where in checks:
             checks[where](**program)
         elif where.startswith("dp: "):
@@ -815,6 +1058,7 @@ static inline int fault(int n) {
                 with self.assertRaises(AssertionError, msg=f"not seen by {where}") as seen:
                     self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
                 print(f"{where}: {file}: {pattern}\n    {str(seen.exception)[:150]!r}", flush=True)
+
         at_once(see, enumerate(faults, 1))
         rows = sorted({where for where, _, _ in faults})
         at_once(lambda where: self.notice(where, binary=binary), rows)
@@ -825,6 +1069,4 @@ static inline int fault(int n) {
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    with tempfile.TemporaryDirectory() as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

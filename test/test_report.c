@@ -4,9 +4,7 @@
 #include "ops/cpu/ops_cpu.h"
 #include "engine/report.h"
 
-#include <setjmp.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 static char folder[64] = "/tmp/test_report_XXXXXX";
 

@@ -6,20 +6,17 @@
 Standard library only. The comparisons are of programs that are scripts around the real one.
 """
 
-import os
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-sys.dont_write_bytecode = True
+import harness
 import same_bits
 import same_bits_cases
 from same_bits_cases import Case
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
+ROOT, BINARY = Path(harness.ROOT), harness.BINARY
 
 
 def same_bits_py(*words, cwd=None):
@@ -27,12 +24,7 @@ def same_bits_py(*words, cwd=None):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
-class WithScripts(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class WithScripts(harness.InFolder):
     def script(self, name, body):
         """A program that does something else before it becomes the real one."""
         path = self.folder / name
@@ -131,4 +123,4 @@ class Differences(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

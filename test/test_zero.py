@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
 """test_zero.py: ZeRO stages 1-3 and ZeRO++ of the real program under mpirun, from outside.
 
-    python3 test/test_zero.py           TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+    python3 test/test_zero.py           TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random
+                                        choices, printed
 
-    Equality    stages 0 to 3 are one computation: bit by bit where sums have one order, else to fp32 rounding
-    Numbers     memory and traffic of each rank are what a plain count of slices and messages gives, to the byte, and what the papers say
-    Weights     qwZ's weights are those that a slow quantizer makes, on any number of ranks; hpZ changes no bit
-    Gradients   qgZ's sums are those that a slow quantizer makes; no factor is wrong; error feedback helps
+    Equality    stages 0 to 3 are one computation: bit by bit where sums have one order, else to
+                fp32 rounding
+    Numbers     memory and traffic of each rank are what a plain count of slices and messages gives,
+                to the byte, and what the papers say
+    Weights     qwZ's weights are those that a slow quantizer makes, on any number of ranks; hpZ
+                changes no bit
+    Gradients   qgZ's sums are those that a slow quantizer makes; no factor is wrong; error feedback
+                helps
     Resume      bit-equal in the same layout, equal in any other; kill -9 loses nothing
-    Lost        a rank that is lost in a gather ends the job, and the message names the collective, the storage and the rank
+    Lost        a rank that is lost in a gather ends the job, and the message names the collective,
+                the storage and the rank
     Emulated    the GPU build does the same
 
-Every run is checked for memory and traffic: as predicted (test_train.Job) and as counted here (Check.numbers). Standard library only.
+Every run is checked for memory and traffic: as predicted (harness.Job) and as counted here
+(Check.numbers). Standard library only.
 """
+
 import array
 import itertools
 import json
@@ -22,32 +30,83 @@ import random
 import re
 import shutil
 import socket
-import tempfile
 import unittest
 
-import test_faults
+import harness
+from harness import (
+    ALL,
+    CHANNELS,
+    EMULATED,
+    EXIT_PEER,
+    Faulty,
+    Job,
+    LAYERS,
+    MODEL,
+    NORM_CHUNK,
+    PADDED,
+    POSITIONS,
+    SAME,
+    SEED,
+    T,
+    TRAIN,
+    VOCAB,
+    at_once,
+    checkpoint,
+    command_line,
+    get,
+    golden_tokens,
+    put,
+    sample,
+    scratch,
+    shard,
+    slices,
+    tensors,
+    tokenizer,
+    train,
+    train_all,
+    weights,
+)
 import test_train
-from test_faults import EXIT_PEER, Faulty, at_once, sample
-from test_train import (ALL, CHANNELS, EMULATED, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITIONS, ROOT, SAME, SEED, T, TRAIN, VOCAB, Job, checkpoint, command_line, get,
-                        golden_tokens, put, scratch, shard, slices, tensors, tokenizer, train, train_all, weights)
 
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
 PLUS_PLUS = dict(QWZ, zero_hpz_partition_size=2, **QGZ)
-LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is too small to matter
+LR = (
+    1
+    << 19
+    # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is
+    # too small to matter
+)
 SAME_FLIPPED = 1e-4  # where a rounding error now and then flips a code of INT8
-GRADIENT = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, micro_batch=1, threads=1)
+GRADIENT = dict(
+    optimizer="sgd",
+    momentum=0,
+    weight_decay=0,
+    grad_clip=0,
+    lr=LR,
+    steps=1,
+    micro_batch=1,
+    threads=1,
+)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run must take and send, counted another way than the program does: a slice and a message at a time
+# --------------------------------------------------------------------------------------------------
+# What a run must take and send, counted another way than the program does: a slice and a message at
+# a time
+
 
 def storages(model=None):
-    """Elements of wte, wpe, the blocks and lnf: of the golden model, or of one given as text, whose positions are T."""
+    """Elements of wte, wpe, the blocks and lnf: of the golden model, or of one given as text, whose
+    positions are T."""
     if model in (None, MODEL):
         padded, positions, layers, C = PADDED, POSITIONS, LAYERS, CHANNELS
     else:
         shape = dict(pair.split("=") for pair in model.split(","))
-        padded, positions, layers, C = -(-int(shape["vocab"]) // 128) * 128, T, int(shape["layers"]), int(shape["channels"])
+        padded, positions, layers, C = (
+            -(-int(shape["vocab"]) // 128) * 128,
+            T,
+            int(shape["layers"]),
+            int(shape["channels"]),
+        )
     return [padded * C, positions * C, *[12 * C**2 + 13 * C] * layers, 2 * C]
 
 
@@ -57,25 +116,34 @@ class Layout:
     def __init__(self, changes):
         flags = dict(TRAIN, **{name.replace("_", "-"): value for name, value in changes.items()})
         flag = lambda name, default: flags.get(name) or default
-        self.ranks, self.per_node, self.stage, self.alpha = flag("ranks", 1), flag("ranks-per-node", 0), flag("zero", 0), flag("zero-hpz-partition-size", 1)
+        self.ranks, self.per_node, self.stage, self.alpha = (
+            flag("ranks", 1),
+            flag("ranks-per-node", 0),
+            flag("zero", 0),
+            flag("zero-hpz-partition-size", 1),
+        )
         self.word = 2 if flag("dtype", "fp32") == "bf16" else 4
         self.reduce_word = 2 if flag("reduce-dtype", "fp32") == "bf16" else 4
         self.moments = 1 if flag("optimizer", "adamw") == "sgd" else 2
         self.qwz, self.qgz = flag("zero-quantized-weights", 0), flag("zero-quantized-gradients", 0)
         self.bits, self.block = int(flag("zero-gradient-bits", 4)), flag("zero-quant-block", 256)
-        self.grain = max(NORM_CHUNK, self.block if self.qwz or self.qgz else 1)  # slices are cut at multiples of it
+        self.grain = max(
+            NORM_CHUNK, self.block if self.qwz or self.qgz else 1
+        )  # slices are cut at multiples of it
         samples = flags["batch-tokens"] // flags["seq-len"]
         self.micro_steps = -(--(-samples // self.ranks) // flags["micro-batch"])
         self.storages = storages(flags["model"])
 
     def partition(self, me):
-        """Ranks that together keep a copy of the parameters: consecutive ones; the last may be fewer."""
+        """Ranks that together keep a copy of the parameters: consecutive ones; the last may be
+        fewer."""
         first = me - me % self.alpha
         return range(first, min(first + self.alpha, self.ranks))
 
 
 def records(elements, bits, block):
-    """Bytes of so many quantized elements from the beginning of a block on: a scale, codes, whole words."""
+    """Bytes of so many quantized elements from the beginning of a block on: a scale, codes, whole
+    words."""
     full, rest = divmod(elements, block)
     size = lambda n: 4 + -(-n * bits // 32) * 4
     return full * size(block) + (size(rest) if rest else 0)
@@ -88,17 +156,26 @@ class Nodes:
         self.node = [rank // per_node if per_node else 0 for rank in members]
         counts = {node: self.node.count(node) for node in self.node}
         even = len(counts) > 1 and set(counts.values()) != {1} and len(set(counts.values())) == 1
-        self.levels = [(node, self.node[:i].count(node)) if even else (0, i) for i, node in enumerate(self.node)]  # (node, place in it) of each
+        self.levels = [
+            (node, self.node[:i].count(node)) if even else (0, i)
+            for i, node in enumerate(self.node)
+        ]  # (node, place in it) of each
 
     def sent(self, gathers, bytes_, me):
         """(inside, between nodes) that member `me` sends where slice i is of bytes_[i]."""
         total, my_level = [0, 0], self.levels[me]
+
         def send(to, n):
             if to != me:
                 total[self.node[to] != self.node[me]] += n
+
         for i, level in enumerate(self.levels):
-            beside = self.levels.index((my_level[0], level[1]))  # in my node, in the place of the slice's owner
-            if gathers and i == me:  # my slice to the same place in the other nodes, then inside mine
+            beside = self.levels.index(
+                (my_level[0], level[1])
+            )  # in my node, in the place of the slice's owner
+            if (
+                gathers and i == me
+            ):  # my slice to the same place in the other nodes, then inside mine
                 for to, (node, place) in enumerate(self.levels):
                     if node == my_level[0] or place == my_level[1]:
                         send(to, bytes_[i])
@@ -106,7 +183,9 @@ class Nodes:
                 for to, (node, _) in enumerate(self.levels):
                     if node == my_level[0]:
                         send(to, bytes_[i])
-            if not gathers:  # to my node's member in the owner's place, which sends the sum of the node on
+            if (
+                not gathers
+            ):  # to my node's member in the owner's place, which sends the sum of the node on
                 send(beside, bytes_[i])
                 if beside == me and i != me:
                     send(i, bytes_[i])
@@ -118,42 +197,89 @@ def expected_memory(run, me=0):
     own = sum(slices(n, run.ranks, run.grain)[me] for n in run.storages)
     part = lambda stage: own if run.stage >= stage else sum(run.storages)
     partition = run.partition(me)
-    copy = sum(slices(n, len(partition))[me - partition[0]] for n in run.storages) if run.alpha > 1 else 0
+    copy = (
+        sum(slices(n, len(partition))[me - partition[0]] for n in run.storages)
+        if run.alpha > 1
+        else 0
+    )
     masters = 4 if run.word == 2 else 0
-    return {"parameters": run.word * (part(3) + copy), "gradients": 4 * part(2), "optimizer": (masters + 4 * run.moments) * part(1)}
+    return {
+        "parameters": run.word * (part(3) + copy),
+        "gradients": 4 * part(2),
+        "optimizer": (masters + 4 * run.moments) * part(1),
+    }
 
 
 def expected_traffic(run, me=0):
     """Bytes that a rank sends in a step: {kind: [inside, between nodes]}."""
     partition, last = run.partition(me), len(run.storages) - 1
     everyone, near = Nodes(range(run.ranks), run.per_node), Nodes(partition, run.per_node)
-    sent = {"all_gather": [0, 0], "reduce_scatter": [0, 0], "all_reduce": [0, 0], "all_to_all": [0, 0], "send": [0, 0]}
+    sent = {
+        "all_gather": [0, 0],
+        "reduce_scatter": [0, 0],
+        "all_reduce": [0, 0],
+        "all_to_all": [0, 0],
+        "send": [0, 0],
+    }
+
     def add(kind, times, group, bytes_, member):
         for link, n in enumerate(group.sent(kind == "all_gather", bytes_, member)):
             sent[kind][link] += times * n
+
     for storage, n in enumerate(run.storages):
         parts = slices(n, run.ranks, run.grain)
         reductions = run.micro_steps if run.stage >= 2 else 1
-        add("all_to_all" if run.qgz else "reduce_scatter", reductions, everyone, [records(p, run.bits, run.block) if run.qgz else run.reduce_word * p for p in parts], me)
-        gathers = (1 if storage in (1, last) else 2) * run.micro_steps if run.stage == 3 else 1  # wpe and lnf are used by one unit, once in a micro-step
+        add(
+            "all_to_all" if run.qgz else "reduce_scatter",
+            reductions,
+            everyone,
+            [records(p, run.bits, run.block) if run.qgz else run.reduce_word * p for p in parts],
+            me,
+        )
+        gathers = (
+            (1 if storage in (1, last) else 2) * run.micro_steps if run.stage == 3 else 1
+        )  # wpe and lnf are used by one unit, once in a micro-step
         far = 1 if run.alpha > 1 else gathers
-        add("all_gather", far, everyone, [records(p, 8, run.block) if run.qwz else run.word * p for p in parts], me)
+        add(
+            "all_gather",
+            far,
+            everyone,
+            [records(p, 8, run.block) if run.qwz else run.word * p for p in parts],
+            me,
+        )
         if run.alpha > 1:
-            add("all_gather", gathers - far, near, [run.word * p for p in slices(n, len(partition))], me - partition[0])
+            add(
+                "all_gather",
+                gathers - far,
+                near,
+                [run.word * p for p in slices(n, len(partition))],
+                me - partition[0],
+            )
     return sent
 
 
-class Check(test_train.TestCase):
+class Check(harness.TestCase):
     def numbers(self, changes, job):
         """Rank 0's memory and traffic; after an update that was skipped nothing new is sent."""
         run, end = Layout(changes), job.end()
-        self.assertEqual({kind: end["memory"]["measured"][kind] for kind in ("parameters", "gradients", "optimizer")}, expected_memory(run), changes)
-        found = {kind: [end["traffic"]["measured"][link][kind] for link in ("intra", "inter")] for kind in end["traffic"]["measured"]["intra"]}
+        self.assertEqual(
+            {
+                kind: end["memory"]["measured"][kind]
+                for kind in ("parameters", "gradients", "optimizer")
+            },
+            expected_memory(run),
+            changes,
+        )
+        found = {
+            kind: [end["traffic"]["measured"][link][kind] for link in ("intra", "inter")]
+            for kind in end["traffic"]["measured"]["intra"]
+        }
         if "update skipped" not in job.err:
             self.assertEqual(found, expected_traffic(run), changes)
 
     def trained(self, cases):
-        """The jobs of these cases, each with a file `export` of its weights, and checked for its numbers."""
+        """The jobs of these cases, each with a file `export` of its weights, and checked for its
+        numbers."""
         cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
@@ -163,13 +289,29 @@ class Check(test_train.TestCase):
 
     def assert_same(self, job, expected, what):
         """Bit by bit: losses, norms, validation losses, generated text and weights."""
-        told = lambda j: (j.steps("loss", "grad_norm"), [e["loss"] for e in j.of("val")], re.findall(r"--- sample at step \d+ ---\n.*\n", j.out), get(j.export))
-        for name, a, b in zip(("steps", "validation", "samples", "weights"), told(job), told(expected)):
-            self.assertEqual(a, b, f"{name} of {what}") if name != "weights" else self.assertTrue(a == b, f"weights of {what}")
+        told = lambda j: (
+            j.steps("loss", "grad_norm"),
+            [e["loss"] for e in j.of("val")],
+            re.findall(r"--- sample at step \d+ ---\n.*\n", j.out),
+            get(j.export),
+        )
+        for name, a, b in zip(
+            ("steps", "validation", "samples", "weights"), told(job), told(expected)
+        ):
+            (
+                self.assertEqual(a, b, f"{name} of {what}")
+                if name != "weights"
+                else self.assertTrue(a == b, f"weights of {what}")
+            )
 
     def assert_near(self, job, expected, what, tolerance=SAME):
         self.assert_close(job.losses(), expected.losses(), tolerance, what)
-        self.assert_close([n for n, in job.steps("grad_norm")], [n for n, in expected.steps("grad_norm")], 10 * tolerance, what)
+        self.assert_close(
+            [n for n, in job.steps("grad_norm")],
+            [n for n, in expected.steps("grad_norm")],
+            10 * tolerance,
+            what,
+        )
         self.assertLess(distance(job.export, expected.export), tolerance, f"weights of {what}")
 
 
@@ -179,11 +321,16 @@ def printable():
 
 
 def key_biases():
-    """Their gradient is 0 but for rounding: softmax takes no notice of them. Adam makes whole updates of that rounding."""
+    """Their gradient is 0 but for rounding: softmax takes no notice of them. Adam makes whole
+    updates of that rounding."""
     at = 0
     for i, (elements, _) in enumerate(tensors()):
         if i == 5:  # qkvb: (layers, 3, channels)
-            return {at + layer * 3 * CHANNELS + CHANNELS + c for layer in range(LAYERS) for c in range(CHANNELS)}
+            return {
+                at + layer * 3 * CHANNELS + CHANNELS + c
+                for layer in range(LAYERS)
+                for c in range(CHANNELS)
+            }
         at += elements
 
 
@@ -191,40 +338,92 @@ def distance(a, b):
     """Of two files of weights of the golden model, relative to the second."""
     a, b, left_out = weights(a), weights(b), key_biases()
     kept = [i for i in range(len(b)) if i not in left_out]
-    return math.sqrt(math.fsum((a[i] - b[i]) ** 2 for i in kept) / math.fsum(b[i] ** 2 for i in kept))
+    return math.sqrt(
+        math.fsum((a[i] - b[i]) ** 2 for i in kept) / math.fsum(b[i] ** 2 for i in kept)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_one_result(self):
-        """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks have unequal parts."""
-        cases = [(optimizer, ranks, accumulation) for optimizer in ("adamw", "sgd") for ranks in (1, 2, 3, 4) for accumulation in (1, 4)]
+        """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks
+        have unequal parts."""
+        cases = [
+            (optimizer, ranks, accumulation)
+            for optimizer in ("adamw", "sgd")
+            for ranks in (1, 2, 3, 4)
+            for accumulation in (1, 4)
+        ]
         for optimizer, ranks, accumulation in {("adamw", 4, 4), *sample(cases, 1)}:
             samples = -(-16 // ranks)
-            case = dict(ranks=ranks, batch_tokens=16 * T, micro_batch=-(-samples // accumulation), optimizer=optimizer, lr=0.1 if optimizer == "sgd" else "1e-3")
-            one, *jobs = self.trained([dict(case, ranks=1, micro_batch=16), *(dict(case, zero=stage) for stage in range(4))])
+            case = dict(
+                ranks=ranks,
+                batch_tokens=16 * T,
+                micro_batch=-(-samples // accumulation),
+                optimizer=optimizer,
+                lr=0.1 if optimizer == "sgd" else "1e-3",
+            )
+            one, *jobs = self.trained(
+                [
+                    dict(case, ranks=1, micro_batch=16),
+                    *(dict(case, zero=stage) for stage in range(4)),
+                ]
+            )
             for stage, job in enumerate(jobs):
                 self.assert_near(job, one, dict(case, zero=stage))
             self.assert_same(jobs[1], jobs[0], dict(case, zero=1))
             self.assert_same(jobs[3], jobs[2], dict(case, zero=3))
-            if accumulation == 1 or ranks == 1:  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
+            if (
+                accumulation == 1 or ranks == 1
+            ):  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
                 self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
 
-    VARIANTS = [dict(ranks=3, model="layers=1,heads=1,channels=2,vocab=97", batch_tokens=5 * T, ranks_per_node=1),  # a rank owns nothing: storages of less than a chunk
-                dict(ranks=4, dtype="bf16", reduce_dtype="bf16", recompute="block", batch_tokens=5 * T),
-                dict(ranks=3, dtype="bf16", stochastic_rounding=1, batch_tokens=3 * T),
-                dict(ranks=4, optimizer="sgd", lr=0.05, batch_tokens=3 * T, shuffle=1),  # a rank without samples
-                dict(ranks=4, model="layers=2,heads=4,channels=52,vocab=97", batch_tokens=5 * T),
-                dict(ranks=4, ranks_per_node=2, reduce_dtype="bf16", grad_clip=0.5, windows="document"),
-                dict(ranks=4, ranks_per_node=2, zero_quantized_gradients=1, zero_error_feedback=1),
-                dict(ranks=5, ranks_per_node=2, zero_quantized_gradients=1, dtype="bf16", zero_gradient_bits=8),  # nodes of two, two and one
-                dict(ranks=2, val_every=3, val_batches=2, sample_every=5, sample_tokens=30, batch_tokens=4 * T)]
+    VARIANTS = [
+        dict(
+            ranks=3,
+            model="layers=1,heads=1,channels=2,vocab=97",
+            batch_tokens=5 * T,
+            ranks_per_node=1,
+        ),  # a rank owns nothing: storages of less than a chunk
+        dict(ranks=4, dtype="bf16", reduce_dtype="bf16", recompute="block", batch_tokens=5 * T),
+        dict(ranks=3, dtype="bf16", stochastic_rounding=1, batch_tokens=3 * T),
+        dict(
+            ranks=4, optimizer="sgd", lr=0.05, batch_tokens=3 * T, shuffle=1
+        ),  # a rank without samples
+        dict(ranks=4, model="layers=2,heads=4,channels=52,vocab=97", batch_tokens=5 * T),
+        dict(ranks=4, ranks_per_node=2, reduce_dtype="bf16", grad_clip=0.5, windows="document"),
+        dict(ranks=4, ranks_per_node=2, zero_quantized_gradients=1, zero_error_feedback=1),
+        dict(
+            ranks=5,
+            ranks_per_node=2,
+            zero_quantized_gradients=1,
+            dtype="bf16",
+            zero_gradient_bits=8,
+        ),  # nodes of two, two and one
+        dict(
+            ranks=2,
+            val_every=3,
+            val_batches=2,
+            sample_every=5,
+            sample_tokens=30,
+            batch_tokens=4 * T,
+        ),
+    ]
 
     def test_variants(self):
         """One micro-step: bit by bit at each number of ranks."""
         tokens = shard([token % 97 for token in golden_tokens()])
         for variant in [self.VARIANTS[0], *sample(self.VARIANTS[1:], 2)]:
-            case = dict(dict(train=tokens, val=tokens, tokenizer=printable() if "sample_every" in variant else None, micro_batch=5, steps=6), **variant)
+            case = dict(
+                dict(
+                    train=tokens,
+                    val=tokens,
+                    tokenizer=printable() if "sample_every" in variant else None,
+                    micro_batch=5,
+                    steps=6,
+                ),
+                **variant,
+            )
             others = (1, 2, 3) if ALL else (random.Random(f"{SEED}{variant}").choice((1, 2)), 3)
             whole, *jobs = self.trained([dict(case, zero=stage) for stage in (0, *others)])
             for stage, job in zip(others, jobs):
@@ -234,47 +433,93 @@ class Equality(Check):
     def test_skipped_updates(self):
         """An update that is skipped leaves the weights as they are at every stage."""
         bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
-        for flags in sample([dict(zero=stage) for stage in (1, 2, 3)] + [PLUS_PLUS, dict(QGZ, zero=2, zero_error_feedback=1)], 2):
+        for flags in sample(
+            [dict(zero=stage) for stage in (1, 2, 3)]
+            + [PLUS_PLUS, dict(QGZ, zero=2, zero_error_feedback=1)],
+            2,
+        ):
             after = os.path.join(scratch(), "export")
-            self.assertEqual(train(3, model=bad, steps=3, export=after, **flags).err.count("update skipped"), 3, flags)
+            self.assertEqual(
+                train(3, model=bad, steps=3, export=after, **flags).err.count("update skipped"),
+                3,
+                flags,
+            )
             self.assertTrue(get(after) == get(bad), flags)
-        late = dict(ranks=3, skip_loss_z=0.001, steps=140, lr="1e-5", shuffle=1, val_every=20)  # from step 128 on, about half of the updates
-        whole, *jobs = train_all([dict(late, zero=stage) for stage in (0, *((1, 2) if ALL else ()), 3)])
+        late = dict(
+            ranks=3, skip_loss_z=0.001, steps=140, lr="1e-5", shuffle=1, val_every=20
+        )  # from step 128 on, about half of the updates
+        whole, *jobs = train_all(
+            [dict(late, zero=stage) for stage in (0, *((1, 2) if ALL else ()), 3)]
+        )
         self.assertIn("update skipped", whole.err)
         for job in jobs:
             self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-SHAPES = ["layers=12,heads=12,channels=768,vocab=50257", "layers=48,heads=2,channels=64,vocab=300", "layers=1,heads=16,channels=1024,vocab=1000",
-          "layers=1,heads=1,channels=64,vocab=200000", "layers=1,heads=1,channels=4,vocab=101", "layers=2,heads=4,channels=52,vocab=97",
-          "layers=24,heads=16,channels=1024,vocab=50257"]
-LARGE = "layers=12,heads=12,channels=384,vocab=10000"  # enough for formulas that know nothing of slices, which are cut at chunks
+# --------------------------------------------------------------------------------------------------
+SHAPES = [
+    "layers=12,heads=12,channels=768,vocab=50257",
+    "layers=48,heads=2,channels=64,vocab=300",
+    "layers=1,heads=16,channels=1024,vocab=1000",
+    "layers=1,heads=1,channels=64,vocab=200000",
+    "layers=1,heads=1,channels=4,vocab=101",
+    "layers=2,heads=4,channels=52,vocab=97",
+    "layers=24,heads=16,channels=1024,vocab=50257",
+]
+LARGE = (  # enough for formulas that know nothing of slices, which are cut at chunks
+    "layers=12,heads=12,channels=384,vocab=10000"
+)
 
 
-def predicted(ranks, **changes):
-    """What a dry run says, with 20 tokens a sequence."""
-    words = command_line(dict(changes, train=None, val=None, steps=None, dry_run=1, json=1))
-    return json.loads(Job(ranks, words=words).done().out)["predicted"]
+def predicted(ranks, ranks_per_node=0, **changes):
+    """What a dry run says, with 20 tokens a sequence. Of a cluster that is described, and not
+    measured: one process tells."""
+    per_node = ranks_per_node or ranks
+    cluster = f"{ranks // per_node}x{per_node},intra=100,inter=10,tflops=10,memory=100"
+    changes = dict(changes, cluster=cluster, train=None, val=None, steps=None, dry_run=1, json=1)
+    return json.loads(Job(words=command_line(changes)).done().out)["predicted"]
 
 
 class Numbers(Check):
     def test_stage_3_takes_least(self):
-        """The memory of stage 3 is never above that of stage 2, whatever the shape of the model; nor stage 2's above stage 1's in a single micro-step.
+        """The memory of stage 3 is never above that of stage 2, whatever the shape of the model;
+        nor stage 2's above stage 1's in a single micro-step.
 
-        With more of them stage 2 has the sums of its slices beside the whole gradients that come and go.
+        With more of them stage 2 has the sums of its slices beside the whole gradients that come
+        and go.
         """
-        cases = [(shape, ranks, dtype, more) for shape in (SHAPES if ALL else SHAPES[1:-1]) for ranks in ((2, 3, 4, 8) if ALL else (2, 4)) for dtype in ("fp32", "bf16")
-                 for more in (dict(), dict(batch_tokens=3 * ranks * T, recompute="block"))]
+        cases = [
+            (shape, ranks, dtype, more)
+            for shape in (SHAPES if ALL else SHAPES[1:-1])
+            for ranks in ((2, 3, 4, 8) if ALL else (2, 4))
+            for dtype in ("fp32", "bf16")
+            for more in (dict(), dict(batch_tokens=3 * ranks * T, recompute="block"))
+        ]
+
         def check(case):
             shape, ranks, dtype, more = case
             devices = []
             for stage in range(4):
-                changes = dict(dict(model=shape, dtype=dtype, zero=stage, ranks=ranks, micro_batch=1, batch_tokens=T * ranks), **more)
+                changes = dict(
+                    dict(
+                        model=shape,
+                        dtype=dtype,
+                        zero=stage,
+                        ranks=ranks,
+                        micro_batch=1,
+                        batch_tokens=T * ranks,
+                    ),
+                    **more,
+                )
                 memory = predicted(**changes)["memory"]
-                self.assertEqual({kind: memory[kind] for kind in ("parameters", "gradients", "optimizer")}, expected_memory(Layout(changes)), changes)
+                self.assertEqual(
+                    {kind: memory[kind] for kind in ("parameters", "gradients", "optimizer")},
+                    expected_memory(Layout(changes)),
+                    changes,
+                )
                 devices.append(memory["device"])
             return case, devices
+
         for case, devices in at_once(check, sample(cases, 2)):
             with self.subTest(case):
                 self.assertLessEqual(devices[3], devices[2])
@@ -282,71 +527,181 @@ class Numbers(Check):
                     self.assertLessEqual(devices[2], devices[1])
 
     def test_memory_formulas(self):
-        """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in fp32, each divided from its stage on."""
+        """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in
+        fp32, each divided from its stage on."""
         model = LARGE
         psi = sum(storages(model))
         parts_of = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
-        cases = sample([(dtype, *layout) for dtype in parts_of for layout in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4))], 4)
-        told = at_once(lambda case: predicted(4, model=model, dtype=case[0], zero=case[1], micro_batch=1, batch_tokens=4 * T, zero_hpz_partition_size=case[2])["memory"], cases)
+        cases = sample(
+            [
+                (dtype, *layout)
+                for dtype in parts_of
+                for layout in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4))
+            ],
+            2,
+        )
+        told = at_once(
+            lambda case: predicted(
+                4,
+                model=model,
+                dtype=case[0],
+                zero=case[1],
+                micro_batch=1,
+                batch_tokens=4 * T,
+                zero_hpz_partition_size=case[2],
+            )["memory"],
+            cases,
+        )
         for (dtype, stage, alpha), memory in zip(cases, told):
-            formula = sum(part * psi / (4 if stage >= since else 1) for part, since in zip(parts_of[dtype], (3, 2, 1))) + (parts_of[dtype][0] * psi / alpha if alpha > 1 else 0)
+            formula = sum(
+                part * psi / (4 if stage >= since else 1)
+                for part, since in zip(parts_of[dtype], (3, 2, 1))
+            ) + (parts_of[dtype][0] * psi / alpha if alpha > 1 else 0)
             found = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
-            self.assertLess(abs(found / formula - 1), 0.002, (dtype, stage, alpha))  # slices are cut at chunks
+            self.assertLess(
+                abs(found / formula - 1), 0.002, (dtype, stage, alpha)
+            )  # slices are cut at chunks
 
-    # Bytes that leave a node, as multiples of M = 2 psi: gather for forward, for backward, reduction. Each M times (n - 1) / n for n nodes.
-    FORMULAS = [(dict(), (1, 1, 1)), (dict(zero_quantized_weights=1), (0.5, 0.5, 1)), (dict(zero_hpz_partition_size=2), (1, 0, 1)),
-                (dict(zero_quantized_gradients=1), (1, 1, 0.25)), (dict(zero_quantized_weights=1, zero_hpz_partition_size=2), (0.5, 0, 1)),
-                (dict(zero_quantized_gradients=1, zero_quantized_weights=1), (0.5, 0.5, 0.25)),
-                (dict(zero_quantized_gradients=1, zero_hpz_partition_size=2), (1, 0, 0.25)),
-                (dict(zero_quantized_gradients=1, zero_quantized_weights=1, zero_hpz_partition_size=2), (0.5, 0, 0.25)),
-                (dict(zero_quantized_gradients=1, zero_gradient_bits=8), (1, 1, 0.5)),
-                (dict(zero_quantized_weights=1, zero_quant_block=2048), (0.5, 0.5, 1))]
+    # Bytes that leave a node, as multiples of M = 2 psi: gather for forward, for backward,
+    # reduction. Each M times (n - 1) / n for n nodes.
+    FORMULAS = [
+        (dict(), (1, 1, 1)),
+        (dict(zero_quantized_weights=1), (0.5, 0.5, 1)),
+        (dict(zero_hpz_partition_size=2), (1, 0, 1)),
+        (dict(zero_quantized_gradients=1), (1, 1, 0.25)),
+        (dict(zero_quantized_weights=1, zero_hpz_partition_size=2), (0.5, 0, 1)),
+        (dict(zero_quantized_gradients=1, zero_quantized_weights=1), (0.5, 0.5, 0.25)),
+        (dict(zero_quantized_gradients=1, zero_hpz_partition_size=2), (1, 0, 0.25)),
+        (
+            dict(zero_quantized_gradients=1, zero_quantized_weights=1, zero_hpz_partition_size=2),
+            (0.5, 0, 0.25),
+        ),
+        (dict(zero_quantized_gradients=1, zero_gradient_bits=8), (1, 1, 0.5)),
+        (dict(zero_quantized_weights=1, zero_quant_block=2048), (0.5, 0.5, 1)),
+    ]
 
     def test_traffic_formulas(self):
-        """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm, which are gathered once, are few."""
+        """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm,
+        which are gathered once, are few."""
         model = LARGE
         psi = sum(storages(model))
         cases = []
-        for (flags, terms), nodes in sample([(formula, nodes) for formula in self.FORMULAS for nodes in ((2, 4) if ALL else (2,))], 4):
+        for (flags, terms), nodes in sample(
+            [(formula, nodes) for formula in self.FORMULAS for nodes in ((2, 4) if ALL else (2,))],
+            2,
+        ):
             micro_steps = random.Random(f"{SEED}{flags}").choice((1, 3))
-            cases.append((flags, terms, nodes, micro_steps, dict(flags, ranks=2 * nodes, ranks_per_node=2, model=model, dtype="bf16", reduce_dtype="bf16", zero=3, micro_batch=1,
-                                                                 batch_tokens=micro_steps * 2 * nodes * T)))
-        for (flags, terms, nodes, micro_steps, case), told in zip(cases, at_once(lambda case: predicted(**case[-1]), cases)):
+            cases.append(
+                (
+                    flags,
+                    terms,
+                    nodes,
+                    micro_steps,
+                    dict(
+                        flags,
+                        ranks=2 * nodes,
+                        ranks_per_node=2,
+                        model=model,
+                        dtype="bf16",
+                        reduce_dtype="bf16",
+                        zero=3,
+                        micro_batch=1,
+                        batch_tokens=micro_steps * 2 * nodes * T,
+                    ),
+                )
+            )
+        for (flags, terms, nodes, micro_steps, case), told in zip(
+            cases, at_once(lambda case: predicted(**case[-1]), cases)
+        ):
             with self.subTest(nodes=nodes, micro_steps=micro_steps, **flags):
                 run, found = Layout(case), told["traffic"]
-                self.assertEqual({kind: [found[link][kind] for link in ("intra", "inter")] for kind in found["intra"]}, expected_traffic(run))
-                leaving = sum(link[1] for rank in (0, 1) for link in expected_traffic(run, rank).values())
-                self.assertLess(abs(2 * found["total"]["inter"] / leaving - 1), 0.01, "rank 0 is one of two alike")
-                gathers, reductions = sum(terms[:2]) if run.alpha > 1 else sum(terms[:2]) * micro_steps, terms[2] * micro_steps
+                self.assertEqual(
+                    {
+                        kind: [found[link][kind] for link in ("intra", "inter")]
+                        for kind in found["intra"]
+                    },
+                    expected_traffic(run),
+                )
+                leaving = sum(
+                    link[1] for rank in (0, 1) for link in expected_traffic(run, rank).values()
+                )
+                self.assertLess(
+                    abs(2 * found["total"]["inter"] / leaving - 1),
+                    0.01,
+                    "rank 0 is one of two alike",
+                )
+                gathers, reductions = (
+                    sum(terms[:2]) if run.alpha > 1 else sum(terms[:2]) * micro_steps
+                ), terms[2] * micro_steps
                 scales = 4 / run.block  # of a byte a code, in INT8
-                formula = gathers * (1 + scales if run.qwz else 1) + reductions * (1 + scales * 8 / run.bits if run.qgz else 1)
-                self.assertLess(abs(leaving / (formula * 2 * psi * (nodes - 1) / nodes) - 1), 0.005)  # wpe is 0.01 % of psi
+                formula = gathers * (1 + scales if run.qwz else 1) + reductions * (
+                    1 + scales * 8 / run.bits if run.qgz else 1
+                )
+                self.assertLess(
+                    abs(leaving / (formula * 2 * psi * (nodes - 1) / nodes) - 1), 0.005
+                )  # wpe is 0.01 % of psi
 
     def test_measured(self):
-        """Real runs on even and uneven nodes, of each kind of traffic, a rank with fewer samples; with evaluation in between, which does not count."""
-        kinds = [dict(zero=stage) for stage in range(3)] + [dict(flags, zero=3) for flags, _ in self.FORMULAS] + [dict(QGZ, zero=stage) for stage in (0, 1, 2)]
-        kinds += [dict(zero=3, zero_hpz_partition_size=4, zero_quantized_weights=1), dict(QWZ, zero_quant_block=16), dict(QGZ, zero=2, zero_quant_block=1 << 30)]
-        nodes = ((4, 1), (4, 2), (4, 4), (3, 2), (5, 2), (6, 2))  # ranks, and how many of them on a node
-        cases = [dict(kind, ranks=ranks, ranks_per_node=per_node, dtype=dtype, reduce_dtype=dtype, batch_tokens=(micro * ranks - 1) * T, micro_batch=1, steps=2, val_every=val,
-                      val_batches=1)
-                 for kind in kinds for ranks, per_node in nodes for dtype in ("fp32", "bf16") for micro in (1, 3) for val in (0, 1)
-                 if ranks >= kind.get("zero_hpz_partition_size", 1)]
-        self.trained(sample(cases, 6))
+        """Real runs on even and uneven nodes, of each kind of traffic, a rank with fewer samples;
+        with evaluation in between, which does not count."""
+        kinds = (
+            [dict(zero=stage) for stage in range(3)]
+            + [dict(flags, zero=3) for flags, _ in self.FORMULAS]
+            + [dict(QGZ, zero=stage) for stage in (0, 1, 2)]
+        )
+        kinds += [
+            dict(zero=3, zero_hpz_partition_size=4, zero_quantized_weights=1),
+            dict(QWZ, zero_quant_block=16),
+            dict(QGZ, zero=2, zero_quant_block=1 << 30),
+        ]
+        nodes = (
+            (4, 1),
+            (4, 2),
+            (4, 4),
+            (3, 2),
+            (5, 2),
+            (6, 2),
+        )  # ranks, and how many of them on a node
+        cases = [
+            dict(
+                kind,
+                ranks=ranks,
+                ranks_per_node=per_node,
+                dtype=dtype,
+                reduce_dtype=dtype,
+                batch_tokens=(micro * ranks - 1) * T,
+                micro_batch=1,
+                steps=2,
+                val_every=val,
+                val_batches=1,
+            )
+            for kind in kinds
+            for ranks, per_node in nodes
+            for dtype in ("fp32", "bf16")
+            for micro in (1, 3)
+            for val in (0, 1)
+            if ranks >= kind.get("zero_hpz_partition_size", 1)
+        ]
+        self.trained(sample(cases, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A slow quantizer: fp32 as the program's, one block after another
+
 
 def quantized(values, bits, block):
     """What a storage's values become on their way, as floats."""
     most, out = 1 << bits - 1, array.array("f")
     for at in range(0, len(values), block):
-        part = values[at:at + block]
+        part = values[at : at + block]
         low, high = min(part), max(part)
         extreme = low if -low >= high else high
         scale = extreme / -most if abs(extreme) >= 2.0**-100 else 0.0
         inverse = array.array("f", [1 / scale])[0] if scale else 0.0
-        out.extend(scale * min(max(round(x), -most), most - 1) for x in array.array("f", (x * inverse for x in part)))
+        out.extend(
+            scale * min(max(round(x), -most), most - 1)
+            for x in array.array("f", (x * inverse for x in part))
+        )
     return out
 
 
@@ -354,9 +709,11 @@ def storages_of(values):
     """The values of a file, tensor by tensor, as storages: a block's tensors lie together."""
     parts, at = [array.array("f") for _ in range(LAYERS + 3)], 0
     for i, (elements, _) in enumerate(tensors()):
-        homes = [0] if i == 0 else [1] if i == 1 else [LAYERS + 2] if i >= 14 else range(2, LAYERS + 2)
+        homes = (
+            [0] if i == 0 else [1] if i == 1 else [LAYERS + 2] if i >= 14 else range(2, LAYERS + 2)
+        )
         for home in homes:
-            parts[home].extend(values[at:at + elements // len(homes)])
+            parts[home].extend(values[at : at + elements // len(homes)])
             at += elements // len(homes)
     return parts
 
@@ -365,33 +722,58 @@ def file_of(parts):
     """The file's order again."""
     values, at = array.array("f"), [0] * len(parts)
     for i, (elements, _) in enumerate(tensors()):
-        homes = [0] if i == 0 else [1] if i == 1 else [LAYERS + 2] if i >= 14 else range(2, LAYERS + 2)
+        homes = (
+            [0] if i == 0 else [1] if i == 1 else [LAYERS + 2] if i >= 14 else range(2, LAYERS + 2)
+        )
         for home in homes:
             n = elements // len(homes)
-            values.extend(parts[home][at[home]:at[home] + n])
+            values.extend(parts[home][at[home] : at[home] + n])
             at[home] += n
     return values
 
 
 def quantized_model(path, block):
-    return put("model.bin", get(MODEL)[:1024], file_of([quantized(part, 8, block) for part in storages_of(weights(path))]).tobytes())
+    return put(
+        "model.bin",
+        get(MODEL)[:1024],
+        file_of([quantized(part, 8, block) for part in storages_of(weights(path))]).tobytes(),
+    )
 
 
 class Weights(Check):
     def test_quantized(self):
-        """Losses and norms of each step are those of a plain run on the weights that the slow quantizer makes, bit by bit; so are validations."""
+        """Losses and norms of each step are those of a plain run on the weights that the slow
+        quantizer makes, bit by bit; so are validations."""
         block = random.Random(SEED).choice((16, 256, 2048))
         one, two = [os.path.join(scratch(), "export") for _ in "12"]
         same = dict(ranks=2, micro_batch=2, val_every=1, val_batches=1)
-        jobs = train_all([dict(same, **QWZ, zero_quant_block=block, steps=steps, export=file) for steps, file in ((1, one), (2, two))])
+        jobs = train_all(
+            [
+                dict(same, **QWZ, zero_quant_block=block, steps=steps, export=file)
+                for steps, file in ((1, one), (2, two))
+            ]
+        )
         for step, start in ((0, MODEL), (1, one)):
-            plain = train(**same, steps=1, model=quantized_model(start, block), train=shard(golden_tokens()[3 * step * T:]))
-            self.assertEqual(jobs[1].steps("loss", "grad_norm")[step], plain.steps("loss", "grad_norm")[0], f"step {step + 1}")
+            plain = train(
+                **same,
+                steps=1,
+                model=quantized_model(start, block),
+                train=shard(golden_tokens()[3 * step * T :]),
+            )
+            self.assertEqual(
+                jobs[1].steps("loss", "grad_norm")[step],
+                plain.steps("loss", "grad_norm")[0],
+                f"step {step + 1}",
+            )
             self.assertEqual(jobs[1].of("val")[step]["loss"], plain.of("val")[0]["loss"])
 
     def test_ranks_change_nothing(self):
-        """Blocks lie on the storage's own grid, so each rank gets the same weights. A code that flips changes one weight of 92208 by a 128th of a block's largest."""
-        cases = [dict(QWZ, ranks=ranks, batch_tokens=5 * T, micro_batch=2, steps=10, recompute=how) for ranks, how in ((1, "none"), (2, "block"), (3, "none"), (4, "none"))]
+        """Blocks lie on the storage's own grid, so each rank gets the same weights. A code that
+        flips changes one weight of 92208 by a 128th of a block's largest."""
+        cases = [
+            dict(QWZ, ranks=ranks, batch_tokens=5 * T, micro_batch=2, steps=10, recompute=how)
+            for ranks, how in ((1, "none"), (2, "block"), (3, "none"), (4, "none"))
+        ]
         one, *jobs = train_all(cases)
         for case, job in zip(cases[1:], jobs):
             self.assert_close(job.losses(), one.losses(), SAME_FLIPPED, case)
@@ -400,21 +782,63 @@ class Weights(Check):
         self.assert_close(one.losses(), plain.losses(), 2e-3, "8 bits of a weight")
 
     def test_secondary_copy(self):
-        """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between, and after a resume."""
-        variants = [(2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)), (2, dict(ranks=4, batch_tokens=8 * T, zero_quantized_weights=1)),
-                    (4, dict(ranks=4, batch_tokens=5 * T)), (2, dict(ranks=3, dtype="bf16", batch_tokens=5 * T)),
-                    (2, dict(ranks=4, optimizer="sgd", lr=0.1, batch_tokens=3 * T)),
-                    (2, dict(ranks=4, batch_tokens=8 * T, skip_loss_z=0.001, steps=135, lr="1e-5", shuffle=1, val_every=50, sample_every=0))]
-        same = dict(zero=3, micro_batch=1, recompute="block", steps=6, val_every=2, val_batches=1, sample_every=3, tokenizer=printable(), sample_tokens=10)
-        cases = [(dict(same, **case), dict(same, **case, zero_hpz_partition_size=alpha, out=os.path.join(scratch(), "out"), save_every=4))
-                 for alpha, case in sample(variants, 2)]
+        """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between,
+        and after a resume."""
+        variants = [
+            (2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)),
+            (2, dict(ranks=4, batch_tokens=8 * T, zero_quantized_weights=1)),
+            (4, dict(ranks=4, batch_tokens=5 * T)),
+            (2, dict(ranks=3, dtype="bf16", batch_tokens=5 * T)),
+            (2, dict(ranks=4, optimizer="sgd", lr=0.1, batch_tokens=3 * T)),
+            (
+                2,
+                dict(
+                    ranks=4,
+                    batch_tokens=8 * T,
+                    skip_loss_z=0.001,
+                    steps=135,
+                    lr="1e-5",
+                    shuffle=1,
+                    val_every=50,
+                    sample_every=0,
+                ),
+            ),
+        ]
+        same = dict(
+            zero=3,
+            micro_batch=1,
+            recompute="block",
+            steps=6,
+            val_every=2,
+            val_batches=1,
+            sample_every=3,
+            tokenizer=printable(),
+            sample_tokens=10,
+        )
+        cases = [
+            (
+                dict(same, **case),
+                dict(
+                    same,
+                    **case,
+                    zero_hpz_partition_size=alpha,
+                    out=os.path.join(scratch(), "out"),
+                    save_every=4,
+                ),
+            )
+            for alpha, case in sample(variants, 2)
+        ]
         jobs = self.trained([run for pair in cases for run in pair])
         for _, case in cases:
             shutil.rmtree(checkpoint(case["out"], case["steps"]))
         resumed = train_all([dict(case, resume=1) for _, case in cases])
         for (_, case), plain, near, again in zip(cases, jobs[::2], jobs[1::2], resumed):
             self.assert_same(near, plain, case)
-            self.assertEqual(again.steps("loss", "grad_norm"), plain.steps("loss", "grad_norm")[case["steps"] // 4 * 4:], case)
+            self.assertEqual(
+                again.steps("loss", "grad_norm"),
+                plain.steps("loss", "grad_norm")[case["steps"] // 4 * 4 :],
+                case,
+            )
 
 
 class Gradients(Check):
@@ -428,50 +852,115 @@ class Gradients(Check):
         return [self.gradient(case["export"]) for case in cases]
 
     def contributions(self, ranks):
-        """Of each rank, to the mean over one sample each. A power of two, so that the runs of single samples scale exactly."""
+        """Of each rank, to the mean over one sample each. A power of two, so that the runs of
+        single samples scale exactly."""
         tokens = golden_tokens()
-        return [array.array("f", (g / ranks for g in gradient)) for gradient in
-                self.gradients([dict(train=shard(tokens[r * T:(r + 1) * T + 1]), batch_tokens=T) for r in range(ranks)])]
+        return [
+            array.array("f", (g / ranks for g in gradient))
+            for gradient in self.gradients(
+                [
+                    dict(train=shard(tokens[r * T : (r + 1) * T + 1]), batch_tokens=T)
+                    for r in range(ranks)
+                ]
+            )
+        ]
 
     def sum_of(self, contributions, nodes, bits, block):
         """Two hops: the sums of the nodes are quantized again."""
         parts = [storages_of(c) for c in contributions]
         locals_ = len(contributions) // nodes
+
         def total(arrays):
             result = arrays[0]
             for more in arrays[1:]:
                 result = array.array("f", map(float.__add__, result, more))
             return result
+
         def storage(s):
-            sums = [total([quantized(parts[node * locals_ + i][s], bits, block) for i in range(locals_)]) for node in range(nodes)]
-            return total([quantized(one, bits, block) for one in sums]) if nodes > 1 and locals_ > 1 else total(sums)
+            sums = [
+                total(
+                    [quantized(parts[node * locals_ + i][s], bits, block) for i in range(locals_)]
+                )
+                for node in range(nodes)
+            ]
+            return (
+                total([quantized(one, bits, block) for one in sums])
+                if nodes > 1 and locals_ > 1
+                else total(sums)
+            )
+
         return file_of([storage(s) for s in range(LAYERS + 3)])
 
     def test_against_a_slow_reference(self):
         contributions = self.contributions(4)
-        cases = [(bits, block, per_node) for bits in (4, 8) for block in (16, 256, 2048) for per_node in (1, 2, 4)]
+        cases = [
+            (bits, block, per_node)
+            for bits in (4, 8)
+            for block in (16, 256, 2048)
+            for per_node in (1, 2, 4)
+        ]
         chosen = [case for bits in (4, 8) for case in sample([c for c in cases if c[0] == bits], 1)]
-        found = self.gradients([dict(QGZ, ranks=4, batch_tokens=4 * T, zero=random.Random(f"{SEED}{case}").randrange(4), zero_gradient_bits=case[0], zero_quant_block=case[1],
-                                     ranks_per_node=case[2]) for case in chosen])
+        found = self.gradients(
+            [
+                dict(
+                    QGZ,
+                    ranks=4,
+                    batch_tokens=4 * T,
+                    zero=random.Random(f"{SEED}{case}").randrange(4),
+                    zero_gradient_bits=case[0],
+                    zero_quant_block=case[1],
+                    ranks_per_node=case[2],
+                )
+                for case in chosen
+            ]
+        )
         for (bits, block, per_node), gradient in zip(chosen, found):
             expected = self.sum_of(contributions, {1: 1, 2: 2, 4: 1}[per_node], bits, block)
             largest = max(map(abs, expected))
-            wrong = sum(abs(a - b) > 1e-6 * abs(b) + 1e-9 * largest for a, b in zip(gradient, expected))
-            # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes the largest of its block moves all of it.
+            wrong = sum(
+                abs(a - b) > 1e-6 * abs(b) + 1e-9 * largest for a, b in zip(gradient, expected)
+            )
+            # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes
+            # the largest of its block moves all of it.
             self.assertLess(wrong, 0.01 * len(expected), (bits, block, per_node))
 
     def test_parcels(self):
-        """How many storages travel together changes no bit. The program with faults in it packs small parcels."""
-        cases = [dict(ranks=4, batch_tokens=micro * 4 * T, zero=stage, ranks_per_node=per_node, zero_error_feedback=feedback, dtype=dtype)
-                 for micro in (1, 3) for stage in range(4) for per_node in (1, 2, 4) for feedback in (0, 1) for dtype in ("fp32", "bf16")]
+        """How many storages travel together changes no bit. The program with faults in it packs
+        small parcels."""
+        cases = [
+            dict(
+                ranks=4,
+                batch_tokens=micro * 4 * T,
+                zero=stage,
+                ranks_per_node=per_node,
+                zero_error_feedback=feedback,
+                dtype=dtype,
+            )
+            for micro in (1, 3)
+            for stage in range(4)
+            for per_node in (1, 2, 4)
+            for feedback in (0, 1)
+            for dtype in ("fp32", "bf16")
+        ]
         for case in sample(cases, 2):
-            one, several = self.trained([dict(case, **QGZ, micro_batch=1, steps=4, binary=binary) for binary in (test_train.BINARY, test_faults.FAULTY)])
+            one, several = self.trained(
+                [
+                    dict(case, **QGZ, micro_batch=1, steps=4, binary=binary)
+                    for binary in (harness.BINARY, harness.FAULTY)
+                ]
+            )
             self.assert_same(several, one, case)
 
     def test_no_factor_is_wrong(self):
-        """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most what blocks of 256 of heavy-tailed values give."""
-        cases = [(dict(ranks=ranks, ranks_per_node=per_node, zero=stage, batch_tokens=samples * T), bits) for ranks, per_node in ((4, 1), (4, 2), (4, 4), (2, 0), (3, 1), (3, 0))
-                 for stage in range(4) for samples in (4, 12) for bits in (4, 8)]
+        """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most
+        what blocks of 256 of heavy-tailed values give."""
+        cases = [
+            (dict(ranks=ranks, ranks_per_node=per_node, zero=stage, batch_tokens=samples * T), bits)
+            for ranks, per_node in ((4, 1), (4, 2), (4, 4), (2, 0), (3, 1), (3, 0))
+            for stage in range(4)
+            for samples in (4, 12)
+            for bits in (4, 8)
+        ]
         for case, bits in sample(cases, 2):
             with self.subTest(bits=bits, **case):
                 plain, found = self.gradients([case, dict(case, **QGZ, zero_gradient_bits=bits)])
@@ -483,33 +972,78 @@ class Gradients(Check):
                 self.assertGreater(error, 1e-4, "nothing was rounded")
 
     def test_error_feedback(self):
-        """Steps of sgd end nearer to the plain run's weights with error feedback than without. It knows nothing of the second hop's errors."""
-        same = dict(ranks=4, optimizer="sgd", momentum=0, lr=0.1, grad_clip=0, steps=20, batch_tokens=4 * T, micro_batch=1, train=shard(golden_tokens()[:4 * T + 1]))
+        """Steps of sgd end nearer to the plain run's weights with error feedback than without. It
+        knows nothing of the second hop's errors."""
+        same = dict(
+            ranks=4,
+            optimizer="sgd",
+            momentum=0,
+            lr=0.1,
+            grad_clip=0,
+            steps=20,
+            batch_tokens=4 * T,
+            micro_batch=1,
+            train=shard(golden_tokens()[: 4 * T + 1]),
+        )
         for per_node, most in ((0, 0.4), (2, 0.95)) if ALL else ((0, 0.4),):
             stage = random.Random(SEED).randrange(4)
-            plain, without, feedback = self.trained([dict(same, ranks_per_node=per_node, zero=stage, **more) for more in (dict(), QGZ, dict(QGZ, zero_error_feedback=1))])
-            self.assertLess(distance(feedback.export, plain.export), most * distance(without.export, plain.export))
+            plain, without, feedback = self.trained(
+                [
+                    dict(same, ranks_per_node=per_node, zero=stage, **more)
+                    for more in (dict(), QGZ, dict(QGZ, zero_error_feedback=1))
+                ]
+            )
+            self.assertLess(
+                distance(feedback.export, plain.export),
+                most * distance(without.export, plain.export),
+            )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Resume(Check):
     check_resumed = test_train.Resume.check_resumed
 
     def test_bit_equal(self):
-        common = dict(shuffle=1, micro_batch=1, batch_tokens=8 * T, steps=6, save_every=3, val_every=2, val_batches=2)
-        cases = [dict(ranks=3, zero=1), dict(ranks=3, zero=2, optimizer="sgd", lr=0.05), dict(ranks=4, zero=3, dtype="bf16", reduce_dtype="bf16", stochastic_rounding=1),
-                 dict(ranks=4, ranks_per_node=2, **PLUS_PLUS), dict(ranks=2, recompute="block", dtype="bf16", **PLUS_PLUS),
-                 dict(ranks=4, zero=2, ranks_per_node=2, zero_error_feedback=1, **QGZ)]
-        cases = [dict(common, out=os.path.join(scratch(), "out"), **case) for case in sample(cases, 3)]
+        common = dict(
+            shuffle=1,
+            micro_batch=1,
+            batch_tokens=8 * T,
+            steps=6,
+            save_every=3,
+            val_every=2,
+            val_batches=2,
+        )
+        cases = [
+            dict(ranks=3, zero=1),
+            dict(ranks=3, zero=2, optimizer="sgd", lr=0.05),
+            dict(ranks=4, zero=3, dtype="bf16", reduce_dtype="bf16", stochastic_rounding=1),
+            dict(ranks=4, ranks_per_node=2, **PLUS_PLUS),
+            dict(ranks=2, recompute="block", dtype="bf16", **PLUS_PLUS),
+            dict(ranks=4, zero=2, ranks_per_node=2, zero_error_feedback=1, **QGZ),
+        ]
+        cases = [
+            dict(common, out=os.path.join(scratch(), "out"), **case) for case in sample(cases, 2)
+        ]
         at_once(lambda pair: self.check_resumed(*pair), zip(cases, train_all(cases)))
 
     def test_in_another_layout(self):
         """Four ranks at stage 3, one at stage 0, three at stage 2, and back."""
-        out, same = os.path.join(scratch(), "out"), dict(batch_tokens=5 * T, micro_batch=1, shuffle=1)
+        out, same = os.path.join(scratch(), "out"), dict(
+            batch_tokens=5 * T, micro_batch=1, shuffle=1
+        )
         whole = train(**same, ranks=2, steps=12)
         losses = []
-        for legs, changes in enumerate((dict(ranks=4, zero=3), dict(ranks=1, zero=0), dict(ranks=3, zero=2), dict(ranks=4, zero=3, zero_hpz_partition_size=2))):
-            job = train(**same, **changes, out=out, steps=3 * legs + 3, save_every=3, resume=int(legs > 0))
+        for legs, changes in enumerate(
+            (
+                dict(ranks=4, zero=3),
+                dict(ranks=1, zero=0),
+                dict(ranks=3, zero=2),
+                dict(ranks=4, zero=3, zero_hpz_partition_size=2),
+            )
+        ):
+            job = train(
+                **same, **changes, out=out, steps=3 * legs + 3, save_every=3, resume=int(legs > 0)
+            )
             self.assertEqual(len(job.steps()), 3)
             losses += job.losses()
         self.assert_close(losses, whole.losses(), SAME)
@@ -517,57 +1051,95 @@ class Resume(Check):
 
 class Kills(test_train.Kills):
     """Its chain, at stage 3."""
+
     RUN = dict(ranks=3, zero=3, shuffle=1, micro_batch=1)
     KILLS = 200 if ALL else 4
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 class Lost(unittest.TestCase):
     KINDS = ("PREFETCH", "ACQUIRE", "RELEASE", "REDUCE", "FORWARD", "BACKWARD_WEIGHT")
-    SAME = dict(zero=3, model="layers=3,heads=3,channels=96,vocab=101")  # slices too long to be sent before anybody takes them
+    SAME = dict(
+        zero=3, model="layers=3,heads=3,channels=96,vocab=101"
+    )  # slices too long to be sent before anybody takes them
 
     @classmethod
     def setUpClass(cls):
-        cls.undisturbed = train(ranks=3, steps=test_faults.LAST, shuffle=1, recompute="block", **cls.SAME).steps("loss", "grad_norm")
+        cls.undisturbed = train(
+            ranks=3, steps=harness.LAST, shuffle=1, recompute="block", **cls.SAME
+        ).steps("loss", "grad_norm")
 
     def test_in_each_action(self):
         def lose(case):
             how, kind = case
             rank = random.Random(f"{SEED}{how}{kind}").randrange(3)
-            fault = Faulty(how, rank, kind, **self.SAME, **(dict(watchdog=3) if how == "hang" else {}))
+            fault = Faulty(
+                how, rank, kind, **self.SAME, **(dict(watchdog=3) if how == "hang" else {})
+            )
             job = fault.ends()
-            self.assertNotEqual(job.code, test_train.EXIT_DONE)
+            self.assertNotEqual(job.code, harness.EXIT_DONE)
             if how != "kill":
                 self.assertEqual(job.code, EXIT_PEER, job.err)
                 words = {"stop": "it is stopped, seen", "hang": "no sign of progress"}[how]
-                self.assertRegex(job.err, rf"lost rank {rank} on {socket.gethostname()}: {words} for \d+.\d s, in (all_gather of parameters|reduce_scatter of gradient) \d, step \d")
+                self.assertRegex(
+                    job.err,
+                    rf"lost rank {rank} on {socket.gethostname()}: {words} for \d+.\d s, in"
+                    r" (all_gather of parameters|reduce_scatter of gradient) \d, step \d",
+                )
             fault.resumes(self, self.undisturbed)
+
         at_once(lose, sample(itertools.product(("stop", "kill", "hang"), self.KINDS), 2))
 
     def test_in_the_middle_of_a_gather(self):
         """What the others wait for is the gather that the lost rank does not take part in."""
         job = Faulty("stop", 1, "ACQUIRE", **self.SAME).ends()
         self.assertEqual(job.code, EXIT_PEER, job.err)
-        self.assertRegex(job.err, rf"lost rank 1 on {socket.gethostname()}: it is stopped, seen for \d.\d s, in all_gather of parameters \d, step [34]")
+        self.assertRegex(
+            job.err,
+            rf"lost rank 1 on {socket.gethostname()}: it is stopped, seen for \d.\d s, in"
+            r" all_gather of parameters \d, step [34]",
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):
         """Losses are those of the processor's build; stages are one computation here too."""
-        cases = [dict(ranks=3, zero=3, recompute="block", micro_batch=1, batch_tokens=4 * T), dict(ranks=2, zero=2, optimizer="sgd"), dict(ranks=4, ranks_per_node=2, **PLUS_PLUS),
-                 dict(ranks=2, dtype="bf16", **PLUS_PLUS)]
-        runs = [(case, gpus) for case in sample(cases, 1) for gpus in (1, 4)]  # one for all: messages by MPI; one each: by NCCL
-        jobs = self.trained([dict(case, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus), "OMP_NUM_THREADS": "1"}) for case, gpus in runs])
+        cases = [
+            dict(ranks=3, zero=3, recompute="block", micro_batch=1, batch_tokens=4 * T),
+            dict(ranks=2, zero=2, optimizer="sgd"),
+            dict(ranks=4, ranks_per_node=2, **PLUS_PLUS),
+            dict(ranks=2, dtype="bf16", **PLUS_PLUS),
+        ]
+        runs = [
+            (case, gpus) for case in sample(cases, 1) for gpus in (1, 4)
+        ]  # one for all: messages by MPI; one each: by NCCL
+        jobs = self.trained(
+            [
+                dict(
+                    case,
+                    steps=3,
+                    binary=EMULATED,
+                    environment={
+                        "EMU_SEED": str(SEED),
+                        "EMU_GPUS": str(gpus),
+                        "OMP_NUM_THREADS": "1",
+                    },
+                )
+                for case, gpus in runs
+            ]
+        )
         for (case, gpus), job in zip(runs, jobs):
             self.assertEqual(job.of("start")[0]["transport"], {1: "staged", 4: "nccl"}[gpus])
             if case.get("dtype") != "bf16":
-                self.assert_close(job.losses(), train(**dict(case, steps=3)).losses(), SAME_FLIPPED if "zero_quantized_weights" in case else SAME, (case, gpus))
+                self.assert_close(
+                    job.losses(),
+                    train(**dict(case, steps=3)).losses(),
+                    SAME_FLIPPED if "zero_quantized_weights" in case else SAME,
+                    (case, gpus),
+                )
 
 
 if __name__ == "__main__":
-    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30  # kills do not wait for a disk then
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
-        unittest.main()
+    harness.main()

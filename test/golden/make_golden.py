@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Golden numbers for the tests: a tiny GPT-2 in plain PyTorch, in float64, so that they are exact to fp32.
+"""Golden numbers for the tests: a tiny GPT-2 in plain PyTorch, in float64, so that they are exact
+to fp32.
 
-    python3 test/golden/make_golden.py      writes the three files below beside itself; needs torch and numpy
+    python3 test/golden/make_golden.py      writes the three files below beside itself; needs torch
+                                            and numpy
 
-The model is GPT-2: pre-layernorm (eps 1e-5), tanh GELU, learned positions, tied classifier, biases everywhere, attention
-scaled by 1/sqrt(head size). L=3 layers, 3 heads, C=48 channels, maxT=24 positions, V=101 tokens padded to Vp=128.
-Weights are fp32 numbers. Layernorms and biases are random too: a gradient that is lost or misplaced must show. A C
-program in fp32 should meet the losses to 1e-5 and the gradients to 1e-4 (relative to the largest of each tensor).
+The model is GPT-2: pre-layernorm (eps 1e-5), tanh GELU, learned positions, tied classifier, biases
+everywhere, attention scaled by 1/sqrt(head size). L=3 layers, 3 heads, C=48 channels, maxT=24
+positions, V=101 tokens padded to Vp=128. Weights are fp32 numbers. Layernorms and biases are random
+too: a gradient that is lost or misplaced must show. A C program in fp32 should meet the losses to
+1e-5 and the gradients to 1e-4 (relative to the largest of each tensor).
 
 All files are little-endian and begin with 256 int32, the unused ones zero.
 
@@ -16,7 +19,8 @@ gpt_tiny_model.bin    llm.c model, version 3
 
 gpt_tiny_tokens.bin   llm.c token shard
     header            20240520, 1, n = 571
-    tokens            uint16[n], each below V; n is no multiple of T, so the runs below wrap inside a window
+    tokens            uint16[n], each below V; n is no multiple of T, so the runs below wrap inside
+                      a window
 
 gpt_tiny.bin          llm.c debug state, then an appendix
     header            20240327, 2, B = 3, T = 20
@@ -24,19 +28,23 @@ gpt_tiny.bin          llm.c debug state, then an appendix
     logits            fp32[B][T][V]
     loss              fp32, the mean over B*T tokens
     gradients         fp32, 16 tensors as in the model file (padding rows are zero)
-    appendix, fp64    double loss[3][10], norm[3][10]      runs 0..2, on the batch (x, y) again and again
+    appendix, fp64    double loss[3][10], norm[3][10]      runs 0..2, on the batch (x, y) again and
+                      again
                       double loss[10], norm[10]            run 3, on the token shard
 
-loss[k] and norm[k] (the gradient norm before clipping) belong to update k: they are taken at the weights after k updates.
-Each run begins at the weights of the model file.
+loss[k] and norm[k] (the gradient norm before clipping) belong to update k: they are taken at the
+weights after k updates. Each run begins at the weights of the model file.
 
     run 0   AdamW   lr 1e-3, betas 0.9 0.95, eps 1e-8, no clipping
     run 1   AdamW   the same, clipped at norm 1: g *= min(1, 1 / norm)
     run 2   SGD     lr 0.05, momentum 0.9: b = momentum b + g + wd p; p -= lr b; no clipping
-    run 3   AdamW   as run 1; sample g is tokens (g T + 0 .. T) mod n, update k takes samples 3k .. 3k + 2
+    run 3   AdamW   as run 1; sample g is tokens (g T + 0 .. T) mod n, update k takes samples 3k ..
+            3k + 2
 
-Weight decay is 0.1 in all runs, on the 2-D tensors only (wte and wpe included). The learning rate is constant.
+Weight decay is 0.1 in all runs, on the 2-D tensors only (wte and wpe included). The learning rate
+is constant.
 """
+
 import math
 import os
 
@@ -48,7 +56,8 @@ L, HEADS, C, MAX_T, V, VP = 3, 3, 48, 24, 101, 128
 B, T, UPDATES, SHARD_TOKENS = 3, 20, 10, 571
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# llm.c's order; a layered tensor holds all layers, outermost. Name: shape, initial mean, initial deviation, decayed.
+# llm.c's order; a layered tensor holds all layers, outermost. Name: shape, initial mean, initial
+# deviation, decayed.
 TENSORS = {
     "wte": ((V, C), 0, 0.1, True),
     "wpe": ((MAX_T, C), 0, 0.1, True),
@@ -70,18 +79,25 @@ TENSORS = {
 STORED = sum(math.prod(shape) for shape, *_ in TENSORS.values()) + (VP - V) * C
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The model
 
+
 def initial_weights(generator):
-    draw = lambda shape, mean, deviation, _: mean + deviation * torch.randn(shape, generator=generator)
-    return {name: draw(*spec).float().double() for name, spec in TENSORS.items()}  # float(): as the file will hold them
+    draw = lambda shape, mean, deviation, _: mean + deviation * torch.randn(
+        shape, generator=generator
+    )
+    return {
+        name: draw(*spec).float().double() for name, spec in TENSORS.items()
+    }  # float(): as the file will hold them
 
 
 def attention(x, p, l):
     rows, t, _ = x.shape
     qkv = F.linear(x, p["qkvw"][l], p["qkvb"][l])
-    q, k, v = (part.view(rows, t, HEADS, C // HEADS).transpose(1, 2) for part in qkv.split(C, dim=2))
+    q, k, v = (
+        part.view(rows, t, HEADS, C // HEADS).transpose(1, 2) for part in qkv.split(C, dim=2)
+    )
     scores = q @ k.transpose(2, 3) / math.sqrt(C // HEADS)
     future = torch.ones(t, t).triu(1).bool()
     mixed = scores.masked_fill(future, -math.inf).softmax(dim=3) @ v
@@ -89,7 +105,11 @@ def attention(x, p, l):
 
 
 def mlp(x, p, l):
-    return F.linear(F.gelu(F.linear(x, p["fcw"][l], p["fcb"][l]), approximate="tanh"), p["fcprojw"][l], p["fcprojb"][l])
+    return F.linear(
+        F.gelu(F.linear(x, p["fcw"][l], p["fcb"][l]), approximate="tanh"),
+        p["fcprojw"][l],
+        p["fcprojb"][l],
+    )
 
 
 def forward(p, x):
@@ -111,8 +131,9 @@ def backward(p, x, y):
     return logits.detach(), loss.item()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Training
+
 
 def trainable(weights):
     return {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
@@ -120,7 +141,10 @@ def trainable(weights):
 
 def groups(p):
     select = lambda decayed: [p[name] for name, spec in TENSORS.items() if spec[3] == decayed]
-    return [{"params": select(True), "weight_decay": 0.1}, {"params": select(False), "weight_decay": 0.0}]
+    return [
+        {"params": select(True), "weight_decay": 0.1},
+        {"params": select(False), "weight_decay": 0.0},
+    ]
 
 
 def adamw(p):
@@ -152,13 +176,16 @@ def train(weights, make_optimizer, clip, bucket_of):
 
 
 def shard_batch(tokens, k):
-    windows = torch.tensor([[(g * T + i) % len(tokens) for i in range(T + 1)] for g in range(k * B, (k + 1) * B)])
+    windows = torch.tensor(
+        [[(g * T + i) % len(tokens) for i in range(T + 1)] for g in range(k * B, (k + 1) * B)]
+    )
     samples = tokens[windows]
     return samples[:, :-1], samples[:, 1:]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files
+
 
 def write(name, header, *arrays):
     with open(os.path.join(HERE, name), "wb") as file:
@@ -196,21 +223,44 @@ def main():
     logits, loss = backward(p, x, y)
     gradients = {name: tensor.grad for name, tensor in p.items()}
     same_batch = lambda _: (x, y)
-    runs = [train(weights, adamw, math.inf, same_batch), train(weights, adamw, 1.0, same_batch),
-            train(weights, sgd, math.inf, same_batch)]
+    runs = [
+        train(weights, adamw, math.inf, same_batch),
+        train(weights, adamw, 1.0, same_batch),
+        train(weights, sgd, math.inf, same_batch),
+    ]
     shard_run = train(weights, adamw, 1.0, lambda k: shard_batch(tokens, k))
     for number, (losses, norms) in enumerate(runs + [shard_run]):
-        print(f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to {norms[-1]:.4f}")
-    assert runs[1][1][0] > 1.0 and abs(runs[0][0][-1] - runs[1][0][-1]) > 1e-3, "clipping would not be exercised"
+        print(
+            f"run {number}: loss {losses[0]:.6f} to {losses[-1]:.6f}, norm {norms[0]:.4f} to"
+            f" {norms[-1]:.4f}"
+        )
+    assert (
+        runs[1][1][0] > 1.0 and abs(runs[0][0][-1] - runs[1][0][-1]) > 1e-3
+    ), "clipping would not be exercised"
 
     write("gpt_tiny_model.bin", [20240326, 3, MAX_T, V, L, HEADS, C, VP], stored(weights))
     write("gpt_tiny_tokens.bin", [20240520, 1, SHARD_TOKENS], (tokens, "<u2"))
-    write("gpt_tiny.bin", [20240327, 2, B, T], (x, "<i4"), (y, "<i4"), (logits, "<f4"), ([loss], "<f4"), stored(gradients),
-          (np.array(runs).transpose(1, 0, 2), "<f8"), (shard_run, "<f8"))
+    write(
+        "gpt_tiny.bin",
+        [20240327, 2, B, T],
+        (x, "<i4"),
+        (y, "<i4"),
+        (logits, "<f4"),
+        ([loss], "<f4"),
+        stored(gradients),
+        (np.array(runs).transpose(1, 0, 2), "<f8"),
+        (shard_run, "<f8"),
+    )
 
     check_file("gpt_tiny_model.bin", 20240326, (STORED, "<f4"))
     check_file("gpt_tiny_tokens.bin", 20240520, (SHARD_TOKENS, "<u2"))
-    check_file("gpt_tiny.bin", 20240327, (2 * B * T, "<i4"), (B * T * V + 1 + STORED, "<f4"), (4 * 2 * UPDATES, "<f8"))
+    check_file(
+        "gpt_tiny.bin",
+        20240327,
+        (2 * B * T, "<i4"),
+        (B * T * V + 1 + STORED, "<f4"),
+        (4 * 2 * UPDATES, "<f8"),
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,253 @@
+// manifest.h: the text file of a checkpoint that says what the checkpoint is: the model, the step,
+// the data position, the counters, the size and checksum of every state file, and a checksum of
+// itself in its last line. A folder without a complete manifest does not count (docs/formats.md).
+#ifndef MANIFEST_H
+#define MANIFEST_H
+
+#include "engine/privacy.h" // the history of private steps
+#include "model/gpt.h"      // models
+#include "options.h"        // optimizers
+
+enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
+// largest accepted counter: a run can continue from it without overflow
+static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60;
+
+// Running statistics for --skip-loss-z and --skip-grad-z: the last values, in a ring buffer.
+typedef struct {
+    int64_t count; // number of all values so far
+    double values[OUTLIER_WINDOW];
+} OutlierWindow;
+
+// Adds a value and returns by how many standard deviations it exceeds the mean of the last
+// OUTLIER_WINDOW values, itself included; NAN while there are fewer.
+static inline double outlier_z(OutlierWindow *w, double value) {
+    w->values[w->count++ % OUTLIER_WINDOW] = value;
+    if (w->count < OUTLIER_WINDOW) { return NAN; }
+    double mean = 0, variance = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) { mean += w->values[i] / OUTLIER_WINDOW; }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        variance += (w->values[i] - mean) * (w->values[i] - mean) / OUTLIER_WINDOW;
+    }
+    return variance > 0 ? (value - mean) / sqrt(variance) : 0;
+}
+
+// The position of a run: what a resumed run needs in addition to the states.
+typedef struct {
+    int64_t step;     // updates taken or skipped
+    int64_t position; // samples consumed
+    int64_t updates;  // updates made: they count for the moments
+    // step at which blocks that shared their parameters were delinked; 0: never
+    int64_t delinked;
+    int64_t restarted;   // updates made before the moments of blocks were reset (planned.h)
+    double pending_norm; // of the gradient whose update is pending (--offload-delay)
+    OutlierWindow loss, norm;
+    // algorithms of matrix products; NULL or none: no choice was made
+    const MatmulChoices *matmuls;
+    // settings of the private steps so far (privacy.h), "none" if there were none; "" before any
+    // checkpoint
+    char privacy[PRIVACY_HISTORY_MAX];
+} Progress;
+
+typedef struct {
+    char *text;
+    size_t length, capacity;
+} TextBuffer;
+__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format,
+                                                                  ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (t->length + (size_t)n + 1 > t->capacity) {
+        t->capacity = 2 * t->capacity + (size_t)n + 1024;
+        t->text = (char *)realloc(t->text, t->capacity);
+        if (!t->text) { die(EXIT_RESOURCES, NULL, "cannot hold a text of %zu bytes", t->capacity); }
+    }
+    va_start(args, format);
+    vsnprintf(t->text + t->length, (size_t)n + 1, format, args);
+    va_end(args);
+    t->length += (size_t)n;
+}
+
+static inline void manifest_add_window(TextBuffer *t, const char *name, const OutlierWindow *w) {
+    text_add(t, "%s %" PRId64, name, w->count);
+    for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) { text_add(t, " %a", w->values[i]); }
+    text_add(t, "\n");
+}
+// Returns what follows `key ` in the manifest's line of that key, or NULL. Lines end with \n, the
+// text with 0.
+static inline const char *manifest_line(const char *text, const char *key) {
+    size_t n = strlen(key);
+    for (const char *line = text; line && *line;
+         line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (!strncmp(line, key, n) && line[n] == ' ') { return line + n + 1; }
+    }
+    return NULL;
+}
+static inline bool manifest_int(const char *text, const char *key, int64_t *value) {
+    const char *line = manifest_line(text, key);
+    char *end = NULL;
+    if (line) { *value = strtoll(line, &end, 10); }
+    return line && end != line && *end == '\n' && *value >= 0 && *value <= MANIFEST_COUNT_MAX;
+}
+// Reads a counter, or 0 if the line is missing. Returns false if the line is malformed.
+static inline bool manifest_count_or_none(const char *text, const char *key, int64_t *value) {
+    *value = 0;
+    return !manifest_line(text, key) || manifest_int(text, key, value);
+}
+static inline bool manifest_window(const char *text, const char *key, OutlierWindow *w) {
+    const char *line = manifest_line(text, key);
+    char *end = NULL;
+    if (line) { w->count = strtoll(line, &end, 10); }
+    if (!line || end == line) { return false; }
+    for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) {
+        const char *at = end;
+        w->values[i] = strtod(at, &end);
+        if (end == at) { return false; }
+    }
+    return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
+}
+
+// Reads the manifest's entry for a state file: its size and checksum.
+static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes,
+                                 uint64_t *checksum) {
+    char key[32];
+    snprintf(key, sizeof key, "file%" PRId64, file);
+    const char *entry = manifest_line(text, key);
+    return entry && sscanf(entry, "%" SCNu64 " %16" SCNx64, bytes, checksum) == 2;
+}
+// Reads a text of at least one character; `missing` if the line is missing.
+static inline bool manifest_text(const char *text, const char *key, const char *missing,
+                                 char *value, size_t bytes) {
+    const char *line = manifest_line(text, key);
+    size_t n = line ? strcspn(line, "\n") : strlen(missing);
+    if (n == 0 || n >= bytes) { return false; }
+    memcpy(value, line ? line : missing, n);
+    value[n] = 0;
+    return true;
+}
+
+static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
+                                      const Optimizer *optimizer) {
+    const GptConfig *c = &m->config;
+    const GptShare *share = &m->share;
+    text_add(t,
+             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
+             ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
+             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len,
+             optimizer->name);
+    if (share_is(*share)) {
+        text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run),
+                 share->cycle ? "x" : "");
+    }
+    text_add(t, "\n");
+}
+
+// Adds the algorithms of a GPU's matrix products, with the device and library that they belong to.
+static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choices) {
+    char library[160];
+    if (!choices || !choices->count) { return; }
+    ops_matmul_library(library, sizeof library);
+    text_add(t, "matmul_library %s\nmatmuls %d\n", library, choices->count);
+    for (int i = 0; i < choices->count; i++) {
+        char hex[2 * MATMUL_CHOICE_BYTES + 1];
+        bytes_to_hex(hex, choices->choice[i].bytes, MATMUL_CHOICE_BYTES);
+        text_add(t, "matmul%d %s\n", i, hex);
+    }
+}
+// Returns false if the manifest has no algorithms for this library, or a line of them is damaged.
+static inline bool manifest_matmuls(const char *text, const char *library, MatmulChoices *choices) {
+    char found[160];
+    int64_t count = 0;
+    const bool same = manifest_text(text, "matmul_library", "none", found, sizeof found) &&
+                      !strcmp(found, library);
+    if (!same || !manifest_int(text, "matmuls", &count) || count > MATMUL_CHOICES) { return false; }
+    for (int i = 0; i < count; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "matmul%d", i);
+        const char *line = manifest_line(text, key);
+        const bool good =
+            line && bytes_from_hex(choices->choice[i].bytes, line, MATMUL_CHOICE_BYTES);
+        if (!good || line[2 * MATMUL_CHOICE_BYTES] != '\n') { return false; }
+    }
+    choices->count = (int)count;
+    return true;
+}
+
+// Makes the last line: the checksum of all text before it.
+static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) {
+    snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum));
+}
+
+// Reads a manifest and checks it against the checksum in its last line. Returns NULL, with the
+// reason, if it is incomplete or changed.
+static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s/manifest", folder);
+    FILE *f = open_regular(path);
+    if (!f) {
+        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = (char *)checked_malloc(MANIFEST_MAX + 1, "manifest");
+    size_t n = fread(text, 1, MANIFEST_MAX, f);
+    fclose(f);
+    text[n] = 0;
+    char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n'
+                     ? (char *)memrchr(text, '\n', n - 1)
+                     : NULL;
+    bool good = last;
+    if (good) {
+        char expected[64];
+        Checksum sum = checksum_begin();
+        checksum_add(&sum, text, (size_t)(last + 1 - text));
+        manifest_seal(expected, sizeof expected, &sum);
+        good = !strcmp(last + 1, expected);
+    }
+    if (!good) {
+        snprintf(why, why_bytes, "%s: torn or changed", path);
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+// Parses which blocks share, from the text after "share=" to the end of the line: N (consecutive
+// blocks), or Nx (blocks with equal numbers modulo N). Returns false if it is neither.
+static inline bool manifest_share(const char *text, int64_t layers, GptShare *share) {
+    char *end = NULL;
+    const int64_t n = strtoll(text, &end, 10);
+    const bool cycle = *end == 'x', good = n >= 1 && n <= layers && end[cycle] == '\n';
+    if (good) { *share = gpt_share(layers, n, cycle ? n : 0); }
+    return good;
+}
+// Reads the model of a manifest. Returns false if the text has none. optimizer: space for 8 bytes.
+static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,
+                                  char *optimizer) {
+    const char *line = manifest_line(text, "model"), *shared = ",share=";
+    int used = 0;
+    memset(c, 0, sizeof *c); // manifests name no architecture: the first one
+    const int found =
+        line ? sscanf(line,
+                      "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64
+                      ",padded_vocab=%" SCNd64 ",max_seq_len=%" SCNd64 ",optimizer=%7[a-z]%n",
+                      &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab,
+                      &c->max_seq_len, optimizer, &used)
+             : 0;
+    *share = GPT_SHARE_NONE;
+    if (found != 7 || c->layers < 1 || c->layers > GPT_LAYERS) { return false; }
+    return line[used] == '\n' || (!strncmp(line + used, shared, strlen(shared)) &&
+                                  manifest_share(line + used + strlen(shared), c->layers, share));
+}
+// Reads the counters of a manifest and how many state files there are. Returns false where a field
+// is missing or out of range.
+static inline bool manifest_progress(const char *text, Progress *p, int64_t *files) {
+    return manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) &&
+           manifest_int(text, "updates", &p->updates) &&
+           manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) &&
+           manifest_int(text, "files", files) && *files <= MANIFEST_FILES &&
+           manifest_count_or_none(text, "delinked", &p->delinked) &&
+           manifest_count_or_none(text, "restarted", &p->restarted) &&
+           manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+}
+
+#endif
