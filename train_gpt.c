@@ -4,8 +4,8 @@
 //
 // Reading order: this file from the bottom (main is the recipe) to the top; then the other files in
 // the order of the table in docs/source.md, which says what each file is for. A file includes only
-// files of its own row of that table or of rows below it. train_gpt.cu adds the GPU's operations and
-// includes this file.
+// files of its own row of that table or of rows below it. train_gpt.cu adds the GPU's operations,
+// and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu defines its own
 #include "comm/comm.h"
 #include "ops/cpu/ops_cpu.h"
@@ -22,6 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/auto_stages.h"
+#include "engine/option_parser.h"
 #include "engine/matmul_choices.h"
 #include "engine/memory_plan.h"
 #include "engine/outputs.h"
@@ -458,8 +459,8 @@ static void between_steps(Run *r, const char *command) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Delinking: from shared blocks to separate ones, between two steps. It is a transition from the run
-// of one plan to the run of another.
+// Delinking: from shared blocks to separate ones, between two steps: a transition from the run of
+// one plan to the run of another.
 
 static bool delink_due(const Run *r) {
     const Options *o = run_options(r);

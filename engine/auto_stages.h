@@ -19,8 +19,8 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
     Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
     executor_free(&counted);
 }
-// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. states count as those of the
-// optimizer.
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. States count
+// as those of the optimizer.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
                                           const Optimizer *optimizer, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);

@@ -184,8 +184,8 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
 // -------------------------------------------------------------------------------------------------
 // Events during training, reported by rank 0 on the terminal and in the log
 
-// A value of an event: its key in the log (NULL: not there), its value, and its printf format on the
-// terminal (NULL: not there).
+// A value of an event: its key in the log (NULL: not there), its value, and its printf format on
+// the terminal (NULL: not there).
 typedef struct {
     const char *key;
     double value;

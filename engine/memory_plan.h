@@ -1,10 +1,10 @@
-// memory_plan.h: the plans of a run within its budgets: of the model that the run begins with, and of
-// the delinked model that follows, if any. All of this happens before anything is allocated.
+// memory_plan.h: the plans of a run within its budgets: of the model that the run begins with, and
+// of the delinked model that follows, if any. All of this happens before anything is allocated.
 //
-// Order  A plan is made with all states on the device. What exceeds the device's budget is offloaded
-//        to the host, what exceeds the host's budget to the disk (offload.h), and the plan is made
-//        again with these choices. Ranks agree on each choice. So a model that does not fit is known
-//        before the first step.
+// Order  A plan is made with all states on the device. What exceeds the device's budget is
+//        offloaded to the host, what exceeds the host's budget to the disk (offload.h), and the
+//        plan is made again with these choices. Ranks agree on each choice. So a model that does
+//        not fit is known before the first step.
 // Disk   Two files are used in turns, by models of even and odd number. Each is as long as the
 //        largest need of its models (state/disk.h).
 #ifndef MEMORY_PLAN_H

@@ -11,6 +11,7 @@
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
 
+#include "dataloader.h"       // shards
 #include "state/checkpoint.h" // names of the files in --out
 
 enum { OUTPUTS = 3, OWN_NAMES = 6 };

@@ -12,10 +12,11 @@
 #ifndef PLAN_H
 #define PLAN_H
 
-#include "engine/cyclic_windows.h" // schedules that differ between steps
 #include "engine/costs.h"          // costs of actions
+#include "engine/cyclic_windows.h" // schedules that differ between steps
 #include "engine/privacy.h"        // bounds of a private step
 #include "engine/system.h"         // memory_device
+#include "pipeline.h"              // stages
 
 // What a run is asked to do. The options hold what was chosen where a flag leaves a choice: the
 // stages of --pipeline auto, the number of cyclic stages.

@@ -1,5 +1,5 @@
-// plan_answer.h: the answer to a planner's task: the best plan, beside what others would choose; and
-// --plan, which prints it as a table or as one JSON object.
+// plan_answer.h: the answer to a planner's task: the best plan, beside what others would choose;
+// and --plan, which prints it as a table or as one JSON object.
 #ifndef PLAN_ANSWER_H
 #define PLAN_ANSWER_H
 

@@ -1,5 +1,5 @@
-// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay of
-// a plan's schedule, which decides.
+// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay
+// of a plan's schedule, which decides.
 //
 // Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
 //            which its ranks are taken from the nodes:
@@ -13,6 +13,7 @@
 #ifndef PLAN_COSTS_H
 #define PLAN_COSTS_H
 
+#include "engine/cluster.h"       // links
 #include "engine/planner_model.h" // units and their costs
 #include "engine/simulator.h"     // how long a plan's step takes
 #include "pipeline.h"             // schedules, whose simulation decides

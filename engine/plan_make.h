@@ -1,8 +1,8 @@
 // plan_make.h: makes the plan of a run (plan.h) from what is asked, from the machine, and from the
-// model. It allocates only the plan, and uses no device, file, message or global variable. It can be
-// called again and again: for a machine whose rates are not known yet, with other states offloaded,
-// for the model after delinking. Ends the program (EXIT_INPUT) if flags, ranks and model do not fit
-// together.
+// model. It allocates only the plan, and uses no device, file, message or global variable. It can
+// be called again and again: for a machine whose rates are not known yet, with other states
+// offloaded, for the model after delinking. Ends the program (EXIT_INPUT) if flags, ranks and model
+// do not fit together.
 #ifndef PLAN_MAKE_H
 #define PLAN_MAKE_H
 

@@ -1,6 +1,5 @@
 // planner.h: chooses which ranks compute which units (DAPPLE, arXiv 2007.01045, section 4):
-// partition, replicas, placement, micro-batch, recomputation and warm-up of a pipeline. It also
-// computes what other planners would choose, for comparison, and prints --plan.
+// partition, replicas, placement, micro-batch, recomputation and warm-up of a pipeline.
 //
 // Decision   schedule_simulate() decides, on the program that schedule_pipeline() makes of a plan,
 //            with one rank for each stage, transfers and all-reduces included. A stage's all-reduce

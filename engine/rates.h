@@ -3,8 +3,8 @@
 #ifndef RATES_H
 #define RATES_H
 
-#include "offload.h" // what moves between host and device
-#include "options.h" // --cluster
+#include "offload.h"        // what moves between host and device
+#include "engine/cluster.h" // --cluster
 
 // -------------------------------------------------------------------------------------------------
 // Rates for predicted times: of this machine, measured at start with all ranks at work, or of

@@ -4,10 +4,11 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "engine/log.h"         // the log
-#include "engine/memory_plan.h" // plans
-#include "engine/timeline.h"    // schedules with their times
-#include "dataloader.h"         // shards
+#include "engine/log.h"            // the log
+#include "engine/memory_plan.h"    // plans
+#include "engine/privacy_report.h" // the promise
+#include "engine/timeline.h"       // schedules with their times
+#include "dataloader.h"            // shards
 
 // -------------------------------------------------------------------------------------------------
 // Memory, traffic and offloaded states

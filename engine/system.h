@@ -1,5 +1,5 @@
-// system.h: values from the operating system: the memory of this process and of the machine, and the
-// energy that the CPU packages take.
+// system.h: values from the operating system: the memory of this process and of the machine, and
+// the energy that the CPU packages take.
 #ifndef SYSTEM_H
 #define SYSTEM_H
 

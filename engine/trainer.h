@@ -1,16 +1,17 @@
 // trainer.h: a run: what changes while a plan is carried out, and one training step. A step ends
-// before the next one begins, or, where micro-batches are delayed against each other (cyclic.h), the
-// next step begins within the step's window. train_gpt.c opens the run and calls train_step for each
-// step.
+// before the next one begins, or, where micro-batches are delayed against each other (cyclic.h),
+// the next step begins within the step's window. train_gpt.c opens the run and calls train_step for
+// each step.
 #ifndef TRAINER_H
 #define TRAINER_H
 
-#include "engine/executor.h" // runs a schedule
-#include "engine/plan.h"     // what to run
-#include "engine/profile.h"  // --profile-steps
-#include "engine/report.h"   // the log
-#include "pseudo.h"          // rates while blocks share
-#include <signal.h>          // graceful stop
+#include "engine/executor.h"       // runs a schedule
+#include "engine/plan.h"           // what to run
+#include "engine/privacy_ledger.h" // steps that draw noise
+#include "engine/profile.h"        // --profile-steps
+#include "engine/report.h"         // the log
+#include "pseudo.h"                // rates while blocks share
+#include <signal.h>                // graceful stop
 
 // The data of a run.
 typedef struct {

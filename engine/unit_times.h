@@ -1,6 +1,6 @@
-// unit_times.h: the seconds of a sample in the model's units. The units themselves are timed if that
-// takes little time and memory, since the balance of stages depends on them. One block stands for
-// all.
+// unit_times.h: the seconds of a sample in the model's units. The units themselves are timed if
+// that takes little time and memory, since the balance of stages depends on them. One block stands
+// for all.
 #ifndef UNIT_TIMES_H
 #define UNIT_TIMES_H
 

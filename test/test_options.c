@@ -2,7 +2,7 @@
 // accepts its bounds and refuses what lies beyond; that whatever is wrong ends with exit code 2 and
 // a message that names the flag; that every pair of the pair table can be met; and that --help and
 // --compat leave nothing out. Each command line below is parsed for real.
-#include "options.h"
+#include "engine/option_parser.h"
 
 #include "harness.h"
 
