@@ -331,8 +331,7 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
     }
     open_states(r, &r->files[0]);
     open_executor(r);
-    r->windows =
-        (int64_t *)checked_calloc(2 * (size_t)drawn_words(r->plan), sizeof(int64_t), "samples");
+    r->windows = new_array(int64_t, 2 * (size_t)drawn_words(r->plan), "samples");
 }
 
 // Fills the parameters: from a checkpoint, a model file, or the seed.

@@ -196,7 +196,7 @@ typedef struct {
     int count;
 } Largest;
 static inline Largest largest_make(int count) {
-    Largest l = {(int64_t *)checked_calloc(2 * (size_t)count, sizeof(int64_t), "numbers"), count};
+    Largest l = {new_array(int64_t, 2 * (size_t)count, "numbers"), count};
     return l;
 }
 static inline void largest_set(Largest *l, int i, int64_t number) {

@@ -357,29 +357,25 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
     e.shape = shape;
     e.gradient_sets = executor_gradient_sets(&shape);
     e.clips = shape.clip.on ? max_i64(1, shape.limits.clips) : 0;
-    e.acts = (ActivationSet *)checked_calloc((size_t)shape.limits.in_flight, sizeof(ActivationSet),
-                                             "executor");
+    e.acts = new_array(ActivationSet, shape.limits.in_flight, "executor");
     for (int64_t i = 0; i < shape.limits.in_flight; i++) {
-        e.acts[i].boundary = (void **)checked_calloc(units, sizeof(void *), "executor");
-        e.acts[i].unit = (UnitBuffers *)checked_calloc(units, sizeof(UnitBuffers), "executor");
+        e.acts[i].boundary = new_array(void *, units, "executor");
+        e.acts[i].unit = new_array(UnitBuffers, units, "executor");
     }
-    e.grads = (GradientBuffers *)checked_calloc((size_t)e.gradient_sets, sizeof(GradientBuffers),
-                                                "executor");
+    e.grads = new_array(GradientBuffers, e.gradient_sets, "executor");
     for (int64_t i = 0; i < e.gradient_sets; i++) {
-        e.grads[i].gradient = (Real **)checked_calloc(units, sizeof(Real *), "executor");
-        e.grads[i].unit = (UnitBuffers *)checked_calloc(units, sizeof(UnitBuffers), "executor");
+        e.grads[i].gradient = new_array(Real *, units, "executor");
+        e.grads[i].unit = new_array(UnitBuffers, units, "executor");
     }
-    e.input =
-        (P2pBuffer *)checked_calloc((size_t)shape.limits.inputs + 1, sizeof(P2pBuffer), "executor");
-    e.received = (P2pBuffer *)checked_calloc((size_t)shape.limits.gradients + 1, sizeof(P2pBuffer),
-                                             "executor");
-    e.norms = (P2pBuffer *)checked_calloc((size_t)e.clips + 1, sizeof(P2pBuffer), "executor");
-    e.tied = (P2pBuffer *)checked_calloc((size_t)e.clips + 1, sizeof(P2pBuffer), "executor");
-    e.factors = (P2pBuffer *)checked_calloc((size_t)e.clips + 1, sizeof(P2pBuffer), "executor");
-    e.clip = (Clip *)checked_calloc((size_t)e.clips + 1, sizeof(Clip), "executor");
+    e.input = new_array(P2pBuffer, shape.limits.inputs + 1, "executor");
+    e.received = new_array(P2pBuffer, shape.limits.gradients + 1, "executor");
+    e.norms = new_array(P2pBuffer, e.clips + 1, "executor");
+    e.tied = new_array(P2pBuffer, e.clips + 1, "executor");
+    e.factors = new_array(P2pBuffer, e.clips + 1, "executor");
+    e.clip = new_array(Clip, e.clips + 1, "executor");
     for (int64_t i = 0; i < e.clips; i++) {
         e.clip[i].policy = shape.clip;
-        e.clip[i].sums = (UnitSums *)checked_calloc(units, sizeof(UnitSums), "executor");
+        e.clip[i].sums = new_array(UnitSums, units, "executor");
     }
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
@@ -518,8 +514,8 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_logits =
         (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
     e->host_weights = (float *)checked_malloc((size_t)e->shape.rows * sizeof(float), "weights");
-    e->losses = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
-    e->right = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
+    e->losses = new_array(double, samples, "losses");
+    e->right = new_array(double, samples, "losses");
     e->message =
         (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");

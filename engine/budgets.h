@@ -9,7 +9,7 @@
 
 // Returns a number of every rank; the caller frees it. All ranks call it.
 static inline double *number_of_ranks(Comm *comm, double mine) {
-    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "budgets");
+    double *all = new_array(double, comm->ranks, "budgets");
     comm_all_gather_small(comm, &mine, all, sizeof mine);
     return all;
 }

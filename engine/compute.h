@@ -472,7 +472,7 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     const int mine = placement_stage_of_rank(placement, rank);
     CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0,
                            (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
-    bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
+    bool *talks = new_array(bool, a->ranks, "peers");
     int sides[2] = {0, 0};
     for (int s = 0; s < placement->stages; s++) {
         const bool next = s == mine - 1 || s == mine + 1,

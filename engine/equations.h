@@ -204,8 +204,8 @@ static inline EquationSearch equation_search_make(const PlanTask *t, int policie
     e.best_s = INFINITY;
     e.bins = (int)min_i64(task_ranks(t), EQUATION_RANKS);
     const size_t lists = (size_t)t->model->units * (size_t)e.bins;
-    e.list = (EquationList *)checked_calloc(lists, sizeof *e.list, "equations");
-    e.scratch = (int *)checked_calloc(5 * nodes + 4 * ranks, sizeof(int), "equations");
+    e.list = new_array(EquationList, lists, "equations");
+    e.scratch = new_array(int, 5 * nodes + 4 * ranks, "equations");
     e.used = e.scratch + 2 * nodes;
     e.take = e.used + nodes;
     e.then = e.take + nodes;

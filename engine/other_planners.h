@@ -113,8 +113,8 @@ static inline PipeDream pipedream_make(const PlanModel *m, const double *below, 
     while (members % of) { of++; }
     size_t n = ((size_t)m->units + 1) * ((size_t)(members / of) + 1);
     PipeDream d = {m, below, members / of, of, rate * 1e9, NULL, NULL, NULL};
-    d.best = (double *)checked_calloc(n, sizeof(double), "PipeDream");
-    d.split = (int *)checked_calloc(2 * n, sizeof(int), "PipeDream");
+    d.best = new_array(double, n, "PipeDream");
+    d.split = new_array(int, 2 * n, "PipeDream");
     d.take = d.split + n;
     return d;
 }
@@ -146,8 +146,7 @@ static inline StagePlan planner_pipedream(const PlanTask *t) {
     StagePlan p;
     memset(&p, 0, sizeof p);
     if (units > PIPEDREAM_UNITS) { return p; }
-    double *below = (double *)checked_calloc((size_t)(units + 1) * (size_t)(units + 1),
-                                             sizeof(double), "PipeDream");
+    double *below = new_array(double, (units + 1) * (size_t)(units + 1), "PipeDream");
     PipeDream inner = pipedream_make(m, NULL, t->cluster.ranks, t->cluster.intra),
               outer = pipedream_make(m, below, t->cluster.nodes, t->cluster.inter);
     for (int i = 0; i < units; i++) {

@@ -98,7 +98,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     program.map = unit_map(&p->model, &p->store.policy, &p->pipeline.placement, p->shape.clip.on);
     if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
     program.ranks = ranks / alike;
-    program.rank = (Schedule *)checked_calloc((size_t)program.ranks, sizeof(Schedule), "schedules");
+    program.rank = new_array(Schedule, program.ranks, "schedules");
     const int64_t mine = ceil_div(ceil_div(samples, alike), program.ranks);
     int64_t rows = p->shape.rows;
     // batches vary in size: equal parts are faster
@@ -200,8 +200,8 @@ static inline StageStores stage_stores_make(const Plan *p) {
     const int ranks = p->program.ranks;
     StageStores s = {NULL, NULL, NULL, placement->stages};
     s.of_rank = (const Store **)checked_calloc((size_t)ranks, sizeof(Store *), "stages");
-    s.stores = (Store *)checked_calloc((size_t)s.stages, sizeof(Store), "stages");
-    s.seen = (Group *)checked_calloc((size_t)s.stages, sizeof(Group), "stages");
+    s.stores = new_array(Store, s.stages, "stages");
+    s.seen = new_array(Group, s.stages, "stages");
     for (int r = 0; r < ranks; r++) { s.of_rank[r] = mine; }
     for (int i = 0; i < s.stages; i++) {
         const Stage *stage = &placement->stage[i];
@@ -253,7 +253,7 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
 static inline Prediction plan_predict(const Plan *p) {
     Prediction all;
     memset(&all, 0, sizeof all);
-    double *busy = (double *)checked_calloc((size_t)p->program.ranks, sizeof(double), "prediction");
+    double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
     all.host =

@@ -383,7 +383,7 @@ static inline UnitMap plan_unit_map(int stages) {
     map.storages = stages;
     map.kept_gathered = -1;
     map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
-    map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
+    map.of_unit_count = new_array(int, n, "map");
     for (int s = 0; s < stages; s++) {
         map.of_unit[s + 1][0] = s;
         map.of_unit_count[s + 1] = 1;
@@ -397,7 +397,7 @@ static inline Program stages_program(const StagePlan *p, const PlanCosts *c, int
     memset(&program, 0, sizeof program);
     program.map = plan_unit_map(p->stages);
     program.ranks = p->stages;
-    program.rank = (Schedule *)checked_calloc((size_t)p->stages, sizeof(Schedule), "schedules");
+    program.rank = new_array(Schedule, p->stages, "schedules");
     PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);
     schedule_pipeline(&program, &plan, micro_batches, true);
     placement_free(&plan.placement);

@@ -59,8 +59,8 @@ static inline void plan_cyclic(Plan *p) {
     p->cyclic = cyclic_plan(&c->options, &p->model, p->machine->ranks->n, c->samples,
                             c->options.micro_batch);
     p->p2p = cyclic_p2p(&p->cyclic, &p->model, me);
-    int64_t *places = (int64_t *)checked_calloc(units, sizeof(int64_t), "cyclic stages");
-    bool *cut = (bool *)checked_calloc(units, sizeof(bool), "cyclic stages");
+    int64_t *places = new_array(int64_t, units, "cyclic stages");
+    bool *cut = new_array(bool, units, "cyclic stages");
     cyclic_activations(&p->cyclic, p->model.units, places, cut);
     p->shape.places = places;
     p->shape.cut = cut;
@@ -191,7 +191,7 @@ static inline void plan_schedules(Plan *p) {
 // Returns the plan of a run. All ranks make their own, from equal flags and agreed choices.
 // config, machine and what these point to must outlive the plan. plan_free() frees it.
 static inline Plan *plan_make(const Config *config, const Machine *machine, const ModelSpec *spec) {
-    Plan *p = (Plan *)checked_calloc(1, sizeof *p, "the plan");
+    Plan *p = new_array(Plan, 1, "the plan");
     p->config = config;
     p->machine = machine;
     p->model = spec->model;

@@ -55,7 +55,7 @@ static inline Planner planner_make(const PlanTask *t) {
     p.keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4;
     p.ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "planner");
     p.scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "planner");
-    p.seen = (uint64_t *)checked_calloc(p.seen_capacity, sizeof(uint64_t), "planner");
+    p.seen = new_array(uint64_t, p.seen_capacity, "planner");
     p.divisors = (int64_t *)checked_malloc(
         2 * ((size_t)sqrt((double)t->samples) + 1) * sizeof(int64_t), "planner");
     for (int64_t b = 1; b * b <= t->samples; b++) {
@@ -103,7 +103,7 @@ static inline bool planner_saw(Planner *p, const StagePlan *plan) {
         size_t capacity = p->seen_capacity;
         p->seen_capacity *= 2;
         p->seen_count = 0;
-        p->seen = (uint64_t *)checked_calloc(p->seen_capacity, sizeof(uint64_t), "planner");
+        p->seen = new_array(uint64_t, p->seen_capacity, "planner");
         for (size_t i = 0; i < capacity; i++) {
             if (old[i]) { planner_saw_key(p, old[i]); }
         }

@@ -30,7 +30,7 @@ static inline PlanModel plan_model_make(int units) {
     size_t n = (size_t)units + 1;
     // fp32: parameters, gradients and two moments
     PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1};
-    m.forward = (double *)checked_calloc(7 * n, sizeof(double), "model");
+    m.forward = new_array(double, 7 * n, "model");
     m.backward = m.forward + n;
     m.activations = m.forward + 2 * n;
     m.parameters = m.forward + 3 * n;
@@ -153,9 +153,9 @@ static inline void profile_read_nodes(ProfileReader *r) {
     if (count < 1 || count > PLAN_UNITS) {
         profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count);
     }
-    r->value = (int *)checked_calloc((size_t)count * 2, sizeof(int), "profile");
+    r->value = new_array(int, count * 2, "profile");
     r->place = r->value + count;
-    r->id = (double *)checked_calloc((size_t)count, sizeof(double), "profile");
+    r->id = new_array(double, count, "profile");
     for (; r->nodes < count; r->nodes++, at = json_next(&r->json, list, at)) {
         if (!json_is(&r->json, at, JSON_OBJECT)) {
             profile_refuse(r, "node %d of the list is no object", r->nodes + 1);
@@ -188,7 +188,7 @@ static inline void profile_read_edges(ProfileReader *r) {
 // next unit is always the node with the least id among those whose inputs are ordered.
 static inline void profile_order(ProfileReader *r) {
     bool forward = true;
-    int *inputs = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    int *inputs = new_array(int, r->nodes, "profile");
     for (int e = 0; e < r->edges; e++) {
         forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++;
     }
@@ -206,7 +206,7 @@ static inline void profile_order(ProfileReader *r) {
 }
 // A node's outputs cross every border up to the last node that uses them.
 static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
-    int *last = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    int *last = new_array(int, r->nodes, "profile");
     for (int e = 0; e < r->edges; e++) {
         last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
     }
@@ -218,8 +218,8 @@ static inline void profile_fill_cuts(const ProfileReader *r, const double *outpu
 static inline PlanModel profile_units(const ProfileReader *r) {
     PlanModel m = plan_model_make(r->nodes);
     m.batch = r->batch;
-    double *outputs = (double *)checked_calloc((size_t)r->nodes, sizeof(double), "profile");
-    int *node_at = (int *)checked_calloc((size_t)r->nodes, sizeof(int), "profile");
+    double *outputs = new_array(double, r->nodes, "profile");
+    int *node_at = new_array(int, r->nodes, "profile");
     for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }
     for (int u = 0; u < m.units; u++) {
         int node = r->value[node_at[u]];

@@ -297,7 +297,7 @@ static inline double measure_disk_of_rank(const Store *s) {
 static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
     rates->disk_bytes_per_s = c->disk * 1e9;
     if (c->disk > 0) { return; }
-    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
+    double *all = new_array(double, comm->ranks, "rates");
     comm_barrier(comm);
     const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
     comm_all_gather_small(comm, &mine, all, sizeof mine);

@@ -111,9 +111,7 @@ static inline void ops_repeat_end(Stream *s) { (void)s; }
 struct OpsMark {
     double at;
 };
-static inline OpsMark *ops_mark_make(void) {
-    return (OpsMark *)checked_calloc(1, sizeof(OpsMark), "marks");
-}
+static inline OpsMark *ops_mark_make(void) { return new_array(OpsMark, 1, "marks"); }
 static inline void ops_mark_free(OpsMark *m) { free(m); }
 static inline void ops_mark(Stream *s, OpsMark *m) {
     (void)s;

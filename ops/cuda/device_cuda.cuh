@@ -98,7 +98,7 @@ static inline bool cuda_done(cudaError_t answer) {
 static struct Matmuls *matmuls_open(void); // ops/cuda/matmul_cuda.cuh
 static void matmuls_close(struct Matmuls *m);
 static inline Gpu *gpu_stream_open(void) {
-    Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
+    Gpu *gpu = new_array(Gpu, 1, "the device's handles");
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming));

@@ -64,7 +64,7 @@ typedef struct {
 static_assert(sizeof(ChosenMatmul) <= sizeof(MatmulChoice), "a choice is carried as bytes");
 
 static struct Matmuls *matmuls_open(void) {
-    struct Matmuls *m = (struct Matmuls *)checked_calloc(1, sizeof *m, "matrix products");
+    struct Matmuls *m = new_array(struct Matmuls, 1, "matrix products");
     LT_CHECK(cublasLtCreate(&m->lt));
     return m;
 }
