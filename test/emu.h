@@ -5,7 +5,7 @@
 //            barriers and shuffles (a few instructions each). OpenMP distributes the blocks.
 //            Supported are __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync, atomicAdd,
 //            static and dynamic shared memory, launches through LAUNCH(), and tensor core products
-//            and asynchronous copies through the wrappers of attention_cuda.cuh. The warps of a
+//            and asynchronous copies through the wrappers of tensor_cores.cuh. The warps of a
 //            block must be whole.
 // Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED). Threads of a
 //            block run forwards or backwards. Streams are queues that run as late as they may, in
@@ -329,7 +329,7 @@ template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
 }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
-// --- tensor cores and asynchronous copies: the wrappers of attention_cuda.cuh --------------------
+// --- tensor cores and asynchronous copies: the wrappers of tensor_cores.cuh ---------------------
 struct EmuWords {
     uint32_t word[6];
 };
