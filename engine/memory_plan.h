@@ -201,6 +201,8 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
         choose_disk(c, plans->first, true, comm);
         plan_models(plans, c, spec, rates, comm);
     }
+    plan_prove(plans->first);
+    if (plans->later) { plan_prove(plans->later); }
     check_budgets(o, &plans->needs, comm);
 }
 

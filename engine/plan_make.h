@@ -164,25 +164,39 @@ static inline void plan_states(Plan *p) {
     p->store.world.node.channel = m->world.node.channel;
     p->store.world.across.channel = m->world.across.channel;
 }
-// Makes and checks the schedules, and finds how many micro-batches are in flight at once.
+// The fewest and most samples that a private step may draw.
+static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
+    samples[0] = 0;
+    samples[1] = p->most_samples;
+    return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
+}
+// Makes the schedules, and finds how many micro-batches are in flight at once.
 static inline void plan_schedules(Plan *p) {
     p->program = plan_program(p, p->config->samples, true);
     p->evaluation = plan_program(p, p->config->samples, false);
     p->shape.stash = p->evaluation.map.stash;
     const int me = p->machine->ranks->me % p->program.ranks;
+    int64_t samples[2];
     p->shape.limits = limits_of_both(p->cyclic.rule ? p->shape.limits : p->program.limits[me],
                                      p->evaluation.limits[me]);
+    for (int i = 0; i < plan_extremes(p, samples); i++) {
+        Program extreme = plan_program(p, samples[i], true);
+        p->shape.limits = limits_of_both(p->shape.limits, extreme.limits[me % extreme.ranks]);
+        program_free(&extreme);
+    }
+}
+// Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
+// if one is not.
+static inline void plan_prove(const Plan *p) {
+    int64_t samples[2];
     if (p->cyclic.rule) {
         // all ranks have the same program
         if (p->machine->ranks->me == 0) { cyclic_check(&p->program, &p->cyclic, &p->model); }
         return;
     }
     schedule_check(&p->program);
-    // the fewest and most samples that a private step may draw
-    const int64_t extremes[] = {0, p->most_samples};
-    for (int i = 0; p->config->privacy.on && i < 2; i++) {
-        Program extreme = plan_program(p, extremes[i], true);
-        p->shape.limits = limits_of_both(p->shape.limits, extreme.limits[me % extreme.ranks]);
+    for (int i = 0; i < plan_extremes(p, samples); i++) {
+        Program extreme = plan_program(p, samples[i], true);
         schedule_check(&extreme);
         program_free(&extreme);
     }
