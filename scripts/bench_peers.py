@@ -16,6 +16,7 @@ train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
     compiled    torch.compile; this and the next need a C++ compiler and Python's headers
     tuned       compiled, and malloc keeps freed memory, which saves the page faults of new
                 activations
+    bf16        tuned, with products in bf16 (torch.autocast); parameters stay fp32
     stage0      not PyTorch: train_gpt again, with --zero 0
 
 Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs
@@ -73,7 +74,7 @@ CORES = len(os.sched_getaffinity(0))
 
 # steps: timed ones, after the warm-up; zero: train_gpt's stage
 Case = namedtuple("Case", "B T ranks steps zero peers shape", defaults=(GPT2_124M,))
-ALONE = ("eager", "compiled", "tuned")
+ALONE = ("eager", "compiled", "tuned", "bf16")
 CASES = {
     "b4t64": Case(4, 64, 1, 8, 0, ALONE),
     "b4t256": Case(4, 256, 1, 4, 0, ALONE),
@@ -106,10 +107,16 @@ OURS = {  # flags of train_gpt where it is the contestant
     ],
 }
 WITHOUT = {"unit": "train_gpt", "flat": "train_gpt", "hooks": "plain", "ghost": "untied"}  # privacy
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+}
+COMPILED = ("compiled", "tuned", "bf16")
 PEERS = {  # environment of each
     "eager": {},
     "compiled": {},
-    "tuned": {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)},
+    "tuned": KEEPS_MEMORY,
+    "bf16": KEEPS_MEMORY,
     "plain": {},
     "hooks": {},
     "untied": {},
@@ -233,7 +240,7 @@ def train_private_peer(case, peer, log):
         )
 
 
-def train_peer(case, compiled, log):
+def train_peer(case, peer, log):
     torch.manual_seed(0)
     model = GPT(case.shape.layers, case.shape.heads, case.shape.channels, case.shape.vocab)
     if "OMPI_COMM_WORLD_RANK" in os.environ:  # started by mpirun, whose first rank is on node0
@@ -255,11 +262,12 @@ def train_peer(case, compiled, log):
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
-    step_model = torch.compile(model) if compiled else model
+    step_model = torch.compile(model) if peer in COMPILED else model
     for step in range(1, WARMUP + case.steps + 1):
         tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
         begin = time.perf_counter()
-        loss = step_model(tokens[:, :-1], tokens[:, 1:])
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=peer == "bf16"):
+            loss = step_model(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -385,7 +393,7 @@ def compare(name, program, rounds, folder):
     commands = {}
     for peer in (
         "train_gpt",
-        *(peer for peer in case.peers if can_compile() or peer not in ("compiled", "tuned")),
+        *(peer for peer in case.peers if can_compile() or peer not in COMPILED),
     ):
         zero = 0 if peer == "stage0" else case.zero
         commands[peer] = (
@@ -504,7 +512,7 @@ def main():
             if options.peer in ("plain", "untied", *WITHOUT):
                 train_private_peer(case, options.peer, log)
             else:
-                train_peer(case, options.peer != "eager", log)
+                train_peer(case, options.peer, log)
         return
     if not shutil.which(options.program):
         parser.error(f"{options.program} is not there: run make first")
