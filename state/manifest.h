@@ -5,6 +5,7 @@
 #define MANIFEST_H
 
 #include "engine/privacy.h" // the history of private steps
+#include "base/files.h"     // open_regular
 #include "model/gpt.h"      // models
 #include "options.h"        // optimizers
 

@@ -1268,6 +1268,33 @@ static int many(int a,
         )
 
 
+class Headers(unittest.TestCase):
+    """Each header compiles alone, as C11 and as C++17."""
+
+    LANGUAGES = (("c", "-std=gnu11"), ("c++", "-std=c++17"))
+
+    def test_alone(self):
+        root = Path(harness.ROOT)
+        headers = sorted(
+            str(path.relative_to(root))
+            for pattern in ("*.h", "[a-s]*/*.h", "[a-s]*/*/*.h")
+            for path in root.glob(pattern)
+            if path.parts[len(root.parts)] not in ("build", "data", "out", "docs")
+        )
+        self.assertGreater(len(headers), 50)
+        found = subprocess.run(["mpicc", "--showme:compile"], capture_output=True, text=True)
+        flags = ["-fsyntax-only", "-fopenmp", "-D_GNU_SOURCE", "-I.", *found.stdout.split()]
+        for header in harness.sample(headers, 6):
+            for language in self.LANGUAGES:
+                done = subprocess.run(
+                    ["gcc", "-x", *language, *flags, "-Werror=implicit-function-declaration", header],
+                    cwd=root,
+                    capture_output=True,
+                    text=True,
+                )
+                self.assertEqual(done.returncode, 0, f"{header}: {done.stderr[:1000]}")
+
+
 class Makefile(InFolder):
     """What is built again when: with compilers that write down their command line, and an empty
     file for what they should make."""
