@@ -1284,14 +1284,11 @@ class Headers(unittest.TestCase):
         self.assertGreater(len(headers), 50)
         found = subprocess.run(["mpicc", "--showme:compile"], capture_output=True, text=True)
         flags = ["-fsyntax-only", "-fopenmp", "-D_GNU_SOURCE", "-I.", *found.stdout.split()]
+        flags += ["-Werror=implicit-function-declaration"]
         for header in harness.sample(headers, 6):
             for language in self.LANGUAGES:
-                done = subprocess.run(
-                    ["gcc", "-x", *language, *flags, "-Werror=implicit-function-declaration", header],
-                    cwd=root,
-                    capture_output=True,
-                    text=True,
-                )
+                command = ["gcc", "-x", *language, *flags, header]
+                done = subprocess.run(command, cwd=root, capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, f"{header}: {done.stderr[:1000]}")
 
 
