@@ -25,8 +25,10 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
     assert(!s->progress[storage].noised);
     s->progress[storage].noised = true;
     n = max_i64(0, min_i64(n, real - begin));
-    ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), begin, n, noise,
-                  s->noise.deviation, s->noise.scale);
+    if (n) { // an empty slice may begin inside a block of the generator
+        ops_add_noise(s->stream, store_floats(s, STATE_GRADIENT, storage, step), begin, n, noise,
+                      s->noise.deviation, s->noise.scale);
+    }
     noise_wipe(&noise, sizeof noise);
 }
 static inline void store_add_all_noise(Store *s, int64_t step) {

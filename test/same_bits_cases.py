@@ -141,6 +141,10 @@ RUNS = {  # name: ranks, flags
     "warm-up b": (3, "--pipeline 3 --pipeline-warmup b --micro-batches 4"),
     "warm-up a": (2, "--pipeline 5:1,3:1 --pipeline-warmup a --pipeline-schedule dapple"),
     "pipeline 4 zero-bubble": (4, "--pipeline 4 --pipeline-schedule zero-bubble --dtype bf16"),
+    "hpz pipeline": (
+        4,
+        "--pipeline 2 --zero 3 --zero-hpz-partition-size 2 --ranks-per-node 2 --micro-batch 4",
+    ),
     "quantized weights": (2, "--zero 3 --zero-quantized-weights 1"),
     "quantized all": (
         4,

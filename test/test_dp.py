@@ -818,6 +818,15 @@ class Noise(PrivateCheck):
             self.assertTrue((noise == first).all(), layout)
         self.assertGreater(len(np.unique(first)), 1000)
 
+    def test_ranks_without_a_part(self):
+        """Odd widths: a storage ends inside a block of the generator, and ranks whose slice of it
+        is empty begin there."""
+        silent = Silent(Shape(1, 3, 33, harness.VOCAB, harness.POSITIONS))
+        one, *others = silent.noise([{}, *(dict(ranks=3, zero=stage) for stage in (1, 3))])
+        for noise in others:
+            self.assertTrue((noise == one).all())
+        self.assert_normal(one[silent.shape.used()], "odd widths")
+
     def test_steps_and_keys(self):
         """Each has its own numbers. Weights of 1e-30 have no gradient either."""
         silent, lr = Silent(), 2.0**-100

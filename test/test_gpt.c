@@ -1048,9 +1048,21 @@ static void test_parts_of_samples(void **state) {
     }
 }
 
+// Each product of matrices counts: 24 C^2 + 2 C T for a token of a block, 2 C V for one of the head.
+static void test_flops(void **state) {
+    (void)state;
+    const GptConfig config = {5, 3, 33, 250, 256, 40};
+    const GptModel m = gpt_model(config);
+    const double C = 33, V = 256, T = 17, tokens = 34;
+    assert_true(gpt_forward_flops(&m, UNIT_EMBEDDING, tokens, T) == 0);
+    assert_true(gpt_forward_flops(&m, UNIT_BLOCK, tokens, T) == tokens * (24 * C * C + 2 * C * T));
+    assert_true(gpt_forward_flops(&m, UNIT_HEAD, tokens, T) == tokens * 2 * C * V);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_flops),
         cmocka_unit_test(test_gradients_are_slopes),
         cmocka_unit_test(test_parts_of_samples),
         cmocka_unit_test(test_logits),

@@ -1267,8 +1267,37 @@ static void test_gathers_of_a_step(void **state) {
     }
 }
 
+// What a kind is agrees with its name: the simulator, the drawings and the queue of deferred
+// operations know kinds by these bits alone.
+static bool begins(const char *name, const char *with) {
+    return !strncmp(name, with, strlen(with));
+}
+static void test_kinds_are_what_they_are_called(void **state) {
+    (void)state;
+    for (int k = 0; k < ACTION_KINDS; k++) {
+        const ActionRow *row = &action_table[k];
+        const bool sends = begins(row->name, "SEND_"), receives = begins(row->name, "RECV_"),
+                   moves = begins(row->name, "FETCH") || begins(row->name, "EVICT"),
+                   on_disk = !strcmp(row->name, "READ") || !strcmp(row->name, "WRITE");
+        const bool good = action_sends((ActionKind)k) == sends &&
+                          action_is((ActionKind)k, RECEIVES) == receives &&
+                          action_is((ActionKind)k, MOVES) == moves &&
+                          action_is((ActionKind)k, ON_DISK) == on_disk;
+        if (!good) { fail_msg("%s is another kind than its name says", row->name); }
+        if (!sends) { continue; }
+        // the same of the other side; a SEND may also have to leave before the next gradient
+        const unsigned differ = SENDS | RECEIVES | BEFORE_GRADIENT | BEFORE_USE;
+        const ActionRow *other = &action_table[k + 1];
+        assert_string_equal(row->name + 5, other->name + 5);
+        assert_int_equal(row->is & ~differ, other->is & ~differ);
+    }
+    // A sum is sent from the memory in which the next gradient is added up.
+    assert_true(action_is(ACT_SEND_SUM, BEFORE_GRADIENT));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kinds_are_what_they_are_called),
         cmocka_unit_test(test_sequential_programs_are_valid),
         cmocka_unit_test(test_pipelines_are_valid),
         cmocka_unit_test(test_damage_is_refused),
