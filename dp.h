@@ -301,16 +301,22 @@ static inline void clip_block_instantiated(const UnitCall *c, const Clip *clip) 
 // -------------------------------------------------------------------------------------------------
 // Head: its layernorm is a group; the gradient of the classifier's table waits for the embedding
 
+// Returns what the classifier makes for clipping, without its input's gradient: each sample's
+// gradient of the table, or the gradients of logits. The loss of each token has the weight 1 / T.
+static inline ClassifierResults clip_results(const Clip *clip, int64_t T) {
+    const ClassifierResults results = {
+        .dweight = clip->head, .dlogits = clip->dlogits, .each = T, .scale = 1.0f / (float)T};
+    return results;
+}
 // Computes losses, the input's gradient, and what clipping needs for the table. If logits are
 // computed again later, nothing is kept for the table.
 static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip) {
-    const bool again = clip->policy.again;
     UnitCall head = *c;
-    const ClassifierResults results = {.dweight = again ? NULL : clip->head,
-                                       .dlogits = again ? NULL : clip->dlogits,
-                                       .each = c->T,
-                                       .scale = 1.0f / (float)c->T};
-    head.classifier = results;
+    head.classifier = clip_results(clip, c->T);
+    if (clip->policy.again) {
+        head.classifier.dweight = NULL;
+        head.classifier.dlogits = NULL;
+    }
     unit_pass(&head, PART_BACKWARD_INPUT);
     if (clip->lnf) {
         ops_copy(c->stream, clip->lnf, head_classified(c->model, &c->buffers),
@@ -338,7 +344,7 @@ static inline void clip_head_prepare(const UnitCall *c, const Clip *clip) {
 static inline void clip_classifier_sum(const UnitCall *c, const Clip *clip, const float *factors,
                                        Real *classified) {
     const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab;
-    const int table = unit_op(gpt_unit_spec(c->model, UNIT_HEAD), OP_CLASSIFIER)->params[0];
+    const int table = gpt_classifier(c->model)->params[0];
     float *grad = unit_grad(c->model, c->states, table);
     const bool more = c->states->accumulate[tensor_class(c->model, table)];
     if (clip->head) {
@@ -429,16 +435,12 @@ static inline void clip_embedding_again(const UnitCall *c, const Clip *clip,
         count = min_i64(clip->head_samples, c->rows - b);
         Clip few = *clip;
         UnitCall samples = clip_few(c, b, count), logits = clip_few(&classifier, b, count);
-        const ClassifierResults results = {.dweight = clip->head,
-                                           .dlogits = clip->dlogits,
-                                           .each = c->T,
-                                           .scale = 1.0f / (float)c->T};
         few.weights += b;
         few.factors += b;
         few.norms += b;
         samples.states = &states;
         for (int i = 0; b && i < 2; i++) { states.accumulate[c->unit->storages[i]] = true; }
-        classifier_run(&logits, unit_op(logits.unit, OP_CLASSIFIER), results, NULL);
+        classifier_run(&logits, gpt_classifier(c->model), clip_results(clip, c->T), NULL);
         clip_begin(c->stream, &few, count);
         clip_embedding_norms(&samples, &few, &logits.buffers);
         clip_factors(c->stream, &few, count);

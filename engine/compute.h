@@ -234,7 +234,7 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         return;
     }
     if (head) {
-        const int table = unit_op(c->unit, OP_CLASSIFIER)->params[0];
+        const int table = gpt_classifier(e->model)->params[0];
         c->classifier.dweight = unit_grad(e->model, &w->states, table);
         c->classifier.accumulate = w->states.accumulate[tensor_class(e->model, table)];
         c->classifier.each = w->N;

@@ -163,7 +163,10 @@ static inline void plan_models(RunPlans *plans, Config *c, const ModelSpec *spec
     needs_add(&plans->needs, &plans->first->predicted);
     note_disk(plans, 0, plans->first, rates, comm);
     plan_free(plans->later);
+    free(plans->config.offload.host);
+    free(plans->config.offload.disk);
     plans->later = NULL;
+    plans->config.offload.host = plans->config.offload.disk = NULL;
     if (options_switches(&c->options) && share_is(spec->model.share) &&
         !options_ends_shared(&c->options)) {
         plan_delinked(plans, spec, rates, comm);

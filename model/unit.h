@@ -409,24 +409,28 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     while (n->kind != kind) { n++; }
     return n;
 }
+// Returns the model's classifier, which is in the head.
+static inline const OpNode *gpt_classifier(const GptModel *m) {
+    return unit_op(gpt_unit_spec(m, UNIT_HEAD), OP_CLASSIFIER);
+}
 // Computes the losses alone (evaluation). logits is a buffer (N, Vp), or NULL if the workspace
 // holds them.
 static inline void unit_losses(const UnitCall *c, Real *logits) {
     const ClassifierResults none = {.each = call_rows(c)};
-    classifier_run(c, unit_op(c->unit, OP_CLASSIFIER), none, logits);
+    classifier_run(c, gpt_classifier(c->model), none, logits);
 }
 // Returns the values that the classifier reads (N, width), and those that it makes: losses (N).
 static inline Real *head_classified(const GptModel *m, const UnitBuffers *b) {
-    return (Real *)b->value[unit_op(gpt_unit_spec(m, UNIT_HEAD), OP_CLASSIFIER)->in[0]];
+    return (Real *)b->value[gpt_classifier(m)->in[0]];
 }
 static inline float *head_losses(const GptModel *m, const UnitBuffers *b) {
-    return (float *)b->value[unit_op(gpt_unit_spec(m, UNIT_HEAD), OP_CLASSIFIER)->out[0]];
+    return (float *)b->value[gpt_classifier(m)->out[0]];
 }
 // Computes logits(rows, count) of the tokens first .. first + count - 1, for rows of the
 // classifier's input.
 static inline void head_logits(Stream *s, const GptModel *m, const UnitStates *u, Real *logits,
                                const Real *classified, int64_t rows, int64_t first, int64_t count) {
-    const OpNode *n = unit_op(gpt_unit_spec(m, UNIT_HEAD), OP_CLASSIFIER);
+    const OpNode *n = gpt_classifier(m);
     const int64_t width = gpt_width(m);
     ops_matmul_forward(s, logits, NULL, classified,
                        real_at_const(unit_param(m, u, n->params[0]), first * width), NULL, rows,
