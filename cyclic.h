@@ -43,9 +43,9 @@ typedef struct {
     int N, slack;    // number of stages, and of micro-batches in a step; K
     int pieces;      // pieces of a micro-batch (A)
     int ranks;
-    Placement cut;        // [N] units of each stage
-    const double *weight; // [N] size of each stage's parameters, in elements, for cyclic_route
-    const SumWay *way;    // [storages] way of the sums; NULL: SUM_CHAIN
+    Placement cut;  // [N] units of each stage
+    double *weight; // [N] size of each stage's parameters, in elements, for cyclic_route
+    SumWay *way;    // [storages] way of the sums; NULL: SUM_CHAIN
     bool recompute;
     bool waits; // updates wait for the norm of the whole gradient
     // Some steps drain before others follow. Then all new parameters have arrived early, and the
@@ -125,7 +125,7 @@ static inline int cyclic_stage_of_rank(const CyclicPlan *p, int rank) {
     while (stage + 1 < p->N && cyclic_first_rank(p, stage + 1) <= rank) { stage++; }
     return stage;
 }
-static inline int cyclic_turn(int64_t number, int n) { return (int)((number % n + n) % n); }
+static inline int cyclic_turn(int64_t number, int n) { return (number % n + n) % n; }
 // cyclic_phases returns after how many steps the ranks of a stage have the same pieces again.
 // cyclic_alike returns whether all ranks have the same pieces in two steps.
 static inline int cyclic_phases(const CyclicPlan *p, int stage) {
@@ -196,12 +196,11 @@ static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
 static inline int cyclic_longest(const CyclicPlan *p) {
     int64_t most = 0;
     for (int j = 0; j < p->N; j++) { most = max_i64(most, p->cut.stage[j].units); }
-    return (int)most;
+    return most;
 }
 static inline void cyclic_free(CyclicPlan *p) {
     placement_free(&p->cut);
-    free((void *)(uintptr_t)p->weight);
-    free((void *)(uintptr_t)p->way);
+    free_all(p->weight, p->way);
     memset(p, 0, sizeof *p);
 }
 
@@ -237,31 +236,48 @@ static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece,
                                       : cyclic_rank(p, piece + 1, stage);
     return to == cyclic_rank(p, piece, stage) ? -1 : to;
 }
+// The first rank keeps a sum in the buffer of its own gradient, unless micro-batches have pieces.
+// Returns whether the sum has left when the next step's gradient is made there. Blocks of distant
+// stages that share a storage make it early.
+static inline bool cyclic_sum_leaves(const CyclicPlan *p, const GptModel *m, int storage) {
+    int first = p->N, last = 0, used[2]; // stages
+    for (int u = 0; u < m->units; u++) {
+        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
+            if (used[k] != storage) { continue; }
+            last = cyclic_stage_of_unit(p, u);
+            first = min_i64(first, last);
+        }
+    }
+    return p->pieces > 1 ||
+           cyclic_backward_slot(p, 0, p->N - 2, first) + 1 < cyclic_backward_slot(p, 1, 0, last);
+}
 // Assigns the way `to` to storages, the largest first, as long as each brings their total size
 // nearer to `share`.
-static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double share) {
+static inline void cyclic_take(const CyclicPlan *p, const GptModel *m, SumWay *way, SumWay to,
+                               double share) {
     for (double taken = 0;;) {
         int best = -1;
         for (int i = 0; i < m->storages; i++) {
-            const double bytes = (double)gpt_storage_elements(m, i);
+            const double bytes = gpt_storage_elements(m, i);
             const bool nearer = fabs(share - taken - bytes) < share - taken;
             if (way[i] == SUM_CHAIN && nearer &&
-                (best < 0 || bytes > (double)gpt_storage_elements(m, best))) {
+                (best < 0 || bytes > gpt_storage_elements(m, best)) &&
+                (to != SUM_FIRST || cyclic_sum_leaves(p, m, i))) {
                 best = i;
             }
         }
         if (best < 0) { return; }
         way[best] = to;
-        taken += (double)gpt_storage_elements(m, best);
+        taken += gpt_storage_elements(m, best);
     }
 }
-static inline SumWay *cyclic_ways(const GptModel *m, int N) {
+static inline SumWay *cyclic_ways(const CyclicPlan *p, const GptModel *m) {
     SumWay *way = new_array(SumWay, m->storages, "ways of sums");
     double all = 0;
-    for (int i = 0; i < m->storages; i++) { all += (double)gpt_storage_elements(m, i); }
-    if (N > 2) {
-        cyclic_take(m, way, SUM_OWNER, all / N);
-        cyclic_take(m, way, SUM_FIRST, all / N);
+    for (int i = 0; i < m->storages; i++) { all += gpt_storage_elements(m, i); }
+    if (p->N > 2) {
+        cyclic_take(p, m, way, SUM_OWNER, all / p->N);
+        cyclic_take(p, m, way, SUM_FIRST, all / p->N);
     }
     return way;
 }
@@ -283,7 +299,7 @@ static inline int cyclic_stages(const Options *o, const GptModel *m, int ranks) 
     // side of a triangle that has so many ranks: N of N (N + 1) / 2
     int side = 1;
     while (side * (side + 1) / 2 < ranks) { side++; }
-    if (o->cyclic_stages || ranks == 1) { return (int)o->cyclic_stages; }
+    if (o->cyclic_stages || ranks == 1) { return o->cyclic_stages; }
     return o->cyclic_mode == CYCLIC_MODEL && ranks > m->units && side * (side + 1) / 2 == ranks
                ? side
                : ranks;
@@ -309,17 +325,16 @@ static inline void cyclic_check_share(const CyclicPlan *p, const GptModel *m, co
 // fit it. samples: of a step; micro: samples of --micro-batch. cyclic_free() frees the plan.
 static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ranks,
                                      int64_t samples, int64_t micro) {
-    CyclicPlan p;
-    memset(&p, 0, sizeof p);
+    CyclicPlan p = {};
     p.rule = (CyclicRule)o->cyclic;
     p.mode = o->cyclic_mode ? (CyclicMode)o->cyclic_mode : ranks == 1 ? CYCLIC_SINGLE : CYCLIC_DATA;
     p.ranks = ranks;
     const int64_t natural =
         p.mode == CYCLIC_SINGLE ? max_i64(1, min_i64(ceil_div(samples, micro), m->units)) : ranks;
     const int stages = cyclic_stages(o, m, ranks);
-    p.N = stages ? stages : (int)natural;
-    p.slack = (int)o->cyclic_slack;
-    p.pieces = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
+    p.N = stages ? stages : natural;
+    p.slack = o->cyclic_slack;
+    p.pieces = min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
     p.recompute = o->recompute == RECOMPUTE_BLOCK;
     p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
@@ -357,7 +372,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
             (double)gpt_storage_elements(m, i);
     }
     p.weight = weight;
-    p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N)
+    p.way = p.mode == CYCLIC_DATA ? cyclic_ways(&p, m)
             : cyclic_turns(&p)    ? cyclic_ways_to_owner(m)
                                   : NULL;
     return p;

@@ -78,8 +78,8 @@ typedef struct {
     TokenShard *shards; // in order of begin
     int shard_count;
     int64_t tokens; // n
-    // W: number of whole windows (continuous) or of all windows (document); 0 is possible for
-    // continuous windows without shuffling
+    // W, of an epoch, of a private run's draws and of a validation over all data: whole windows
+    // (continuous), or all windows (document); 0: a continuous stream is shorter than T + 1
     int64_t windows;
     // document and choice windows: first token << TARGET_BITS | number of targets before the
     // padding; continuous windows: NULL
@@ -112,7 +112,7 @@ static inline void dataset_add_facts(Dataset *ds, const char *path, const char *
     if (f->labels != ds->labels || f->first_label != ds->first_label) {
         die(EXIT_INPUT, hint,
             "%s: expected %d labels from token %d on, as in %s, found %d from %d on", path,
-            (int)ds->labels, (int)ds->first_label, first, (int)f->labels, (int)f->first_label);
+            ds->labels, ds->first_label, first, f->labels, f->first_label);
     }
     if (ds->tokenizer.vocab && f->tokenizer.vocab && !tokenizer_same(ds->tokenizer, f->tokenizer)) {
         die(EXIT_INPUT, hint,
@@ -154,8 +154,7 @@ static inline glob_t dataset_names(const char *flag, const char *pattern) {
 // common properties and the number of tokens.
 static inline void dataset_map(Dataset *ds, const char *pattern) {
     glob_t names = dataset_names(ds->options.flag, pattern);
-    TokenizerBeside beside;
-    memset(&beside, 0, sizeof beside);
+    TokenizerBeside beside = {};
     ds->shards = new_array(TokenShard, names.gl_pathc, "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
         const char *path = names.gl_pathv[i];
@@ -244,8 +243,8 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
             "the shards are marked as labelled: make them with scripts/prepare_data.py --images",
             "%s %s: expected a label (%d to %d) at the end of the document at token %" PRId64
             ", found %d",
-            ds->options.flag, pattern, (int)ds->first_label,
-            (int)(ds->first_label + ds->labels - 1), begin, (int)(ds->first_label + last));
+            ds->options.flag, pattern, ds->first_label, (int)(ds->first_label + ds->labels - 1),
+            begin, (int)(ds->first_label + last));
     }
     if (T > ds->options.T) {
         die(EXIT_INPUT, "labelled documents are not cut: use this --seq-len or a larger one",
@@ -266,7 +265,7 @@ static inline void add_document(Dataset *ds, const char *pattern, int64_t begin,
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
         ds->table = grow_array(uint64_t, ds->table, ds->windows, capacity, "document windows");
         ds->table[ds->windows++] =
-            (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
+            (uint64_t)at << TARGET_BITS | min_i64(ds->options.T, end - 1 - at);
     }
 }
 
@@ -277,7 +276,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
         die(EXIT_INPUT, "give the --tokenizer of the shards, or of text use --windows continuous",
             "%s %s: expected an end-of-text token below the vocabulary of %d, to find documents, "
             "found %d",
-            o.flag, pattern, (int)o.vocab, (int)o.eot);
+            o.flag, pattern, o.vocab, o.eot);
     }
     int64_t capacity = 0;
     int shard = 0;
@@ -285,7 +284,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
     if (end == ds->tokens) {
         die(EXIT_INPUT, "use --windows continuous, or prepare the shards with documents",
             "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens",
-            o.flag, pattern, (int)o.eot, ds->tokens);
+            o.flag, pattern, o.eot, ds->tokens);
     }
     add_document(ds, pattern, 0, end, &capacity);
     while (end < ds->tokens) {
@@ -309,15 +308,14 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
 // to check it. Any rank may call it alone. Ends the program (EXIT_INPUT) and names the file if a
 // file or an option is wrong.
 static inline Dataset dataset_open(const char *pattern, DatasetOptions options) {
-    Dataset ds;
-    memset(&ds, 0, sizeof ds);
+    Dataset ds = {};
     ds.options = options;
     if (options.T < 1 || options.T >= INT64_C(1) << 22) {
         die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1,
             options.T);
     }
     if (options.vocab < 1) {
-        die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", (int)options.vocab);
+        die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", options.vocab);
     }
     dataset_map(&ds, pattern);
     if (ds.tokens >= INT64_C(1) << 40) { // so that no product below and no table entry overflows
@@ -359,14 +357,6 @@ static inline uint64_t dataset_checksum(const Dataset *ds) {
     return checksum_end(&sum);
 }
 
-static inline void dataset_close(Dataset *ds) {
-    for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
-    free(ds->shards);
-    free(ds->table);
-    free(ds->rows);
-    memset(ds, 0, sizeof *ds);
-}
-
 // Checks the tokens of the data set `name` against the tokenizer or, if that is unknown, the
 // model's vocabulary.
 static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds,
@@ -376,12 +366,12 @@ static inline void common_tokenizer_check(const CommonTokenizer *common, const D
         die(EXIT_INPUT, TOKENIZERS_HINT,
             "%s %s: expected tokens below %d, the vocabulary of the tokenizer that %s %s has, "
             "found %d",
-            ds->options.flag, name, (int)known, common->flag, common->name, (int)ds->largest);
+            ds->options.flag, name, known, common->flag, common->name, ds->largest);
     }
     if (ds->like_bytes && !vocabulary_fits(vocab, BYTE_TOKENS)) {
         die(EXIT_INPUT, TOKENIZERS_HINT ", and a model with its vocabulary",
             "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes",
-            ds->options.flag, name, (int)vocab, (int)BYTE_TOKENS - 1);
+            ds->options.flag, name, vocab, BYTE_TOKENS - 1);
     }
 }
 
@@ -400,7 +390,7 @@ static inline void add_choices(Dataset *ds, const ChoiceExample *e) {
         memcpy(out, context->tokens, context->count * sizeof *out);
         memcpy(out + context->count, completion->tokens, completion->count * sizeof *out);
         ds->rows[ds->windows] = row;
-        ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)(count - 1);
+        ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (count - 1);
         ds->tokens += count;
         ds->options.T = max_i64(ds->options.T, count - 1);
     }
@@ -414,8 +404,7 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
     int64_t longest, most = 0, at = 0;
     const void *map = data_map_file(path, "multiple choices", CHOICES_HINT, &bytes);
     int64_t examples = choices_header(path, map, &longest);
-    Dataset ds;
-    memset(&ds, 0, sizeof ds);
+    Dataset ds = {};
     ds.options = options;
     ds.options.windows = WINDOWS_DOCUMENT;
     ds.options.T = 0;
@@ -469,19 +458,15 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
 // and a random bit of the pair decides whether the two are swapped. So every round is a bijection
 // for any count; nothing is stored and nothing is drawn again.
 static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
-    uint64_t n = (uint64_t)count, place = (uint64_t)x;
+    uint64_t n = count, place = x;
     for (uint64_t round = 0; round < PERMUTATION_ROUNDS; round++) {
         uint64_t round_key = mix64(key + round), pivot = round_key % n;
         uint64_t partner = pivot >= place ? pivot - place : pivot + n - place;
         uint64_t coin = mix64(round_key ^ (place > partner ? place : partner)) >> 63;
         place = coin ? partner : place;
     }
-    return (int64_t)place;
+    return place;
 }
-
-// Returns W: the number of windows of an epoch, of a private run's draws and of a validation over
-// all data. 0 if a continuous stream is shorter than T + 1.
-static inline int64_t dataset_whole_windows(const Dataset *ds) { return ds->windows; }
 
 // Returns the window of sample g >= 0 of the run.
 static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
@@ -575,11 +560,11 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
         if (gap >= (double)(ds->windows - at)) { break; }
         at += (int64_t)gap;
         const int64_t place =
-            count < cap ? count : (int64_t)((1.0 - noise_uniform(&draws)) * (double)(count + 1));
+            count < cap ? count : (int64_t)((1.0 - noise_uniform(&draws)) * (count + 1));
         if (place < cap) { windows[place] = at; }
         count++;
     }
-    if (count > cap) { qsort(windows, (size_t)cap, sizeof *windows, compare_windows); }
+    if (count > cap) { qsort(windows, cap, sizeof *windows, compare_windows); }
     noise_wipe(&draws, sizeof draws);
     return min_i64(count, cap);
 }
@@ -593,7 +578,7 @@ static inline int64_t dataset_split(int64_t *windows, int64_t count, int64_t par
     int64_t *part = new_array(int64_t, 2 * count + 1, "samples"), *all = part + count, left = 0;
     NoiseDraws draws = noise_draws(stream);
     for (int64_t i = 0; i < count; i++) {
-        part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1);
+        part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * parts), parts - 1);
         all[i] = windows[i];
     }
     for (int64_t k = 0; k < parts; k++) {

@@ -78,7 +78,7 @@ enum { GHOST_RATIO = 50 };
 // For the product of (T, d) and (T, p) rows of a sample; both: d + p, elements: d p. Compares
 // T^2 (d + p) multiplications with d p elements.
 static inline bool clip_prefers_ghost(int64_t T, double both, double elements) {
-    return (double)T * (double)T * both <= GHOST_RATIO * elements;
+    return T * (double)T * both <= GHOST_RATIO * elements;
 }
 // Sums these of all linear layers of a block.
 typedef struct {
@@ -86,12 +86,12 @@ typedef struct {
 } ClipProducts;
 static inline ClipProducts clip_products(const GptModel *m) {
     const UnitSpec *spec = gpt_unit_spec(m, UNIT_BLOCK);
-    ClipProducts all = {0, 0};
+    ClipProducts all = {};
     for (int i = 0; i < spec->op_count; i++) {
         const OpNode *n = &spec->ops[i];
         if (op_kinds[n->kind].flops != linear_flops) { continue; }
-        const double in = (double)gpt_dim(m, spec->values[n->in[0]].width),
-                     out = (double)gpt_dim(m, spec->values[n->out[0]].width);
+        const double in = gpt_dim(m, spec->values[n->in[0]].width),
+                     out = gpt_dim(m, spec->values[n->out[0]].width);
         all.both += in + out;
         all.elements += in * out;
     }
@@ -104,7 +104,7 @@ static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *
 // In a large model the head is a small part of the work. Then the way with less memory is chosen:
 // the gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
-    const double C = (double)gpt_width(m), V = (double)m->config.padded_vocab, t = (double)T;
+    const double C = gpt_width(m), V = m->config.padded_vocab, t = T;
     const bool hardly_counts =
         T < gpt_width(m) && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
     return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
@@ -114,12 +114,12 @@ static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
 // privacy.
 static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows,
                                      double T) {
-    const double C = (double)gpt_width(m), V = (double)m->config.padded_vocab;
+    const double C = gpt_width(m), V = m->config.padded_vocab;
     if (!p->on || unit == m->units - 1) { return 0; }
     if (unit) {
-        return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * clip_products(m).both;
+        return clip_instantiates_block(p, m, T) ? 0 : rows * T * T * clip_products(m).both;
     }
-    return clip_instantiates_head(m, (int64_t)T) ? 0 : rows * T * T * (C + V);
+    return clip_instantiates_head(m, T) ? 0 : rows * T * T * (C + V);
 }
 // Returns the number of samples whose gradient of wte is in memory at a time: all of a micro-batch,
 // or a few where logits are computed again.
@@ -193,8 +193,7 @@ static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, 
 }
 // Reserves each sample's gradients of a unit's vectors.
 static inline UnitSums clip_carve_sums(Arena *a, const GptModel *m, UnitClass c, int64_t rows) {
-    UnitSums s;
-    memset(&s, 0, sizeof s);
+    UnitSums s = {};
     for (int t = 0; t < m->arch->tensor_count; t++) {
         const TensorSpec *spec = &m->arch->tensors[t];
         if (spec->storage == gpt_unit_spec(m, c)->storages[0] && !spec->rows.times) {
@@ -224,9 +223,8 @@ static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, Cli
                all = clip_crosses_all(&c->policy);
     c->senders = first ? (all ? c->policy.stages - 1 : 1) : 0;
     c->crossing.others =
-        first || !all
-            ? (double *)arena_take(a, (size_t)(max_i64(c->senders, 1) * rows) * sizeof(double))
-            : c->norms;
+        first || !all ? (double *)arena_take(a, (max_i64(c->senders, 1) * rows) * sizeof(double))
+                      : c->norms;
     c->crossing.tied = ends ? arena_floats(a, rows * T * gpt_width(m)) : NULL;
     c->crossing.factors = arena_floats(a, rows);
     // the rank's only group crosses stages
@@ -248,7 +246,7 @@ static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const G
     } else {
         c->norms = of->norms;
         c->factors = of->factors;
-        memcpy(c->sums, of->sums, (size_t)m->units * sizeof(UnitSums));
+        memcpy(c->sums, of->sums, m->units * sizeof(UnitSums));
     }
     if (clip_crosses(&c->policy)) { clip_carve_crossing(c, a, m, units, rows, T); }
 }
@@ -279,9 +277,8 @@ static inline void clip_block_instantiated(const UnitCall *c, const Clip *clip) 
     Stream *s = c->stream;
     const UnitStates *u = c->states;
     const int64_t elements = c->model->class_elements[STORAGE_BLOCK];
-    UnitStates alone;
+    UnitStates alone = {};
     UnitCall sample = *c;
-    memset(&alone, 0, sizeof alone);
     sample.states = &alone;
     sample.rows = 1;
     clip_begin(s, clip, c->rows);
@@ -320,7 +317,7 @@ static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip)
     unit_pass(&head, PART_BACKWARD_INPUT);
     if (clip->lnf) {
         ops_copy(c->stream, clip->lnf, head_classified(c->model, &c->buffers),
-                 (size_t)(call_rows(c) * gpt_width(c->model)) * ops_real_bytes());
+                 c->rows * c->T * gpt_width(c->model) * ops_real_bytes());
     }
 }
 
@@ -330,7 +327,7 @@ static inline void clip_head_prepare(const UnitCall *c, const Clip *clip) {
     const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab;
     const Crossing *x = &clip->crossing;
     const Real *classified = head_classified(c->model, &c->buffers);
-    ops_zero(c->stream, x->others, (size_t)c->rows * sizeof(double));
+    ops_zero(c->stream, x->others, c->rows * sizeof(double));
     if (clip->head) {
         ops_sample_norms(c->stream, x->others, clip->head, c->rows, Vp * C);
         ops_token_rows(c->stream, x->tied, c->tokens, clip->head, c->rows, c->T, C, Vp);

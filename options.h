@@ -47,226 +47,228 @@ enum { DP_RDP, DP_PRV };             // --dp-accountant
 enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
 
 // clang-format off
-// kind, group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
-#define OPTION_TABLE(X)                                                                            \
-    X(TEXT, "data", train, "train", "i", "data/text_gpt2_train_*.bin", 0, 0, "glob",               \
+// A row has the kind, group, field, name, llm.c's letter, default, what the kind has of lowest,
+// highest, and choices or unit, and the help. OPTION, with all of these, is what is made of it.
+#define FLAG(group, field, name, letter, fallback, help)                                           \
+    OPTION(FLAG, group, field, name, letter, fallback, 0, 1, "", help)
+#define WORDS(kind, group, field, name, letter, fallback, choices, help)                           \
+    OPTION(kind, group, field, name, letter, fallback, 0, 0, choices, help)
+#define TEXT(...) WORDS(TEXT, __VA_ARGS__)
+#define PICK(...) WORDS(PICK, __VA_ARGS__)
+#define SECRET(...) WORDS(SECRET, __VA_ARGS__)
+#define INT(...) OPTION(INT, __VA_ARGS__)
+#define NUM(...) OPTION(NUM, __VA_ARGS__)
+#define POWER(...) OPTION(POWER, __VA_ARGS__)
+#define OPTION_TABLE                                                                               \
+    TEXT("data", train, "train", "i", "data/text_gpt2_train_*.bin", "glob",                        \
       "training shards (llm.c format)")                                                            \
-    X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob",                     \
+    TEXT("data", val, "val", "j", "data/text_gpt2_val_*.bin", "glob",                              \
       "validation shards; left out where --train is given: no validation")                         \
-    X(TEXT, "data", tokenizer, "tokenizer", "", "", 0, 0, "file",                                  \
+    TEXT("data", tokenizer, "tokenizer", "", "", "file",                                           \
       "tokenizer .bin, to print samples; empty: found beside the shards")                          \
-    X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "",                                         \
+    FLAG("data", shuffle, "shuffle", "", "1",                                                      \
       "a new permutation of the windows each epoch; 0: in order")                                  \
-    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document",             \
+    PICK("data", windows, "windows", "", "continuous", "continuous|document",                      \
       "cut the training stream anywhere, or at documents; labelled shards: always there; "         \
       "validation: anywhere")                                                                      \
-    X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")      \
-    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences",                  \
+    INT("data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")         \
+    INT("data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences",                     \
       "per rank and micro-step; in a pipeline, of the whole micro-batch")                          \
-    X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens",                      \
+    INT("data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens",                         \
       "per optimizer step, all ranks; 0: micro-batch x T x ranks")                                 \
-    X(TEXT, "model", model, "model", "e", "d12", 0, 0, "",                                         \
+    TEXT("model", model, "model", "e", "d12", "",                                                  \
       "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file")    \
-    X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")  \
-    X(TEXT, "run", out, "out", "o", "", 0, 0, "folder",                                            \
-      "where checkpoints go; empty: none are written")                                             \
-    X(TEXT, "run", log, "log", "", "", 0, 0, "file", "JSON lines")                                 \
-    X(FLAG, "run", json, "json", "", "0", 0, 1, "",                                                \
+    INT("run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")     \
+    TEXT("run", out, "out", "o", "", "folder", "where checkpoints go; empty: none are written")    \
+    TEXT("run", log, "log", "", "", "file", "JSON lines")                                          \
+    FLAG("run", json, "json", "", "0",                                                             \
       "--dry-run, --plan or --dp-account as one JSON object on stdout")                            \
-    X(TEXT, "run", export_file, "export", "", "", 0, 0, "file",                                    \
+    TEXT("run", export_file, "export", "", "", "file",                                             \
       "write the model in llm.c's format after the last step")                                     \
-    X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "",                                          \
+    FLAG("run", dry_run, "dry-run", "", "0",                                                       \
       "print the prediction of memory, traffic and time, and stop")                                \
-    X(FLAG, "run", compat, "compat", "", "0", 0, 1, "",                                            \
-      "print which flags do not combine, and stop")                                                \
-    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "",                              \
+    FLAG("run", compat, "compat", "", "0", "print which flags do not combine, and stop")           \
+    FLAG("run", show_schedule, "show-schedule", "", "0",                                           \
       "print the timeline and the action list of one step, and stop")                              \
-    X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps",                             \
+    INT("run", val_every, "val-every", "v", "20", 0, 1e12, "steps",                                \
       "validate every N steps and at the end; 0: never")                                           \
-    X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches",                       \
+    INT("run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches",                          \
       "per validation; -1: all of it once")                                                        \
-    X(TEXT, "run", hellaswag, "hellaswag", "", "", 0, 0, "file",                                   \
+    TEXT("run", hellaswag, "hellaswag", "", "", "file",                                            \
       "score multiple choices (llm.c's hellaswag_val.bin) with each validation")                   \
-    X(INT, "run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps",                        \
+    INT("run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps",                           \
       "print generated text every N steps and at the end; 0: never")                               \
-    X(INT, "run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")  \
-    X(NUM, "run", temperature, "temperature", "", "1.0", 0, 100, "",                               \
+    INT("run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")     \
+    NUM("run", temperature, "temperature", "", "1.0", 0, 100, "",                                  \
       "of generated text; 0: the likeliest token")                                                 \
-    X(INT, "run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                            \
+    INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
-    X(INT, "run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")        \
-    X(FLAG, "run", resume, "resume", "y", "0", 0, 1, "",                                           \
-      "go on from the newest valid checkpoint in --out")                                           \
-    X(INT, "run", seed, "seed", "", "42", 0, 9e15, "",                                             \
-      "of initial weights, shuffling and sampling")                                                \
-    X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads",                                 \
+    INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")           \
+    FLAG("run", resume, "resume", "y", "0", "go on from the newest valid checkpoint in --out")     \
+    INT("run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")  \
+    INT("run", threads, "threads", "", "0", 0, 1024, "threads",                                    \
       "per rank; 0: cores / ranks on the node")                                                    \
-    X(TEXT, "run", profile_steps, "profile-steps", "", "", 0, 0, "A:B",                            \
+    TEXT("run", profile_steps, "profile-steps", "", "", "A:B",                                     \
       "tell where the time of steps A to B goes; on a GPU nsys can capture them")                  \
-    X(TEXT, "run", trace, "trace", "", "", 0, 0, "file",                                           \
+    TEXT("run", trace, "trace", "", "", "file",                                                    \
       "when each action of a step runs, for chrome://tracing: planned with --show-schedule, "      \
       "measured with --profile-steps")                                                             \
-    X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, OPTIMIZER_CHOICES, "")         \
-    X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                \
-    X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                   \
-    X(PICK, "optimizer", lr_schedule, "lr-schedule", "k", "cosine", 0, 0,                          \
-      "cosine|linear|constant|wsd",                                                                \
+    PICK("optimizer", optimizer, "optimizer", "", "adamw", OPTIMIZER_CHOICES, "")                  \
+    NUM("optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                   \
+    NUM("optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                      \
+    PICK("optimizer", lr_schedule, "lr-schedule", "k", "cosine", "cosine|linear|constant|wsd",     \
       "wsd: the last 20 % decay by 1 - sqrt")                                                      \
-    X(INT, "optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                              \
+    INT("optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                                 \
       "linear warm-up; a shorter run ends within it")                                              \
-    X(NUM, "optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",              \
+    NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \
       "of the peak, at the last step")                                                             \
-    X(NUM, "optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")    \
-    X(NUM, "optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                    \
-    X(NUM, "optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "of adamw")                 \
-    X(NUM, "optimizer", eps, "eps", "", "1e-8", 1e-30, 1, "", "of adamw")                          \
-    X(NUM, "optimizer", grad_clip, "grad-clip", "", "1.0", 0, 1e30, "",                            \
+    NUM("optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")       \
+    NUM("optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                       \
+    NUM("optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "of adamw")                    \
+    NUM("optimizer", eps, "eps", "", "1e-8", 1e-30, 1, "", "of adamw")                             \
+    NUM("optimizer", grad_clip, "grad-clip", "", "1.0", 0, 1e30, "",                               \
       "largest global gradient norm; 0: off")                                                      \
-    X(NUM, "optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma",                    \
+    NUM("optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma",                       \
       "skip an update whose loss is an outlier by more; 0: off")                                   \
-    X(NUM, "optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma",                    \
+    NUM("optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma",                       \
       "the same for the gradient norm; 0: off")                                                    \
-    X(PICK, "precision", dtype, "dtype", "", DEFAULT_DTYPE, 0, 0, "fp32|bf16",                     \
+    PICK("precision", dtype, "dtype", "", DEFAULT_DTYPE, "fp32|bf16",                              \
       "of working parameters, stage boundaries and messages")                                      \
-    X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16",              \
+    PICK("precision", reduce_dtype, "reduce-dtype", "", "fp32", "fp32|bf16",                       \
       "of gradient messages; sums are fp32 in any case")                                           \
-    X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block",                   \
+    PICK("precision", recompute, "recompute", "", "none", "none|block",                            \
       "block: keep only each block's input, compute the rest again")                               \
-    X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "",            \
+    FLAG("precision", stochastic_rounding, "stochastic-rounding", "", "0",                         \
       "bf16 parameters are rounded by chance, right on average; 0: to nearest even")               \
-    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all",   \
+    PICK("precision", offload, "offload", "", "auto", "auto|none|optimizer|params|all",            \
       "what lies on the host: the optimizer's states, and blocks' parameters, and their "          \
       "activations; none; or, with --device-memory, that do not fit the device")                   \
-    X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto",   \
+    PICK("precision", offload_update, "offload-update", "", "auto", "host|device|auto",            \
       "who updates what lies on the host; auto: who is faster here")                               \
-    X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "",                        \
+    FLAG("precision", offload_delay, "offload-delay", "", "0",                                     \
       "the host updates by the gradient of the step before, while the next one computes (with "    \
       "--offload optimizer)")                                                                      \
-    X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G",                      \
+    TEXT("precision", device_memory, "device-memory", "", "", "16G",                               \
       "bytes that a rank may take of its device, with K, M, G or T; empty: any")                   \
-    X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G",                          \
+    TEXT("precision", host_memory, "host-memory", "", "", "64G",                                   \
       "bytes that a rank may take of the host, with the states that lie there; empty: any")        \
-    X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder",                       \
-      "on a disk, for what leaves the device and does not fit --host-memory; without that, "       \
-      "for all of it")                                                                             \
-    X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage",                                          \
+    TEXT("precision", offload_dir, "offload-dir", "", "", "folder",                                \
+      "on a disk, for what leaves the device and does not fit --host-memory; without that, for "   \
+      "all of it")                                                                                 \
+    INT("ZeRO", zero, "zero", "z", "0", 0, 3, "stage",                                             \
       "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")              \
-    X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "",           \
+    FLAG("ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0",                        \
       "qwZ: gathers carry INT8 (stage 3)")                                                         \
-    X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks",   \
-      "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass "  \
-      "(stage 3); 1: off")                                                                         \
-    X(FLAG, "ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0", 0, 1, "",       \
+    INT("ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks",      \
+      "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward "       \
+      "pass (stage 3); 1: off")                                                                    \
+    FLAG("ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0",                    \
       "qgZ: gradients are reduced by two exchanges of INT4 or INT8")                               \
-    X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK,           \
-      QUANT_MOST_BLOCK, "elements",                                                                \
-      "that share a scale, a power of two")                                                        \
-    X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8",                \
+    POWER("ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK,              \
+      QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                          \
+    PICK("ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", "4|8",                         \
       "of quantized gradients")                                                                    \
-    X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "",                 \
+    FLAG("ZeRO", zero_error_feedback, "zero-error-feedback", "", "0",                              \
       "what quantizing a gradient loses is added to the next one; begins anew with each "          \
       "checkpoint")                                                                                \
-    X(TEXT, "pipeline", pipeline, "pipeline", "", "1", 0, 0, "N|auto|SPEC",                        \
-      "N even stages, or units:replicas of each, such as 5:3,3:1 (blocks + 2 units, all ranks); "  \
-      "auto: the planner chooses")                                                                 \
-    X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0,                \
-      "gpipe|dapple|zero-bubble",                                                                  \
-      "order of forwards and backwards on a stage")                                                \
-    X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b",                  \
+    TEXT("pipeline", pipeline, "pipeline", "", "1", "N|auto|SPEC",                                 \
+      "N even stages, or units:replicas of each, such as 5:3,3:1 (blocks + 2 units, all "          \
+      "ranks); auto: the planner chooses")                                                         \
+    PICK("pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple",                         \
+      "gpipe|dapple|zero-bubble", "order of forwards and backwards on a stage")                    \
+    PICK("pipeline", pipeline_warmup, "pipeline-warmup", "", "a", "a|b",                           \
       "forwards before the first backward of dapple: of stage i from 0 of S, S - i, or, for "      \
       "slow messages, 2 (S - i) - 1")                                                              \
-    X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches",           \
+    INT("pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches",              \
       "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says")  \
-    X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "",                                           \
+    FLAG("pipeline", plan, "plan", "", "0",                                                        \
       "print the best pipeline for this model (or --profile) on these ranks (or --cluster), "      \
       "beside what others would choose, and stop")                                                 \
-    X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]",                          \
+    TEXT("pipeline", profile, "profile", "", "", "file[:model]",                                   \
       "what --plan plans for: times and bytes of each unit (docs/formats.md)")                     \
-    X(PICK, "cyclic", cyclic, "cyclic", "", "off", 0, 0, "off|v1|v2",                              \
-      "cyclic data parallelism: micro-batches are delayed against each other, by parameters one "  \
-      "step old (v1) or where there are no newer ones yet (v2)")                                   \
-    X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", \
-      "who runs a step's micro-batches: one rank, a rank each (zero: which has a stage's states "  \
-      "only), a rank for each stage; auto: what fits the ranks")                                   \
-    X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "",                           \
+    PICK("cyclic", cyclic, "cyclic", "", "off", "off|v1|v2",                                       \
+      "cyclic data parallelism: micro-batches are delayed against each other, by parameters "      \
+      "one step old (v1) or where there are no newer ones yet (v2)")                               \
+    PICK("cyclic", cyclic_mode, "cyclic-mode", "", "auto", "auto|single|data|zero|model",          \
+      "who runs a step's micro-batches: one rank, a rank each (zero: which has a stage's "         \
+      "states only), a rank for each stage; auto: what fits the ranks")                            \
+    INT("cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "",                              \
       "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; "        \
       "messages then have time")                                                                   \
-    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages",                   \
+    INT("cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages",                      \
       "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens "    \
       "has micro-batches; mode model also runs on N (N + 1) / 2 ranks")                            \
-    X(TEXT, "cyclic", cyclic_cut, "cyclic-cut", "", "", 0, 0, "5,3,3,3",                           \
-      "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones take "  \
-      "the rest")                                                                                  \
-    X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage",                \
+    TEXT("cyclic", cyclic_cut, "cyclic-cut", "", "", "5,3,3,3",                                    \
+      "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones "       \
+      "take the rest")                                                                             \
+    PICK("cyclic", cyclic_clip, "cyclic-clip", "", "none", "none|storage",                         \
       "of v2, whose last stage is updated before the first one has a gradient; storage: the "      \
       "gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)")       \
-    X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB",                          \
+    TEXT("pseudo", share, "share", "", "none", "none|all|N|AxB",                                   \
       "blocks that share one storage: all, N that follow each other, or A distinct blocks "        \
       "repeated B times")                                                                          \
-    X(NUM, "pseudo", share_lr, "share-lr", "", "0", 0, 1e6, "",                                    \
+    NUM("pseudo", share_lr, "share-lr", "", "0", 0, 1e6, "",                                       \
       "learning rate while blocks share, on the same schedule; 0: --lr")                           \
-    X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps",                            \
+    INT("pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps",                               \
       "after so many steps each block gets a copy of what it shared, and trains on with it; 0: "   \
       "never")                                                                                     \
-    X(FLAG, "pseudo", delink, "delink", "", "0", 0, 1, "",                                         \
+    FLAG("pseudo", delink, "delink", "", "0",                                                      \
       "begin so with --model FOLDER, a checkpoint whose blocks share")                             \
-    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|reset",            \
+    PICK("pseudo", delink_moments, "delink-moments", "", "mean", "mean|reset",                     \
       "what copies begin with: the moments of the mean gradient; none")                            \
-    X(INT, "pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps",                    \
+    INT("pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps",                       \
       "the learning rate rises again from 0 after the switch")                                     \
-    X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "",                              \
+    NUM("privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "",                                 \
       "a private run, which stops before it gives away more; the noise is found for --steps "      \
       "where --dp-noise is not given; 0: off")                                                     \
-    X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds",                         \
+    NUM("privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds",                            \
       "a private run with noise of this standard deviation; 0, where it is given: clips, but "     \
       "nothing is private")                                                                        \
-    X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "",                              \
+    NUM("privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "",                                 \
       "chance that epsilon may not hold; 0: 0.1 / windows of the training data")                   \
-    X(NUM, "privacy", dp_clip, "dp-clip", "", "1", 1e-9, 1e9, "norm",                              \
+    NUM("privacy", dp_clip, "dp-clip", "", "1", 1e-9, 1e9, "norm",                                 \
       "threshold R of a sample's gradient")                                                        \
-    X(PICK, "privacy", dp_clip_style, "dp-clip-style", "", "unit", 0, 0, "flat|unit|stage",        \
+    PICK("privacy", dp_clip_style, "dp-clip-style", "", "unit", "flat|unit|stage",                 \
       "what has a norm of its own: the whole gradient, each block and the embedding (R / "         \
       "sqrt(layers + 2) each), each pipeline stage")                                               \
-    X(PICK, "privacy", dp_clip_function, "dp-clip-function", "", "abadi", 0, 0, "abadi|automatic", \
+    PICK("privacy", dp_clip_function, "dp-clip-function", "", "abadi", "abadi|automatic",          \
       "abadi: longer gradients are cut to R, as in Opacus; automatic: all become about R long, "   \
       "as in fastDP")                                                                              \
-    X(PICK, "privacy", dp_unit, "dp-unit", "", "sequence", 0, 0, "sequence|document",              \
+    PICK("privacy", dp_unit, "dp-unit", "", "sequence", "sequence|document",                       \
       "what is protected: a window, or all windows of a document")                                 \
-    X(INT, "privacy", dp_windows_per_document, "dp-windows-per-document", "", "1", 1, 1024,        \
-      "windows",                                                                                   \
-      "a longer document loses the rest")                                                          \
-    X(PICK, "privacy", dp_neighbours, "dp-neighbours", "", "add-remove", 0, 0,                     \
-      "add-remove|replace-one",                                                                    \
+    INT("privacy", dp_windows_per_document, "dp-windows-per-document", "", "1", 1, 1024,           \
+      "windows", "a longer document loses the rest")                                               \
+    PICK("privacy", dp_neighbours, "dp-neighbours", "", "add-remove", "add-remove|replace-one",    \
       "data sets that must be hard to distinguish differ by a sample that is there or not, or "    \
       "by another in its place")                                                                   \
-    X(PICK, "privacy", dp_accountant, "dp-accountant", "", "prv", 0, 0, "rdp|prv",                 \
+    PICK("privacy", dp_accountant, "dp-accountant", "", "prv", "rdp|prv",                          \
       "prv: an interval around the exact value; rdp: the older upper bound")                       \
-    X(SECRET, "privacy", dp_key, "dp-key", "", "", 0, 0, "64 hex digits",                          \
+    SECRET("privacy", dp_key, "dp-key", "", "", "64 hex digits",                                   \
       "secret of noise and sampling, for tests only: who knows it knows the noise; empty: from "   \
       "the operating system, kept in OUT/dp_key")                                                  \
-    X(FLAG, "privacy", dp_show_private, "dp-show-private", "", "0", 0, 1, "",                      \
+    FLAG("privacy", dp_show_private, "dp-show-private", "", "0",                                   \
       "print and log losses, norms and samples of private steps: epsilon does not hold for who "   \
       "sees them")                                                                                 \
-    X(TEXT, "privacy", dp_account, "dp-account", "", "", 0, 0, "q=,sigma=,steps=,delta=",          \
+    TEXT("privacy", dp_account, "dp-account", "", "", "q=,sigma=,steps=,delta=",                   \
       "print epsilon of so many private steps, and stop")                                          \
-    X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds",                           \
+    NUM("cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds",                              \
       "a rank that others wait for and that is silent so long ends the job; 0: never")             \
-    X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks",                  \
+    INT("cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks",                     \
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
-    X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3",                   \
+    TEXT("cluster", cluster, "cluster", "", "", "2x8,intra=25,inter=3",                            \
       "--dry-run and --plan predict for this cluster: nodes x ranks of a node, then its rates")
 // clang-format on
 
 typedef struct {
-#define FIELD(kind, group, field, ...) Option##kind field;
-    OPTION_TABLE(FIELD)
-#undef FIELD
+#define OPTION(kind, group, field, ...) Option##kind field;
+    OPTION_TABLE
+#undef OPTION
 } Options;
 
 enum {
-#define INDEX(kind, group, field, ...) OPTION_INDEX_##field,
-    OPTION_TABLE(INDEX)
-#undef INDEX
+#define OPTION(kind, group, field, ...) OPTION_INDEX_##field,
+    OPTION_TABLE
+#undef OPTION
         OPTION_COUNT
 };
 
@@ -279,11 +281,19 @@ typedef struct {
 } OptionSpec;
 
 static const OptionSpec option_specs[OPTION_COUNT] = {
-#define SPEC(kind, group, field, name, letter, fallback, low, high, choices, help)                 \
+#define OPTION(kind, group, field, name, letter, fallback, low, high, choices, help)               \
     {OPTION_##kind, offsetof(Options, field), group, name, letter, fallback, low, high, choices,   \
      help},
-    OPTION_TABLE(SPEC)
-#undef SPEC
+    OPTION_TABLE
+#undef OPTION
+#undef FLAG
+#undef WORDS
+#undef TEXT
+#undef PICK
+#undef SECRET
+#undef INT
+#undef NUM
+#undef POWER
 };
 
 // Which options the user gave. The others have their defaults.
@@ -385,18 +395,16 @@ static inline double option_size(const char *name, const char *text) {
 }
 // Returns the learning rate of a step (counted from 0) of a run of `steps` steps.
 static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
-    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
+    if (step < o->warmup) { return o->lr * (step + 1) / o->warmup; }
     double last = o->lr * o->final_lr_fraction,
-           done = (double)(step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
-    double from = 0.8 * (double)steps;
+           done = (step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
+    double from = 0.8 * steps;
     switch (o->lr_schedule) {
     case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
     case LR_LINEAR: return o->lr + (last - o->lr) * done;
     case LR_WSD:
-        return (double)step < from
-                   ? o->lr
-                   : last + (o->lr - last) *
-                                (1 - sqrt(((double)step - from) / ((double)steps - from)));
+        return step < from ? o->lr
+                           : last + (o->lr - last) * (1 - sqrt((step - from) / (steps - from)));
     default: return o->lr;
     }
 }

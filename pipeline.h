@@ -96,7 +96,7 @@ static inline bool pipeline_stages(const char *text, int units, int ranks, Place
     *out = placement_make(stages);
     for (; s < stages; s++, c++) {
         Stage *stage = &out->stage[s];
-        stage->first_unit = (int)min_i64(all_units, units);
+        stage->first_unit = min_i64(all_units, units);
         stage->units = pipeline_number(&c);
         stage->replicas = *c == ':' ? (c++, pipeline_number(&c)) : -1;
         if (stage->units < 1 || stage->replicas < 1 || *c != (s + 1 < stages ? ',' : 0)) { break; }
@@ -223,7 +223,7 @@ static inline int64_t pipeline_live(const PipelinePlan *plan, int stage) {
 // one. A private step draws a random number of samples, so its micro-batches get equal sizes.
 static inline PipelinePlan pipeline_of_batch(const PipelinePlan *plan, int64_t samples) {
     PipelinePlan p = *plan;
-    p.micro_batches = (int)min_i64(max_i64(1, ceil_div(samples, p.micro_rows)), SCHEDULE_MAX);
+    p.micro_batches = min_i64(max_i64(1, ceil_div(samples, p.micro_rows)), SCHEDULE_MAX);
     if (p.clips) { p.micro_rows = max_i64(1, ceil_div(samples, p.micro_batches)); }
     return p;
 }
@@ -360,7 +360,7 @@ static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
     }
     r->forwards += what == STAGE_FORWARD;
     r->backwards += what == STAGE_BACKWARD || what == STAGE_INPUT;
-    r->deferred = (int)max_i64(r->deferred, r->backwards - r->weights);
+    r->deferred = max_i64(r->deferred, r->backwards - r->weights);
     r->weights += what == STAGE_BACKWARD || what == STAGE_WEIGHT || !b->training;
 }
 // Adds TIED actions, the classifier's part of wte on the last stage, for the micro-batches whose
@@ -478,7 +478,7 @@ static inline void pipeline_set_limits(const PipelineBuilder *b) {
     for (int s = 0; s < b->stages; s++) {
         const Stage *stage = &b->stage[s];
         StageRun *r = &b->run[s];
-        if (b->splits) { r->limits.works = (int64_t)max_i64(1, r->deferred) * stage->units; }
+        if (b->splits) { r->limits.works = max_i64(1, r->deferred) * stage->units; }
         for (int i = 0; i < stage->replicas; i++) {
             b->program->limits[stage->ranks[i]] = r->limits;
         }
@@ -535,9 +535,7 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     }
     program_limit(p, stage_limits(&b, 0));
     pipeline_set_limits(&b);
-    free(b.run);
-    free(next);
-    free(awaits);
+    free_all(b.run, next, awaits);
 }
 
 #endif

@@ -64,7 +64,7 @@ static inline bool delink_copies(const Store *from, int kind, int storage, int64
 // Returns the bytes of this rank's slice of a state that is copied.
 static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
     return store_has_state(from, kind) && delink_copies(from, kind, storage, moments)
-               ? (size_t)store_own_elements(from, storage) * sizeof(float)
+               ? store_own_elements(from, storage) * sizeof(float)
                : 0;
 }
 // Returns the bytes that the shared model's states take on the host during delinking, in addition
@@ -88,8 +88,7 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
         const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
         if (!bytes || store_place(from, i / storages, i % storages) != PLACE_DEVICE) { continue; }
         packed[i] = (float *)checked_malloc(bytes, "shared states");
-        store_read_state(from, i / storages, i % storages, 0, (int64_t)(bytes / sizeof(float)),
-                         packed[i]);
+        store_read_state(from, i / storages, i % storages, 0, bytes / sizeof(float), packed[i]);
     }
     return packed;
 }
@@ -98,14 +97,13 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
                                 int storage) {
     const ProcessGroup *process_group = store_process_group(from, storage);
-    Slices slices = slices_make(from->model, process_group->all.n, zero_grain(&from->policy), NULL);
-    const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
+    const int64_t *bounds = store_slices(from, storage);
     for (int i = 0; i < process_group->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
             if (from->comm->rank == process_group->all.ranks[i]) {
                 if (mine) {
-                    memcpy(state_piece.floats, mine + (at - bounds[i]), (size_t)n * sizeof(float));
+                    memcpy(state_piece.floats, mine + (at - bounds[i]), n * sizeof(float));
                 } else {
                     store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
                 }
@@ -113,16 +111,6 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
             comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float),
                            process_group->all.ranks[i]);
             state_piece_take(to, from->model, kind, storage, at, n);
-        }
-    }
-    slices_free(&slices);
-}
-// Clears moments that are reset: their memory or file may hold those of an earlier model
-// (trainer.h: Run).
-static inline void delink_clear_moments(Store *to) {
-    for (int i = 0; i < to->model->storages; i++) {
-        if (gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0) {
-            store_clear_moments(to, i);
         }
     }
 }
@@ -138,7 +126,8 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
         }
     }
     free(packed);
-    if (moments == DELINK_RESET) { delink_clear_moments(to); }
+    // their memory or file may hold those of an earlier model (trainer.h: Run)
+    if (moments == DELINK_RESET) { store_reset_blocks(to); }
     p->delinked = p->step;
     p->restarted = moments == DELINK_RESET ? p->updates : 0;
     store_count_updates(to, p);
@@ -149,9 +138,8 @@ static inline double delink_rate(const Options *o, const GptModel *m, const Prog
     const int64_t since = p->step - p->delinked;
     const double shared =
         share_is(m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
-    return shared * (p->delinked && since < o->delink_warmup
-                         ? (double)(since + 1) / (double)o->delink_warmup
-                         : 1);
+    return shared *
+           (p->delinked && since < o->delink_warmup ? (since + 1) / (double)o->delink_warmup : 1);
 }
 
 #endif

@@ -95,8 +95,7 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
     const Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
-    ModelSpec spec;
-    memset(&spec, 0, sizeof spec);
+    ModelSpec spec = {};
     spec.dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
     if (checkpoint_model(o->model, &config, &share)) {
         spec.file = o->model;
@@ -125,7 +124,7 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
 
 // Returns the samples of one validation. Labelled samples are used once at most.
 static int64_t validation_samples(const Config *c, const Dataset *val) {
-    int64_t all = dataset_whole_windows(val), asked = c->options.val_batches * c->samples;
+    int64_t all = val->windows, asked = c->options.val_batches * c->samples;
     return asked < 0 || (val->labels && asked > all) ? all : asked;
 }
 // Returns the tokenizer file of the run: --tokenizer, or one that is stored next to the shards,
@@ -142,8 +141,7 @@ static const char *find_tokenizer(const Config *c, bool validates, char *path, s
 static void check_tokenizers(const Options *o, const Data *d, int32_t vocab, const char *file) {
     const Dataset *data[] = {&d->train, &d->val, &d->hellaswag};
     const char *names[] = {o->train, o->val, o->hellaswag};
-    CommonTokenizer common;
-    memset(&common, 0, sizeof common);
+    CommonTokenizer common = {};
     common_tokenizer_add(&common, d->tokenizer.id, "the file", file);
     for (int i = 0; i < 3; i++) {
         common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]);
@@ -155,8 +153,7 @@ static Data open_data(const Config *c, int32_t vocab) {
     const Options *o = &c->options;
     const bool validates = o->val_every && (*o->val || c->given.at[OPTION_INDEX_val]);
     char path[1100];
-    Data d;
-    memset(&d, 0, sizeof d);
+    Data d = {};
     const char *file = find_tokenizer(c, validates, path, sizeof path);
     d.tokenizer = tokenizer_open(file, vocab);
     const DatasetOptions val = {.flag = "--val",
@@ -169,7 +166,7 @@ static Data open_data(const Config *c, int32_t vocab) {
     train.flag = "--train";
     train.windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
     train.shuffle = o->shuffle != 0;
-    train.seed = (uint64_t)o->seed;
+    train.seed = o->seed;
     train.windows_per_document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0;
     if (o->steps) { d.train = dataset_open(o->train, train); }
     if (validates) { d.val = dataset_open(o->val, val); }
@@ -236,7 +233,7 @@ static void configure(Job *j) {
     }
     if (!o->dry_run && !o->show_schedule) {
         j->data = open_data(c, (int32_t)j->spec.model.config.vocab);
-        c->steps = o->steps < 0 ? dataset_whole_windows(&j->data.train) / c->samples : o->steps;
+        c->steps = o->steps < 0 ? j->data.train.windows / c->samples : o->steps;
     }
     if (o->steps) { // without training there is nothing to protect
         c->privacy =
@@ -338,17 +335,18 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
 static void load_weights(Run *r, const ModelSpec *spec) {
     const Options *o = run_options(r);
     if (o->resume) {
-        char path[1100];
-        checkpoint_resume(o->out, &r->store, &r->progress, path, sizeof path);
+        const Text path = checkpoint_resume(o->out, &r->store, &r->progress);
         r->first_step = r->journal.start_step = r->progress.step;
-        if (r->comm->rank == 0) { report_resumed(path, r->progress.step, r->plan->config->steps); }
+        if (r->comm->rank == 0) {
+            report_resumed(path.at, r->progress.step, r->plan->config->steps);
+        }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
                          o->delink && o->delink_moments == DELINK_RESET, &r->progress);
     } else if (spec->file) {
         model_file_load(spec->file, &r->store, spec->file_dtype);
     } else {
-        store_initialise(&r->store, (uint64_t)o->seed);
+        store_initialise(&r->store, o->seed);
     }
 }
 // Starts the privacy guarantee, after the weights are loaded: a resumed run continues with the same
@@ -364,7 +362,7 @@ static void begin_privacy(Run *r) {
     if (!p->on) { return; }
     r->store.noise.on = true;
     r->store.noise.deviation = (float)(p->sigma * p->clip);
-    r->store.noise.scale = (float)(1.0 / (double)p->samples);
+    r->store.noise.scale = (float)(1.0 / p->samples);
     memcpy(r->store.noise.key, p->key, sizeof p->key);
     if (r->comm->rank == 0) {
         privacy_print_start(stdout, p);
@@ -385,18 +383,17 @@ static void validate(Run *r) {
     Evaluation e =
         executor_evaluate(&r->executor, &r->plan->evaluation, val, samples, r->progress.step);
     if (r->comm->rank) { return; }
-    double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
-    if (r->data->val_bytes > 0) { bits = e.loss / log(2.0) / (double)r->data->val_bytes; }
-    if (val->labels) { accuracy = (double)e.right / (double)samples; }
+    double loss = e.loss / max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
+    if (r->data->val_bytes > 0) { bits = e.loss / log(2.0) / r->data->val_bytes; }
+    if (val->labels) { accuracy = e.right / (double)samples; }
     report_validation(r->progress.step, loss, bits, accuracy,
-                      r->privacy.on ? privacy_epsilon(&r->privacy, r->progress.step).high
-                                    : (double)NAN,
+                      r->privacy.on ? privacy_epsilon(&r->privacy, r->progress.step).high : NAN,
                       e.targets, &r->journal.log);
 }
 
 static void score_hellaswag(Run *r) {
     const Dataset *questions = &r->data->hellaswag;
-    int64_t rows = dataset_whole_windows(questions), examples = rows / CHOICES;
+    int64_t rows = questions->windows, examples = rows / CHOICES;
     Evaluation e =
         executor_evaluate(&r->executor, &r->plan->evaluation, questions, rows, r->progress.step);
     if (r->comm->rank == 0) {
@@ -408,7 +405,7 @@ static void score_hellaswag(Run *r) {
 static void print_sample(Run *r) {
     const Options *o = run_options(r);
     const Tokenizer *tokenizer = &r->data->tokenizer;
-    int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
+    int32_t *text = new_array(int32_t, o->sample_tokens, "sample");
     Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u,
                    (uint64_t)r->progress.step};
     executor_generate(&r->executor, &r->plan->pipeline.placement,
@@ -425,14 +422,15 @@ static void print_sample(Run *r) {
 }
 
 static void save_checkpoint(Run *r, const char *command) {
-    char path[1100];
+    Text path;
     const Options *o = run_options(r);
     privacy_history(&r->privacy, r->progress.step, r->progress.privacy);
     privacy_sync(&r->privacy);
-    bool saved =
-        checkpoint_save(o->out, &r->store, &r->progress, o->keep, command, path, sizeof path);
+    const bool saved = checkpoint_save(o->out, &r->store, &r->progress, o->keep, command, &path);
     r->save_failed |= !saved;
-    if (saved && r->comm->rank == 0) { report_checkpoint(r->progress.step, path, &r->journal.log); }
+    if (saved && r->comm->rank == 0) {
+        report_checkpoint(r->progress.step, path.at, &r->journal.log);
+    }
 }
 
 // Does what follows the update number `step`: validation, a sample of text, a checkpoint. A resumed
@@ -553,7 +551,7 @@ static void print_plans(const RunPlans *plans, Privacy privacy, const Data *data
     if (o->show_schedule) {
         show_schedule(plans->first);
     } else if (o->json) {
-        TextBuffer line = {NULL, 0, 0};
+        TextBuffer line = {};
         json_add_start(&line, plans, &privacy, comm);
         printf("%s\n", line.text);
         free(line.text);
@@ -579,7 +577,7 @@ static void prepare(Job *j) {
     load_weights(r, &j->spec);
     begin_privacy(r);
     store_wait_all(&r->store);
-    TextBuffer line = {NULL, 0, 0};
+    TextBuffer line = {};
     if (first) {
         json_add_start(&line, &j->plans, &r->privacy, &j->comm);
         log_line(&r->journal.log, &line);

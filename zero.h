@@ -36,13 +36,14 @@
 // clips: samples are clipped. program_free frees its tables.
 static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
                                const Placement *placement, bool clips) {
-    UnitMap map;
-    const size_t storages = (size_t)m->storages;
-    memset(&map, 0, sizeof map);
-    map.units = m->units;
-    map.storages = m->storages;
-    map.of_unit = (int(*)[2])new_array(int, 2 * m->units, "unit map");
-    map.of_unit_count = new_array(int, m->units, "unit map");
+    const Offload *o = policy->offload;
+    const int units = m->units, storages = m->storages;
+    UnitMap map = {};
+    Owners owners = owners_make(m, placement);
+    map.units = units;
+    map.storages = storages;
+    map.of_unit = (int(*)[2])new_array(int, 2 * units, "unit map");
+    map.of_unit_count = new_array(int, units, "unit map");
     map.param_slot = new_array(int, storages, "unit map");
     map.grad_slot = new_array(int, storages, "unit map");
     map.gathers = new_array(bool, storages, "unit map");
@@ -51,34 +52,28 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.pieces = new_array(int, storages, "unit map");
     map.on_disk = new_array(bool, storages, "unit map");
     map.sums = new_array(SumPlace, storages, "unit map");
-    map.cpu_update = policy->offload && policy->offload->cpu_update;
-    map.delays = policy->offload && policy->offload->delays;
-    if (policy->offload) { map.stash = new_array(bool, m->units, "unit map"); }
-    for (int u = 1; u < m->units - 1 && map.stash; u++) {
-        int used[2];
-        gpt_unit_storages(m, u, used);
-        map.stash[u] = offload_has(policy->offload, used[0], STATE_ACTIVATIONS);
-    }
-    for (int u = 0; u < m->units; u++) {
+    map.cpu_update = o && o->cpu_update;
+    map.delays = o && o->delays;
+    if (o) { map.stash = new_array(bool, units, "unit map"); }
+    if (clips && placement->stages > 1) { map.stage = new_array(int, units, "unit map"); }
+    for (int u = 0; u < units; u++) {
         map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
+        if (map.stage) { map.stage[u] = placement_stage_of_unit(placement, u); }
+        if (o && gpt_unit_class(m, u) == UNIT_BLOCK) {
+            map.stash[u] = offload_has(o, map.of_unit[u][0], STATE_ACTIVATIONS);
+        }
     }
-    Owners owners = owners_make(m, placement);
     // the head's part of the gradient of wte
     map.head_maker = !clips ? ACT_BACKWARD_INPUT : owners.tied[0] ? ACT_TIED : ACTION_KINDS;
-    for (int s = 0; s < m->storages; s++) {
-        map.reduces_often[s] = policy->p2p != NULL;
+    for (int s = 0; s < storages; s++) {
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
         map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
-        map.sums[s] = zero_sum_place(policy->offload, &owners, s);
+        map.sums[s] = zero_sum_place(o, &owners, s);
         map.pieces[s] = offload_pieces(m, policy, &owners, s);
-        map.on_disk[s] = offload_stored(policy->offload, s) > 0;
+        map.on_disk[s] = offload_stored(o, s) > 0;
         map.gathers[s] = zero_gathers(policy, &owners, s);
-        map.reduces_often[s] |= zero_reduces_often(policy, &owners, s);
+        map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
         map.tied[s] = owners.tied[s];
-    }
-    if (clips && placement->stages > 1) { map.stage = new_array(int, m->units, "unit map"); }
-    for (int u = 0; map.stage && u < m->units; u++) {
-        map.stage[u] = placement_stage_of_unit(placement, u);
     }
     map.kept_gathered = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
     owners_free(&owners);
@@ -93,6 +88,10 @@ static inline void unit_map_recomputes(UnitMap *map, const Placement *placement)
     }
 }
 
+// Adds an action of a storage.
+static inline void lower_add(Schedule *s, ActionKind kind, int storage) {
+    schedule_add(s, action_make(kind, -1, storage, -1));
+}
 // Does the next action in this direction read the storage? Messages between are skipped: the ranks
 // of a stage have different ones, and must gather alike. So are weight parts, because neighbours
 // may share a storage.
@@ -102,33 +101,31 @@ static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, 
         i += direction;
     } while (i >= 0 && i < s->count &&
              (action_is_message(s->actions[i].kind) || s->actions[i].kind == ACT_BACKWARD_WEIGHT));
-    if (i < 0 || i >= s->count || !action_reads_parameters(s->actions[i].kind)) { return false; }
-    const int *of = map->of_unit[s->actions[i].unit];
-    return of[0] == storage || (map->of_unit_count[s->actions[i].unit] > 1 && of[1] == storage);
+    return i >= 0 && i < s->count && action_reads_parameters(s->actions[i].kind) &&
+           unit_uses(map, s->actions[i].unit, storage);
 }
 // Adds ACQUIRE before and RELEASE after each action that reads parameters. Neighbours that read the
 // same storage need neither between them.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
-    Schedule out = {NULL, 0, 0};
+    Schedule out = {};
     for (int i = 0; i < in->count; i++) {
-        Action a = in->actions[i];
-        bool reads = action_reads_parameters(a.kind);
-        for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
-            const bool held = lower_neighbour_reads(map, in, i, -1, map->of_unit[a.unit][k]);
-            if (!held) {
-                schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
+        const Action a = in->actions[i];
+        const int uses = action_reads_parameters(a.kind) ? map->of_unit_count[a.unit] : 0;
+        const int *used = uses ? map->of_unit[a.unit] : NULL;
+        for (int k = 0; k < uses; k++) {
+            if (!lower_neighbour_reads(map, in, i, -1, used[k])) {
+                lower_add(&out, ACT_ACQUIRE, used[k]);
             }
         }
         schedule_add(&out, a);
-        for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
-            const bool kept =
-                a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->kept_gathered;
-            if (!kept && !lower_neighbour_reads(map, in, i, 1, map->of_unit[a.unit][k])) {
-                schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
+        for (int k = 0; k < uses; k++) {
+            const bool kept = a.kind == ACT_BACKWARD_INPUT && used[k] == map->kept_gathered;
+            if (!kept && !lower_neighbour_reads(map, in, i, 1, used[k])) {
+                lower_add(&out, ACT_RELEASE, used[k]);
             }
         }
         if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->kept_gathered >= 0) {
-            schedule_add(&out, action_make(ACT_RELEASE, -1, map->kept_gathered, -1));
+            lower_add(&out, ACT_RELEASE, map->kept_gathered);
         }
     }
     schedule_replace(in, out);
@@ -140,7 +137,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 // them if they exist. Parameters that stay whole are not gathered for their uses.
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
                                  bool training) {
-    Schedule out = {NULL, 0, 0};
+    Schedule out = {};
     // [storages] gathered, and not yet released
     bool *busy = new_array(bool, map->storages, "lowering");
     bool *seen = new_array(bool, map->storages, "lowering"), taken[SHARED_SLOTS] = {false};
@@ -177,17 +174,17 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
 // shares with more: no cycle of ranks waits for each other. And neither a reduction nor a message
 // waits behind a sum for which other stages must first finish their step.
 static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
-    Schedule out = {NULL, 0, 0};
-    // [micro-batches][storages]
-    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)micro_batches * sizeof(int),
-                                      "lowering");
-    for (int i = 0; i < micro_batches * map->storages; i++) { last[i] = -1; }
+    Schedule out = {};
+    // [micro-batches][storages] one more than the index of the last contribution
+    int *last = new_array(int, micro_batches * map->storages, "lowering");
     for (int i = 0; i < in->count; i++) {
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
             int storage = map->of_unit[a->unit][k],
                 span = map->reduces_often[storage] ? a->micro : 0;
-            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = i; }
+            if (action_contributes(map, a, storage)) {
+                last[span * map->storages + storage] = i + 1;
+            }
         }
     }
     for (int i = 0; i < in->count; i++) {
@@ -198,16 +195,14 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
             bool often = storage >= 0 && map->reduces_often[storage];
             bool due = storage >= 0 && !map->tied[storage] &&
-                       last[(often ? a.micro : 0) * map->storages + storage] == i;
+                       last[(often ? a.micro : 0) * map->storages + storage] == i + 1;
             if (due) {
                 schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1));
             }
         }
     }
     for (int storage = map->storages - 1; storage >= 0; storage--) {
-        if (map->tied[storage] && last[storage] >= 0) {
-            schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1));
-        }
+        if (map->tied[storage] && last[storage]) { lower_add(&out, ACT_REDUCE, storage); }
     }
     free(last);
     schedule_replace(in, out);
@@ -236,14 +231,14 @@ static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int 
 // Sums of several stages are evicted last: they wait for other stages, which may wait for messages
 // of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
-    Schedule out = {NULL, 0, 0};
+    Schedule out = {};
     bool *left = new_array(bool, map->storages, "lowering");
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
         const bool on_host = a.kind == ACT_REDUCE && map->sums[a.storage];
         if (waits >= 0 && (a.kind == ACT_REDUCE || lower_slot_user(map, &a, waits) >= 0)) {
-            schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1));
+            lower_add(&out, ACT_EVICT_SUM, waits);
             waits = -1;
         }
         schedule_add(&out, a);
@@ -252,17 +247,15 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
         }
         if (!on_host || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
-        schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
+        lower_add(&out, ACT_EVICT_SUM, a.storage);
         const int next = lower_next_in_slot(map, in, i, a.storage);
-        if (next >= 0 && left[next]) {
-            schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1));
-        }
+        if (next >= 0 && left[next]) { lower_add(&out, ACT_FETCH_SUM, next); }
     }
-    if (waits >= 0) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1)); }
+    if (waits >= 0) { lower_add(&out, ACT_EVICT_SUM, waits); }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
         if (a.kind == ACT_REDUCE && map->sums[a.storage] && map->tied[a.storage]) {
-            schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
+            lower_add(&out, ACT_EVICT_SUM, a.storage);
         }
     }
     free(left);
@@ -277,21 +270,6 @@ typedef struct {
     ActionKind kind;  // of the action that brings a piece
     int storage, piece;
 } PieceCursor;
-// FETCH of the states, or, if the CPU updates, EVICT of the gradient.
-static inline PieceCursor lower_moves(const UnitMap *map, const bool *used) {
-    const PieceCursor c = {.map = map,
-                           .used = used,
-                           .on_disk = false,
-                           .kind = map->cpu_update ? ACT_EVICT : ACT_FETCH,
-                           .storage = map->delays ? map->storages : 0,
-                           .piece = 0};
-    return c;
-}
-static inline PieceCursor lower_reads(const UnitMap *map, const bool *used) {
-    const PieceCursor c = {
-        .map = map, .used = used, .on_disk = true, .kind = ACT_READ, .storage = 0, .piece = 0};
-    return c;
-}
 // Adds the actions that bring the next `count` pieces.
 static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
     const UnitMap *map = c->map;
@@ -336,7 +314,7 @@ static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
 // Adds delayed UPDATEs, one after each forward action of the step's first micro-batches, in the
 // order in which the gradients that they need are overwritten.
 static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
-    Schedule out = {NULL, 0, 0};
+    Schedule out = {};
     bool *left = new_array(bool, map->storages, "lowering");
     for (int i = 0; i < in->count; i++) {
         left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM;
@@ -346,12 +324,12 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
         int next = map->storages - 1;
         while (next >= 0 && !left[next]) { next--; }
         if (a.kind == ACT_EVICT_SUM && left[a.storage]) {
-            schedule_add(&out, action_make(ACT_UPDATE, -1, a.storage, -1));
+            lower_add(&out, ACT_UPDATE, a.storage);
             left[a.storage] = false;
         }
         schedule_add(&out, a);
         if (a.kind == ACT_FORWARD && next >= 0) {
-            schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1));
+            lower_add(&out, ACT_UPDATE, next);
             left[next] = false;
         }
     }
@@ -368,13 +346,18 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    PieceCursor moves = lower_moves(map, used), reads = lower_reads(map, used);
-    Schedule out = {NULL, 0, 0};
+    PieceCursor reads = {.map = map, .used = used, .on_disk = true, .kind = ACT_READ};
+    PieceCursor moves = reads;
+    moves.on_disk = false;
+    // the states, or, if the CPU updates, the gradient
+    moves.kind = map->cpu_update ? ACT_EVICT : ACT_FETCH;
+    moves.storage = map->delays ? map->storages : 0;
+    Schedule out = {};
     lower_next_pieces(&reads, &out, DISK_PIECES); // they run during the step
     for (int i = 0; i < s->count; i++) { schedule_add(&out, s->actions[i]); }
     schedule_replace(s, out);
     if (!waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }
-    schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
+    lower_add(s, ACT_NORM, -1);
     if (waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);

@@ -34,7 +34,7 @@
 
 enum { RDP_ORDERS = 99 + 53 + 4 }; // 1.1, 1.2 ... 10.9, 11, 12 ... 63, 128, 256, 512, 1024
 static inline double rdp_order(int i) {
-    return i < 99 ? (double)(11 + i) / 10 : i < 152 ? i - 88 : (double)(128 << (i - 152));
+    return i < 99 ? (double)(11 + i) / 10 : i < 152 ? i - 88 : (128 << (i - 152));
 }
 
 static inline double log_add_exp(double a, double b) { // of logarithms; -INFINITY: of 0
@@ -98,7 +98,7 @@ static inline double rdp_of_step(double q, double sigma, double order) {
 static inline double rdp_epsilon(const PrivacySetting *s, double *best) {
     double least = INFINITY;
     for (int i = 0; i < RDP_ORDERS; i++) {
-        double order = rdp_order(i), r = (double)s->steps * rdp_of_step(s->q, s->sigma, order);
+        double order = rdp_order(i), r = s->steps * rdp_of_step(s->q, s->sigma, order);
         // 0: by the total variation distance
         double epsilon = s->delta * s->delta + expm1(-r) > 0
                              ? 0
@@ -138,7 +138,7 @@ static inline int64_t account_search(PrivacySetting s, double epsilon, bool of_s
         int64_t middle =
             max_i64(min_i64(keeps, fails) + 1, min_i64(max_i64(keeps, fails) - 1, (int64_t)guess));
         if (of_sigma) {
-            s.sigma = (double)middle * SIGMA_STEP;
+            s.sigma = middle * SIGMA_STEP;
         } else {
             s.steps = middle;
         }
@@ -158,9 +158,8 @@ static inline double account_sigma(const PrivacySetting *s, double epsilon) {
     PrivacySetting most = *s;
     most.sigma = MOST_SIGMA;
     if (account_epsilon(&most, epsilon).high > epsilon) { return INFINITY; }
-    return SIGMA_STEP * (double)account_search(*s, epsilon, true,
-                                               (int64_t)(MOST_SIGMA / SIGMA_STEP),
-                                               (int64_t)(LEAST_SIGMA / SIGMA_STEP) - 1);
+    return SIGMA_STEP * account_search(*s, epsilon, true, (int64_t)(MOST_SIGMA / SIGMA_STEP),
+                                       (int64_t)(LEAST_SIGMA / SIGMA_STEP) - 1);
 }
 // Returns the largest number of steps, to 1 in 10,000, that keeps epsilon; 0 if not even one does.
 static inline int64_t account_steps(const PrivacySetting *s, double epsilon) {

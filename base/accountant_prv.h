@@ -65,7 +65,7 @@ static const double MASS_BEYOND = 1e-5;
 typedef struct {
     double first, h;
     int64_t bins, middle;      // middle: the bin with the most mass
-    double *surplus, *deficit; // [bins]
+    double *surplus, *deficit; // [bins] of one allocation
     double below, above;       // mass of P beyond the ends
 } Losses;
 
@@ -119,7 +119,7 @@ static inline Mixture mixture_make(const PrivacySetting *s) {
                               j * logl(q) + (j < s->windows ? (k - j) * log1pl(-q) : 0);
         m.weight[j] = (double)expl(chances);
     }
-    double beyond = MASS_BEYOND * s->delta / (double)s->steps, from = 0,
+    double beyond = MASS_BEYOND * s->delta / s->steps, from = 0,
            to = s->windows + s->sigma * sqrt(-2 * log(beyond));
     for (int i = 0; i < 60; i++) {
         double middle = (from + to) / 2;
@@ -190,25 +190,25 @@ static inline void losses_add_panel(const Mixture *m, double z, double width, do
 static inline Losses losses_make(const Mixture *m, double h, double shift, bool turned) {
     double end = m->end, least = loss_of(m, -end), first = least - shift * h, a = -end, most = 0;
     Losses l = {.first = first, .h = h, .bins = 1 + (int64_t)ceil((loss_of(m, end) - least) / h)};
-    l.surplus = new_array(double, l.bins, "privacy losses");
-    l.deficit = new_array(double, l.bins, "privacy losses");
+    l.surplus = new_array(double, 2 * l.bins, "privacy losses");
+    l.deficit = l.surplus + l.bins;
     for (int64_t i = 0; i < l.bins; i++) {
-        double b = output_of(m, first + (double)(i + 1) * h, a),
-               ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
+        double b = output_of(m, first + (i + 1) * h, a), ea = exp(fmax(first + i * h, least)),
+               eb = exp(first + (i + 1) * h);
         // steep: rate at which exponents change
         double steep = (m->parts + fmax(fabs(a), fabs(b))) / m->v, gain = 0, lack = 0;
         int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6),
                 at = turned ? l.bins - 1 - i : i;
-        double width = (b - a) / (double)panels;
+        double width = (b - a) / panels;
         for (int64_t k = 0; k < panels; k++) {
             if ((i + k) % 1024 == 0) { keep_alive(); } // other ranks wait
-            losses_add_panel(m, a + (double)k * width, width, a, b, ea, eb, &gain, &lack);
+            losses_add_panel(m, a + k * width, width, a, b, ea, eb, &gain, &lack);
         }
         // the first point of the grid is below the least loss: adds the surplus of the mass of Q
         // there
         if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); }
         l.surplus[at] = turned ? lack / eb : gain;
-        l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
+        l.deficit[at] = turned ? gain / exp(first + i * h) : lack;
         if (gain + lack > most) {
             most = gain + lack;
             l.middle = at;
@@ -218,16 +218,11 @@ static inline Losses losses_make(const Mixture *m, double h, double shift, bool 
     l.above = mass_beyond(m, a, 1);
     l.below = mass_beyond(m, end, -1);
     if (turned) {
-        l.first = -(first + (double)l.bins * h);
+        l.first = -(first + l.bins * h);
         l.below = normal_above(a / m->s->sigma);
         l.above = normal_above(end / m->s->sigma);
     }
     return l;
-}
-static inline void losses_free(Losses *l) {
-    free(l->surplus);
-    free(l->deficit);
-    l->surplus = l->deficit = NULL;
 }
 
 // For the low end: merges share[i] of bin i into its right end and the rest into its left end. At
@@ -272,7 +267,7 @@ static inline Losses losses_align(const Mixture *m, double h, bool turned, doubl
         at[now] = shift;
         rest[now] = left;
         shift = (at[0] * rest[1] - at[1] * rest[0]) / (rest[1] - rest[0]);
-        losses_free(&l);
+        free(l.surplus);
         free(*share);
     }
 }
@@ -282,13 +277,14 @@ enum { END_LOW, END_HIGH };
 typedef struct {
     double first, h, infinite; // infinite: mass of losses that count as infinite, for END_HIGH
     int64_t points;
-    double *mass[2]; // [points] of END_LOW, END_HIGH
+    double *mass[2]; // [points] of END_LOW, END_HIGH: one allocation
 } LossGrid;
 static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
     double *share, part = 1 / -expm1(-h), less = exp(-h);
     Losses l = losses_align(m, h, turned, &share);
     LossGrid g = {.first = l.first, .h = h, .infinite = l.above, .points = l.bins + 1};
-    for (int e = 0; e < 2; e++) { g.mass[e] = new_array(double, g.points, "privacy losses"); }
+    g.mass[END_LOW] = new_array(double, 2 * g.points, "privacy losses");
+    g.mass[END_HIGH] = g.mass[END_LOW] + g.points;
     g.mass[END_HIGH][0] = l.below;
     for (int64_t i = 0; i < l.bins; i++) {
         double up = part * l.surplus[i], down = part * less * l.deficit[i];
@@ -297,13 +293,9 @@ static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
         g.mass[END_LOW][i] += (1 - share[i]) * (up + down);
         g.mass[END_LOW][i + 1] += share[i] * (up + down);
     }
-    losses_free(&l);
+    free(l.surplus);
     free(share);
     return g;
-}
-static inline void grid_free(LossGrid *g) {
-    free(g->mass[END_LOW]);
-    free(g->mass[END_HIGH]);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -320,10 +312,9 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     int64_t from = theta > 0 ? last : first;
     keep_alive();
     for (int64_t i = first; i <= last; i++) {
-        sum += (long double)(mass[i] * exp(theta * (double)(i - from) * g->h));
+        sum += (long double)(mass[i] * exp(theta * (i - from) * g->h));
     }
-    return theta * (g->first + (double)from * g->h) +
-           (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
+    return theta * (g->first + from * g->h) + (sum > 0 ? (double)logl(sum) : -INFINITY);
 }
 // Objective of golden-section searches over t > 0: ln of Chernoff's bound, with parameter t, of the
 // probability that the sum, tilted by theta, is at least `epsilon`. With epsilon NAN: the loss that
@@ -367,7 +358,7 @@ typedef struct {
 } LossErrors;
 static inline LossErrors loss_errors(const Mixture *m, const LossGrid *g, double theta) {
     const double T = (double)m->s->steps;
-    const double far = fmax(fabs(g->first), fabs(g->first + (double)g->points * g->h));
+    const double far = fmax(fabs(g->first), fabs(g->first + g->points * g->h));
     // rate at which a loss changes: times the relative error of an output, the error of its loss
     const double steep = m->parts * m->end / m->v;
     LossErrors e = {T * (ROUNDING_OF_MASS + 8 * ROUNDING * (theta * far + steep)),
@@ -378,7 +369,7 @@ static inline LossErrors loss_errors(const Mixture *m, const LossGrid *g, double
 // the sum: Renyi's bound of order theta + 1. It uses, for all x >= 0,
 //     1 - exp(-x) <= exp(theta x) theta^theta / (1 + theta)^(1 + theta).
 static inline double moment_epsilon(const Mixture *m, const LossGrid *g, double theta) {
-    const double T = (double)m->s->steps, rest = m->s->delta - T * g->infinite;
+    const double T = m->s->steps, rest = m->s->delta - T * g->infinite;
     const LossErrors e = loss_errors(m, g, theta);
     if (!(rest > 0)) { return INFINITY; }
     const double most = theta * log(theta) - (1 + theta) * log1p(theta);
@@ -399,7 +390,7 @@ typedef struct {
 // Plans tilt and window from a grid of one step.
 static inline void direction_plan(Direction *d, const Mixture *m, const LossGrid *g) {
     // limit of tilts that keeps them finite
-    const double T = (double)m->s->steps, most = 1000 / (g->first + (double)g->points * g->h);
+    const double T = (double)m->s->steps, most = 1000 / (g->first + g->points * g->h);
     Chernoff c = {.g = g,
                   .T = T,
                   .base = grid_log_moment(g, END_HIGH, 0),
@@ -434,16 +425,16 @@ typedef struct {
 
 // Computes the sum of `steps` losses by FFT, in a window of n points.
 static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t steps, int64_t n) {
-    double T = (double)steps, base = grid_log_moment(g, END_HIGH, d->theta), norm = 0;
+    double T = steps, base = grid_log_moment(g, END_HIGH, d->theta), norm = 0;
     int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
     LossSum sum = {.n = n,
-                   .from = T * g->first + (double)start * g->h,
+                   .from = T * g->first + start * g->h,
                    .h = g->h,
                    .theta = d->theta,
                    .scale = T * base};
     FftNumber *ring = new_array(FftNumber, n, "privacy losses"), *roots = fft_roots(n);
     for (int64_t i = 0; i < g->points; i++) {
-        double half = exp((d->theta * (g->first + (double)i * g->h) - base) / 2);
+        double half = exp((d->theta * (g->first + i * g->h) - base) / 2);
         ring[i % n].re += g->mass[END_LOW][i] * half * half;
         ring[i % n].im += g->mass[END_HIGH][i] * half * half;
     }
@@ -459,15 +450,15 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
         sum.mass[k].im = fmaxl(m.im, 0) / (double)n;
     }
     free(ring);
-    double unit = (double)LDBL_EPSILON / 2, relative = 13 * unit * log2((double)n),
-           grown = exp(T * relative * sqrt((double)n * norm)); // bound for a frequency above 1
+    double unit = LDBL_EPSILON / 2, relative = 13 * unit * log2((double)n),
+           grown = exp(T * relative * sqrt(n * norm)); // bound for a frequency above 1
     // 4: two sequences share re and im, in both transforms
     sum.error = 4 * (T + 1) * (relative + 3 * unit) * sqrt(norm) * grown;
     sum.beyond[END_HIGH] = exp(T * (grid_log_moment(g, END_HIGH, d->theta + d->right) - base) -
-                               d->right * (sum.from + (double)n * g->h));
+                               d->right * (sum.from + n * g->h));
     sum.beyond[END_LOW] =
         sum.beyond[END_HIGH] + exp(T * (grid_log_moment(g, END_LOW, d->theta - d->left) - base) +
-                                   d->left * (sum.from - (double)(n / 9) * g->h));
+                                   d->left * (sum.from - (n / 9) * g->h));
     return sum;
 }
 
@@ -485,7 +476,7 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
     double slack = (end == END_HIGH ? 1 : -1) * (sum->beyond[end] + sum->error * weights),
            above = 0, gained = 0, before = 0, unknown = end == END_HIGH ? INFINITY : 0;
     for (int64_t k = start; k >= 0; k--) {
-        double x = sum->from + (double)k * sum->h;
+        double x = sum->from + k * sum->h;
         // above, gained: sums over all y > x of tilted masses times exp(-theta (y - x)); in gained
         // also times 1 - exp(x - y)
         gained = r * (shrink * gained + rest * above);
@@ -506,22 +497,22 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
 // `share` of the window.
 static inline bool direction_fits(const Direction *d, const PrivacySetting *s, double h,
                                   double share) {
-    return (1 + d->theta) * (double)s->steps * h * h <= share * (d->to - d->from);
+    return (1 + d->theta) * s->steps * h * h <= share * (d->to - d->from);
 }
 enum { START_BINS = 1 << 13, MOST_START_BINS = 1 << 17 };
 static inline Direction direction_start(const Mixture *m, bool turned) {
     double range = loss_of(m, m->end) - loss_of(m, -m->end);
     Direction d = {.turned = turned, .range = range, .loss = {0, INFINITY}};
     for (int64_t bins = START_BINS; bins <= MOST_START_BINS; bins *= 4) {
-        LossGrid g = grid_make(m, range / (double)bins, turned);
+        LossGrid g = grid_make(m, range / bins, turned);
         direction_plan(&d, m, &g);
-        grid_free(&g);
-        if (direction_fits(&d, m->s, range / (double)bins, 1.0 / 64)) { break; }
+        free(g.mass[END_LOW]);
+        if (direction_fits(&d, m->s, range / bins, 1.0 / 64)) { break; }
     }
     return d;
 }
 static inline double direction_width(const Direction *d, int64_t n) {
-    return fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n));
+    return fmax((d->to - d->from) * 9 / 8 / n, d->range / (4 * n));
 }
 // Returns the grid whose n points span the window and an eighth more. The grid of one step has at
 // most 4 n points.
@@ -536,18 +527,18 @@ static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
         double width = d->to - d->from;
         direction_plan(d, m, &g);
         if (d->to - d->from > width) {
-            grid_free(&g);
+            free(g.mass[END_LOW]);
             g = direction_grid(d, m, n);
         }
     }
     LossSum sum = sum_make(&g, d, s->steps, n);
     const LossErrors e = loss_errors(m, &g, d->theta);
-    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(e.mass), (double)s->steps * g.infinite);
+    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(e.mass), s->steps * g.infinite);
     d->below = high > 0 && high == sum.from;
     d->loss.high = fmin(d->loss.high, e.grid + high);
     d->loss.low =
         fmax(d->loss.low, -e.grid + sum_epsilon(&sum, END_LOW, s->delta, exp(-e.mass), 0));
-    grid_free(&g);
+    free(g.mass[END_LOW]);
     free(sum.mass);
 }
 

@@ -113,15 +113,7 @@ static inline void signal_text_write(const SignalText *t) {
     (void)written;
 }
 
-// malloc and calloc that end the program (EXIT_RESOURCES) on failure. what: for the message.
-static inline void *checked_malloc(size_t bytes, const char *what) {
-    void *p = malloc(bytes ? bytes : 1);
-    if (!p) {
-        die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence",
-            "cannot allocate %zu bytes for %s", bytes, what);
-    }
-    return p;
-}
+// calloc that ends the program (EXIT_RESOURCES) on failure. what: for the message.
 static inline void *checked_calloc(size_t count, size_t size, const char *what) {
     void *p = calloc(count ? count : 1, size ? size : 1);
     if (!p) {
@@ -130,8 +122,23 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     }
     return p;
 }
+static inline void *checked_malloc(size_t bytes, const char *what) {
+    return checked_calloc(bytes, 1, what);
+}
 // Returns a new array of `count` elements of a type, all zero; free() frees it.
 #define new_array(type, count, what) ((type *)checked_calloc((size_t)(count), sizeof(type), (what)))
+
+// Returns an array with another number of elements; new ones are not set.
+static inline void *checked_resize(void *array, int64_t count, size_t size, const char *what) {
+    void *resized = realloc(array, (size_t)count * size);
+    if (!resized) {
+        die(EXIT_RESOURCES, NULL, "cannot allocate %" PRId64 " x %zu bytes for %s", count, size,
+            what);
+    }
+    return resized;
+}
+#define resize_array(type, array, count, what)                                                     \
+    ((type *)checked_resize(array, count, sizeof(type), what))
 
 // Returns an array with space for one more element: the same, or a copy of twice the capacity if it
 // is full.
@@ -139,15 +146,20 @@ static inline void *checked_grow(void *array, int64_t count, int64_t *capacity, 
                                  const char *what) {
     if (count < *capacity) { return array; }
     *capacity = *capacity ? 2 * *capacity : 16;
-    void *grown = realloc(array, (size_t)*capacity * size);
-    if (!grown) {
-        die(EXIT_RESOURCES, NULL, "cannot allocate %" PRId64 " x %zu bytes for %s", *capacity, size,
-            what);
-    }
-    return grown;
+    return checked_resize(array, *capacity, size, what);
 }
 #define grow_array(type, array, count, capacity, what)                                             \
     ((type *)checked_grow(array, count, capacity, sizeof(type), what))
+
+static inline void free_pointers(void *const *pointers, size_t count) {
+    for (size_t i = 0; i < count; i++) { free(pointers[i]); }
+}
+// Frees each of these pointers.
+#define free_all(...)                                                                              \
+    do {                                                                                           \
+        void *const pointers_[] = {__VA_ARGS__};                                                   \
+        free_pointers(pointers_, sizeof pointers_ / sizeof *pointers_);                            \
+    } while (0)
 
 #ifdef __CUDACC__
 #define IN_KERNELS_TOO __host__ __device__
@@ -189,23 +201,6 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// The maximum of numbers (0 at first) that change one at a time: a binary tree, in which each node
-// is the larger of its two children.
-typedef struct {
-    int64_t *node; // [2 count] node 1 is the root; nodes count .. 2 count - 1 are the numbers
-    int count;
-} Largest;
-static inline Largest largest_make(int count) {
-    Largest l = {new_array(int64_t, 2 * (size_t)count, "numbers"), count};
-    return l;
-}
-static inline void largest_set(Largest *l, int i, int64_t number) {
-    int64_t *node = l->node;
-    node[i += l->count] = number;
-    for (i /= 2; i > 0; i /= 2) { node[i] = max_i64(node[2 * i], node[2 * i + 1]); }
-}
-static inline int64_t largest_of(const Largest *l) { return l->node[1]; }
-
 // Returns where part `index` of `parts` contiguous, nearly equal parts of n things begins (index =
 // parts: the end).
 static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) {
@@ -215,7 +210,7 @@ static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) {
 static inline double seconds_now(void) { // monotonic: the wall clock may jump
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -232,7 +227,7 @@ static inline uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t index
     return mix64(mix64(mix64(seed) ^ stream) ^ index);
 }
 static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) { // in [0, 1)
-    return (double)(random_u64(seed, stream, index) >> 11) * 0x1p-53;
+    return (random_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 // Two independent normal numbers (Box-Muller), from the uniform numbers 2*pair and 2*pair + 1 of
 // the stream.
@@ -260,14 +255,14 @@ static inline Rounding round_to_nearest(void) {
 static inline Rounding rounding_stochastic(uint64_t seed, int64_t version, int storage,
                                            int64_t first) {
     const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u; // "rounding"
-    const uint64_t of_version = random_u64(seed, ROUNDING_STREAM, (uint64_t)version);
+    const uint64_t of_version = random_u64(seed, ROUNDING_STREAM, version);
     Rounding r = {true, mix64(of_version ^ mix64((uint64_t)storage)), first};
     return r;
 }
 // 16 uniform bits. The element is mixed before it is combined with the key: with key ^ element
 // alone, keys that differ in few bits would give the same draws to permuted elements.
 IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) {
-    return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48);
+    return (uint32_t)(mix64(r.key ^ mix64(r.first + i)) >> 48);
 }
 IN_KERNELS_TOO static inline uint16_t round_stochastic(float x, Rounding r, int64_t i) {
     uint32_t bits;
@@ -302,7 +297,7 @@ IN_KERNELS_TOO static inline ExactTerm exact_term(double x) {
     const uint64_t low = (mantissa & 0xffffffffu) << place % 32;
     const uint64_t high = (mantissa >> 32) << place % 32;
     term.first = (int)(place / 32);
-    term.part[0] = (int64_t)(low & 0xffffffffu);
+    term.part[0] = low & 0xffffffffu;
     term.part[1] = (int64_t)((low >> 32) + (high & 0xffffffffu));
     term.part[2] = (int64_t)(high >> 32);
     return term;
@@ -340,7 +335,7 @@ static inline double exact_value(ExactSum sum) {
     for (int i = top; i >= 0 && i > top - 3; i--) {
         value += ldexp((double)sum.limb[i], 32 * i - EXACT_POINT);
     }
-    return sum.strange ? (double)NAN : value;
+    return sum.strange ? NAN : value;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -375,9 +370,8 @@ static inline uint64_t checksum_round(uint64_t lane, uint64_t word) {
     return lane * 0x9e3779b185ebca87u;
 }
 static inline Checksum checksum_begin(void) {
-    Checksum c;
-    memset(&c, 0, sizeof c);
-    for (int i = 0; i < 4; i++) { c.lane[i] = mix64((uint64_t)i); }
+    Checksum c = {};
+    for (int i = 0; i < 4; i++) { c.lane[i] = mix64(i); }
     return c;
 }
 static inline void checksum_block(Checksum *c, const unsigned char *p) { // 32 bytes
@@ -389,7 +383,7 @@ static inline void checksum_block(Checksum *c, const unsigned char *p) { // 32 b
 }
 static inline void checksum_add(Checksum *c, const void *data, size_t bytes) {
     const unsigned char *p = (const unsigned char *)data;
-    size_t held = (size_t)(c->length % 32);
+    size_t held = c->length % 32;
     c->length += bytes;
     if (held) {
         size_t take = bytes < 32 - held ? bytes : 32 - held;

@@ -13,6 +13,19 @@
 
 enum { PATH_BYTES = 4096, PATH_LINKS = 40 }; // as Linux limits them
 
+// A path in a folder that an option names, or the reason of a failure.
+typedef struct {
+    char at[1600];
+} Text;
+__attribute__((format(printf, 1, 2))) static inline Text text_of(const char *format, ...) {
+    Text t;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(t.at, sizeof t.at, format, values);
+    va_end(values);
+    return t;
+}
+
 // Opens a regular file for reading. Returns NULL with errno otherwise: a pipe would block, and a
 // device has no end.
 static inline FILE *open_regular(const char *path) {
@@ -95,8 +108,7 @@ typedef struct {
     char path[PATH_BYTES]; // resolved; "": it leads nowhere
 } FileIdentity;
 static inline FileIdentity file_identity(const char *path) {
-    FileIdentity f;
-    memset(&f, 0, sizeof f);
+    FileIdentity f = {};
     f.there = !stat(path, &f.info);
     if (!path_resolve(path, f.path)) { f.path[0] = 0; }
     return f;
@@ -142,9 +154,9 @@ static inline void *data_map_file(const char *path, const char *what, const char
     if (info.st_size < DATA_HEADER_BYTES) {
         die(EXIT_INPUT, hint,
             "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,
-            what, (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
+            what, DATA_HEADER_BYTES, info.st_size);
     }
-    *bytes = (size_t)info.st_size;
+    *bytes = info.st_size;
     void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     if (map == MAP_FAILED) {
         die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path,

@@ -68,7 +68,7 @@ static inline bool json_read_string(Json *j, const char **text, size_t *bytes) {
         if (*j->at == '\\' && ++j->at == j->end) { break; }
     }
     if (j->at == j->end) { return json_fail(j, "a string does not end"); }
-    *bytes = (size_t)(j->at++ - *text);
+    *bytes = j->at++ - *text;
     return true;
 }
 // Skips digits. Returns 0, 1 or 2 (2: two or more).
@@ -93,7 +93,7 @@ static inline bool json_read_number(Json *j, JsonValue *v) {
         j->at += j->at < j->end && (*j->at == '+' || *j->at == '-');
         good = good && json_digits(j);
     }
-    v->bytes = (size_t)(j->at - from);
+    v->bytes = j->at - from;
     if (!good || v->bytes >= sizeof copy) { return json_fail(j, "a number was expected"); }
     memcpy(copy, from, v->bytes);
     copy[v->bytes] = 0;

@@ -64,6 +64,23 @@ static inline void comm_unpack_in_place(float *buffer, int64_t n) {
 // -------------------------------------------------------------------------------------------------
 // Messages of collectives
 
+typedef struct {
+    char *data;
+    int64_t bytes;
+} CommPart;
+// Return slice i of the array that an operation sends from, or receives.
+static inline CommPart comm_part(const char *array, const int64_t *bounds, int i, size_t size) {
+    const CommPart part = {(char *)(uintptr_t)array + bounds[i] * (int64_t)size,
+                           slice_length(bounds, i) * (int64_t)size};
+    return part;
+}
+static inline CommPart comm_sent(const CommOp *op, int i) {
+    return comm_part(op->in, op->bounds, i, op->element_bytes);
+}
+static inline CommPart comm_received(const CommOp *op, int i) {
+    return comm_part(op->out, op->recv_bounds ? op->recv_bounds : op->bounds, i, op->element_bytes);
+}
+
 // Posts a message to or from another member, and counts what is sent. Long messages are cut into
 // parts of COMM_PART_BYTES, alike on both sides.
 static inline void comm_post(Comm *c, CommSlot *slot, const CommOp *op, bool send, int member,
@@ -81,10 +98,9 @@ static inline void comm_post(Comm *c, CommSlot *slot, const CommOp *op, bool sen
     }
 }
 static inline void comm_post_both(Comm *c, CommSlot *slot, const CommOp *op, int member,
-                                  void *received, int64_t received_bytes, const void *sent,
-                                  int64_t sent_bytes) {
-    comm_post(c, slot, op, false, member, received, received_bytes);
-    comm_post(c, slot, op, true, member, sent, sent_bytes);
+                                  CommPart received, CommPart sent) {
+    comm_post(c, slot, op, false, member, received.data, received.bytes);
+    comm_post(c, slot, op, true, member, sent.data, sent.bytes);
 }
 // Returns whether all messages of the slot are complete.
 static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
@@ -203,18 +219,14 @@ static inline void reduction_start(const Reduction *r, CommSlot *slot) {
     slot->state = 1;
     slot->requests = 0;
     for (int l = 0; l < g->locals; l++) {
-        for (int n = 0; n < g->nodes && l != r->local; n++) {
-            const int64_t count = reduction_piece(r, slot, group_at(g, n, r->local), &first);
-            reduction_receive(r, slot, group_at(g, r->node, l),
-                              reduction_contribution(r, slot, l, n), count);
-        }
-    }
-    for (int l = 0; l < g->locals; l++) {
+        const int member = group_at(g, r->node, l);
         for (int n = 0; n < g->nodes && l != r->local; n++) {
             const int owner = group_at(g, n, l);
-            const int64_t count = reduction_piece(r, slot, owner, &first);
-            reduction_send(r, slot, group_at(g, r->node, l), comm_floats(r->op->in) + first, count,
-                           STAGED_SENT, owner);
+            int64_t count = reduction_piece(r, slot, group_at(g, n, r->local), &first);
+            reduction_receive(r, slot, member, reduction_contribution(r, slot, l, n), count);
+            count = reduction_piece(r, slot, owner, &first);
+            reduction_send(r, slot, member, comm_floats(r->op->in) + first, count, STAGED_SENT,
+                           owner);
         }
     }
 }
@@ -316,44 +328,37 @@ static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
 static inline bool comm_gathers_packed(const CommOp *op) {
     return op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16;
 }
-// Returns member i's slice, and the bytes of it that an all-gather sends.
-static inline char *comm_slice(const CommOp *op, int i, int64_t *bytes) {
-    const int64_t size = (int64_t)op->element_bytes;
-    *bytes = slice_length(op->bounds, i) * (comm_gathers_packed(op) ? 2 : size);
-    return op->out + op->bounds[i] * size;
+// Returns the part of member i's slice that an all-gather sends.
+static inline CommPart comm_slice(const CommOp *op, int i) {
+    CommPart slice = comm_received(op, i);
+    if (comm_gathers_packed(op)) { slice.bytes /= 2; }
+    return slice;
 }
 static inline void comm_gather_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
-    int64_t mine, theirs;
-    char *own = comm_slice(op, g->me, &mine);
+    const CommPart own = comm_slice(op, g->me);
     for (int n = 0; n < g->nodes; n++) {
-        int peer = group_at(g, n, group_local(g, g->me));
-        char *slice = comm_slice(op, peer, &theirs);
-        if (peer != g->me) { comm_post_both(c, slot, op, peer, slice, theirs, own, mine); }
+        const int peer = group_at(g, n, group_local(g, g->me));
+        if (peer != g->me) { comm_post_both(c, slot, op, peer, comm_slice(op, peer), own); }
     }
 }
 static inline void comm_gather_local(Comm *c, const CommOp *op, CommSlot *slot) {
     const Group *g = op->group;
-    int node = group_node(g, g->me), local = group_local(g, g->me);
-    int64_t in_bytes, out_bytes;
+    const int node = group_node(g, g->me), local = group_local(g, g->me);
     for (int l = 0; l < g->locals; l++) {
         for (int n = 0; n < g->nodes && l != local; n++) {
-            char *received = comm_slice(op, group_at(g, n, l), &in_bytes),
-                 *sent = comm_slice(op, group_at(g, n, local), &out_bytes);
-            comm_post_both(c, slot, op, group_at(g, node, l), received, in_bytes, sent, out_bytes);
+            comm_post_both(c, slot, op, group_at(g, node, l), comm_slice(op, group_at(g, n, l)),
+                           comm_slice(op, group_at(g, n, local)));
         }
     }
 }
 static inline void comm_exchange(Comm *c, const CommOp *op, CommSlot *slot) {
-    const int64_t size = (int64_t)op->element_bytes, *b = op->bounds, *to = op->recv_bounds;
     for (int i = 0; i < op->group->n; i++) {
-        const char *sent = op->in + b[i] * size;
-        const int64_t bytes = (b[i + 1] - b[i]) * size;
+        const CommPart sent = comm_sent(op, i);
         if (i == op->group->me) {
-            memcpy(op->slice, sent, (size_t)bytes);
+            memcpy(op->slice, sent.data, (size_t)sent.bytes);
         } else {
-            comm_post_both(c, slot, op, i, op->out + to[i] * size, (to[i + 1] - to[i]) * size, sent,
-                           bytes);
+            comm_post_both(c, slot, op, i, comm_received(op, i), sent);
         }
     }
 }
@@ -365,15 +370,13 @@ enum { PHASE_NEW, PHASE_REDUCE, PHASE_NODES, PHASE_LOCAL, PHASE_DONE };
 static inline bool comm_op_reduces(const CommOp *op) {
     return op->kind == COMM_REDUCE_SCATTER || op->kind == COMM_ALL_REDUCE;
 }
-static inline bool comm_op_gathers(const CommOp *op) {
-    return op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE;
-}
 
 // Enters the operation's next phase and posts its messages, if it has any there.
 static inline void comm_next_phase(Comm *c, CommOp *op) {
     CommSlot *slot = &c->slot[0];
     const int64_t *b = op->bounds;
-    const bool packed = comm_gathers_packed(op), gathers = comm_op_gathers(op);
+    const bool packed = comm_gathers_packed(op),
+               gathers = op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE;
     slot->requests = 0;
     switch (++op->phase) {
     case PHASE_REDUCE:

@@ -270,22 +270,20 @@ static inline size_t nccl_slice(const CommOp *op) {
 }
 static inline void nccl_exchange(Comm *c, const CommOp *op, ncclComm_t communicator,
                                  cudaStream_t carrier) {
-    const int64_t size = (int64_t)op->element_bytes;
     for (int i = 0; i < op->group->n; i++) {
-        const char *sent = op->in + op->bounds[i] * size;
-        char *received = op->out + op->recv_bounds[i] * size;
-        const size_t out_bytes = (size_t)(slice_length(op->bounds, i) * size),
-                     in_bytes = (size_t)(slice_length(op->recv_bounds, i) * size);
+        const CommPart sent = comm_sent(op, i), received = comm_received(op, i);
+        const size_t out_bytes = (size_t)sent.bytes, in_bytes = (size_t)received.bytes;
         if (i == op->group->me) {
-            CUDA_CHECK(
-                cudaMemcpyAsync(received, sent, out_bytes, cudaMemcpyDeviceToDevice, carrier));
+            CUDA_CHECK(cudaMemcpyAsync(received.data, sent.data, out_bytes,
+                                       cudaMemcpyDeviceToDevice, carrier));
             continue;
         }
         if (out_bytes) {
-            nccl_call(c, op, ncclSend(sent, out_bytes, ncclUint8, i, communicator, carrier));
+            nccl_call(c, op, ncclSend(sent.data, out_bytes, ncclUint8, i, communicator, carrier));
         }
         if (in_bytes) {
-            nccl_call(c, op, ncclRecv(received, in_bytes, ncclUint8, i, communicator, carrier));
+            nccl_call(c, op,
+                      ncclRecv(received.data, in_bytes, ncclUint8, i, communicator, carrier));
         }
     }
 }
@@ -317,32 +315,34 @@ static inline void nccl_carry(Comm *c, const CommOp *op) {
     const bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
     const ncclDataType_t type = packed ? ncclBfloat16 : ncclFloat32;
     const size_t size = packed ? 2 : op->element_bytes, all = (size_t)op->bounds[g->n];
-    char *array = packed ? c->staging : op->out, *mine = op->slice;
-    const char *in = packed ? c->staging : op->in;
+    char *in = packed ? c->staging : (char *)(uintptr_t)op->in, *mine = op->slice;
+    ncclResult_t queued = ncclSuccess;
     if (packed) { nccl_pack(c, op, carrier); }
     nccl_call(c, op, ncclGroupStart()); // an exchange is several calls
     switch (op->kind) {
     case COMM_ALL_GATHER: {
         const size_t slice = nccl_slice(op) * size;
-        nccl_call(c, op,
-                  ncclAllGather(array + (size_t)g->me * slice, array, slice, ncclUint8,
-                                communicator, carrier));
+        queued = ncclAllGather(op->out + (size_t)g->me * slice, op->out, slice, ncclUint8,
+                               communicator, carrier);
         break;
     }
     case COMM_REDUCE_SCATTER: {
         const size_t slice = nccl_slice(op);
         // In place, NCCL requires the position in the padded array, which for an empty slice is in
         // the padding.
-        const bool in_place = packed || op->slice == op->in + (size_t)op->bounds[g->me] * size;
-        if (in_place) { mine = (char *)(uintptr_t)in + (size_t)g->me * slice * size; }
-        nccl_call(c, op, ncclReduceScatter(in, mine, slice, type, ncclSum, communicator, carrier));
+        if (packed || mine == comm_sent(op, g->me).data) {
+            mine = in + (size_t)g->me * slice * size;
+        }
+        queued = ncclReduceScatter(in, mine, slice, type, ncclSum, communicator, carrier);
         break;
     }
     case COMM_ALL_REDUCE:
-        nccl_call(c, op, ncclAllReduce(in, array, all, type, ncclSum, communicator, carrier));
+        queued =
+            ncclAllReduce(in, packed ? in : op->out, all, type, ncclSum, communicator, carrier);
         break;
     default: nccl_exchange(c, op, communicator, carrier);
     }
+    nccl_call(c, op, queued);
     nccl_finish(c, communicator, ncclGroupEnd(), op);
     if (packed) { nccl_unpack(c, op, carrier); }
 }
@@ -358,7 +358,7 @@ static inline const CommOp *lane_begin(Comm *c, NcclLane *l, const CommOp *op) {
     NcclOp *begun = lane_op(l, l->started);
     begun->op = *op;
     begun->needed = false;
-    CUDA_CHECK(cudaEventRecord(begun->ready, compute_stream(n->stream)));
+    CUDA_CHECK(cudaEventRecord(begun->ready, stream_of(n->stream)));
     CUDA_CHECK(cudaStreamWaitEvent(l->carrier, begun->ready, 0));
     return &begun->op;
 }
@@ -370,7 +370,7 @@ static inline int64_t lane_end(NcclLane *l) {
 static inline void nccl_wait(Comm *c, CommRequest r) {
     Nccl *n = nccl_state(c);
     NcclLane *l = &n->lanes[r.message];
-    cudaStream_t stream = compute_stream(n->stream);
+    cudaStream_t stream = stream_of(n->stream);
     NcclOp *o = lane_op(l, -r.number - 1);
     if (l->done >= -r.number) { return; }
     if (r.message) {

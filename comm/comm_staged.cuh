@@ -18,15 +18,11 @@ enum {
     STAGED_LEAST = 4 << 20 // least bytes of a mirror; measuring the message rate needs them
 };
 
-static inline cudaStream_t compute_stream(const Stream *s) { return ((Gpu *)s->device)->stream; }
 static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
 // A collective of a group of one member is a copy. Returns 0: nothing is to be waited for.
 static inline int64_t copy_to_myself(Stream *s, const CommOp *op) {
-    const size_t size = op->element_bytes;
-    const char *mine = op->in + (size_t)op->bounds[0] * size;
-    if (mine != op->slice) {
-        ops_copy(s, op->slice, mine, (size_t)slice_length(op->bounds, 0) * size);
-    }
+    const CommPart mine = comm_sent(op, 0);
+    if (mine.data != op->slice) { ops_copy(s, op->slice, mine.data, (size_t)mine.bytes); }
     return 0;
 }
 
@@ -78,7 +74,7 @@ static inline void staged_finish(Comm *c, StagedOp *o) {
     case COMM_REDUCE_SCATTER: staged_return(s, o, b[g->me], b[g->me + 1]); break;
     default: staged_return(s, o, b[0], b[g->n]);
     }
-    CUDA_CHECK(cudaEventRecord(o->returned, compute_stream(s->stream)));
+    CUDA_CHECK(cudaEventRecord(o->returned, stream_of(s->stream)));
 }
 // Collectives return in the order of their begin.
 static inline void staged_wait(Comm *c, CommRequest r) {

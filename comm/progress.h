@@ -78,11 +78,8 @@ static inline CommRequest comm_begin_by_mpi(Comm *c, const CommOp *op) {
         comm_advance(c);
         r.number = c->started;
     } else { // no messages
-        const size_t size = op->element_bytes;
-        const char *mine = op->in + (size_t)op->bounds[0] * size;
-        if (mine != op->slice) {
-            memcpy(op->slice, mine, (size_t)slice_length(op->bounds, 0) * size);
-        }
+        const CommPart mine = comm_sent(op, 0);
+        if (mine.data != op->slice) { memcpy(op->slice, mine.data, (size_t)mine.bytes); }
     }
     return r;
 }

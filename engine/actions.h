@@ -140,8 +140,7 @@ typedef struct {
     int use;
 } Action;
 static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
-    Action a;
-    memset(&a, 0, sizeof a);
+    Action a = {};
     a.kind = kind;
     a.unit = unit;
     a.storage = storage;

@@ -69,13 +69,13 @@ typedef struct {
     Limits limits;
     // [units] micro-batches whose activations of a unit exist at once; NULL: limits.in_flight for
     // every unit
-    const int64_t *places;
+    int64_t *places;
     // [units] whether activations are offloaded to the host between forward and backward pass (with
     // recomputation: the unit's input); NULL: never
     const bool *stash;
     // [units] whether the gradient of the unit's input needs a buffer of its own, because other
     // gradients are made before it is used; NULL: no unit
-    const bool *cut;
+    bool *cut;
 } ExecutorShape;
 
 // Step statistics, sent from rank to rank (cyclic.h).
@@ -94,8 +94,10 @@ typedef struct {
     const UnitMap *map;
     ExecutorShape shape;
     // activations
-    ActivationSet *acts;                    // [limits.in_flight]
-    P2pBuffer *input, output[SEND_BUFFERS]; // [limits.inputs]
+    ActivationSet *acts; // [limits.in_flight]
+    P2pBuffer *transits; // [transit_count] all of the P2pBuffers below
+    int64_t transit_count;
+    P2pBuffer *input, *output; // [limits.inputs], [SEND_BUFFERS]
     // device buffers of activations inside blocks, if these are offloaded
     UnitBuffers stash_acts[STASH_SLOTS];
     void *stash_slot[STASH_SLOTS];  // their addresses
@@ -105,7 +107,7 @@ typedef struct {
     // buffers
     GradientBuffers *grads; // [gradient_sets]
     int64_t gradient_sets;
-    P2pBuffer *received, sent[SEND_BUFFERS]; // [limits.gradients]
+    P2pBuffer *received, *sent; // [limits.gradients], [SEND_BUFFERS]
     // [micro-batches of the pass] first sample of this rank's part
     int64_t *first_rows;
     Clip *clip; // [clips]
@@ -180,7 +182,7 @@ static inline int64_t executor_gradient_sets(const ExecutorShape *shape) {
 // all offloaded blocks of this rank. executor_stashes counts the offloaded blocks of this rank
 // below a unit.
 static inline size_t executor_boundary_bytes(const ExecutorShape *shape, const GptModel *m) {
-    return (size_t)(shape->rows * shape->T * gpt_width(m)) * dtype_size(shape->dtype);
+    return (shape->rows * shape->T * gpt_width(m)) * dtype_size(shape->dtype);
 }
 static inline size_t executor_stash_bytes(const ExecutorShape *shape, const GptModel *m) {
     Arena block = {NULL, 0};
@@ -201,7 +203,7 @@ static inline int executor_stashes(const ExecutorShape *shape, int before) {
     return blocks;
 }
 static inline size_t executor_stash_all(const ExecutorShape *shape, const GptModel *m) {
-    return (size_t)(shape->limits.in_flight * executor_stashes(shape, shape->end)) *
+    return (shape->limits.in_flight * executor_stashes(shape, shape->end)) *
            executor_stash_bytes(shape, m);
 }
 
@@ -218,12 +220,12 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
                                                                  : arena_take(a, boundary);
         }
         if (u == 0 || (u == head && shape->first && clip_crosses(&shape->clip))) {
-            acts->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
+            acts->tokens = (int32_t *)arena_take(a, N * sizeof(int32_t));
         }
         if (u == shape->first && shape->clip.on) { acts->weights = arena_floats(a, shape->rows); }
         const UnitClass class_of = gpt_unit_class(e->model, u);
         // under recomputation all blocks share the memory of this rank's first block
-        const int other = (int)max_i64(shape->first, 1);
+        const int other = max_i64(shape->first, 1);
         const bool block = class_of == UNIT_BLOCK,
                    shares = block && shape->recompute && (place || u != other),
                    stashed = block && !shape->recompute && shape->stash && shape->stash[u];
@@ -234,7 +236,7 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
         } else {
             unit_carve_values(&acts->unit[u], a, e->model, class_of, N);
         }
-        if (u == head) { acts->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
+        if (u == head) { acts->targets = (int32_t *)arena_take(a, N * sizeof(int32_t)); }
     }
 }
 static inline void executor_carve_activations(Executor *e, Arena *a) {
@@ -257,9 +259,8 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
     }
 }
 static inline UnitBuffers executor_carve_block_gradients(const Executor *e, Arena *a) {
-    UnitBuffers b;
-    memset(&b, 0, sizeof b);
-    unit_carve_gradients(&b, a, e->model, UNIT_BLOCK, e->shape.rows * e->shape.T);
+    UnitBuffers b = {};
+    unit_carve_gradients(&b, a, e->model, UNIT_BLOCK, e->shape.rows * e->shape.T, false);
     return b;
 }
 // Gradient buffers without waiting weight parts: two buffers of boundaries and one of blocks, used
@@ -281,7 +282,7 @@ static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *
 static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *grads,
                                        int64_t elements) {
     const UnitSpec *block = gpt_unit_spec(e->model, UNIT_BLOCK);
-    const int last = e->shape.end - 1, top = (int)min_i64(last, e->model->units - 2);
+    const int last = e->shape.end - 1, top = min_i64(last, e->model->units - 2);
     const GradientBuffers *first =
         grads == e->grads || clip_crosses_all(&e->shape.clip) ? NULL : e->grads;
     const ActivationSet *acts = &e->acts[grads - e->grads];
@@ -350,9 +351,8 @@ static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorS
 // makes the result ready to run, executor_free frees it.
 static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
                                      size_t *activation_bytes, size_t *buffer_bytes) {
-    Executor e;
-    memset(&e, 0, sizeof e);
-    const size_t units = (size_t)m->units;
+    Executor e = {};
+    const size_t units = m->units;
     e.model = m;
     e.shape = shape;
     e.gradient_sets = executor_gradient_sets(&shape);
@@ -367,41 +367,27 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
         e.grads[i].gradient = new_array(Real *, units, "executor");
         e.grads[i].unit = new_array(UnitBuffers, units, "executor");
     }
-    e.input = new_array(P2pBuffer, shape.limits.inputs + 1, "executor");
-    e.received = new_array(P2pBuffer, shape.limits.gradients + 1, "executor");
-    e.norms = new_array(P2pBuffer, e.clips + 1, "executor");
-    e.tied = new_array(P2pBuffer, e.clips + 1, "executor");
-    e.factors = new_array(P2pBuffer, e.clips + 1, "executor");
+    e.transit_count = shape.limits.inputs + shape.limits.gradients + 2 * SEND_BUFFERS + 3 * e.clips;
+    e.transits = new_array(P2pBuffer, e.transit_count, "executor");
+    e.input = e.transits;
+    e.output = e.input + shape.limits.inputs;
+    e.received = e.output + SEND_BUFFERS;
+    e.sent = e.received + shape.limits.gradients;
+    e.norms = e.sent + SEND_BUFFERS;
+    e.tied = e.norms + e.clips;
+    e.factors = e.tied + e.clips;
     e.clip = new_array(Clip, e.clips + 1, "executor");
     for (int64_t i = 0; i < e.clips; i++) {
         e.clip[i].policy = shape.clip;
         e.clip[i].sums = new_array(UnitSums, units, "executor");
     }
-    e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
+    e.held = new_array(const Real *, m->storages, "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
     executor_carve_activations(&e, &activations);
     executor_carve_buffers(&e, &buffers);
     *activation_bytes = activations.used;
     *buffer_bytes = buffers.used;
     return e;
-}
-// Returns the i-th of all P2pBuffers; NULL after the last.
-static inline P2pBuffer *executor_transit(const Executor *e, int64_t i) {
-    P2pBuffer *kinds[] = {e->input,    (P2pBuffer *)(uintptr_t)e->output,
-                          e->received, (P2pBuffer *)(uintptr_t)e->sent,
-                          e->norms,    e->tied,
-                          e->factors};
-    const int64_t counts[] = {e->shape.limits.inputs,
-                              SEND_BUFFERS,
-                              e->shape.limits.gradients,
-                              SEND_BUFFERS,
-                              e->clips,
-                              e->clips,
-                              e->clips};
-    for (int k = 0; k < 7; i -= counts[k++]) {
-        if (i < counts[k]) { return &kinds[k][i]; }
-    }
-    return NULL;
 }
 static inline void executor_free(Executor *e) {
     deferred_close(&e->queue);
@@ -414,31 +400,15 @@ static inline void executor_free(Executor *e) {
     ops_free_host(e->host_targets);
     ops_free_host(e->host_losses);
     for (int64_t i = 0; i < e->shape.limits.in_flight; i++) {
-        free(e->acts[i].boundary);
-        free(e->acts[i].unit);
+        free_all(e->acts[i].boundary, e->acts[i].unit);
     }
     for (int64_t i = 0; i < e->gradient_sets; i++) {
-        free(e->grads[i].gradient);
-        free(e->grads[i].unit);
+        free_all(e->grads[i].gradient, e->grads[i].unit);
     }
-    for (int64_t i = 0; executor_transit(e, i); i++) { free(executor_transit(e, i)->open); }
+    for (int64_t i = 0; i < e->transit_count; i++) { free(e->transits[i].open); }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
-    free(e->acts);
-    free(e->grads);
-    free(e->input);
-    free(e->received);
-    free(e->first_rows);
-    free(e->norms);
-    free(e->tied);
-    free(e->factors);
-    free(e->clip);
-    free(e->held);
-    free(e->host_logits);
-    free(e->host_weights);
-    free(e->message);
-    free(e->part);
-    free(e->losses);
-    free(e->right);
+    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->host_logits,
+             e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
 }
 // Returns the bytes of everything that an executor works with: activations, buffers, workspace.
@@ -446,8 +416,7 @@ static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int 
     size_t activations, buffers;
     Executor counted = executor_plan(m, shape, &activations, &buffers);
     executor_free(&counted);
-    return (double)activations + (double)buffers +
-           (double)executor_workspace_bytes(m, &shape, threads);
+    return activations + (double)buffers + executor_workspace_bytes(m, &shape, threads);
 }
 // Shortens the micro-steps of a run that clips samples, so that what clipping keeps for each sample
 // takes hardly more memory than longer micro-steps would take without it. Reduces the rows, unless
@@ -501,7 +470,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
         e->stash = (char *)memory_take_far(stash, "activations on the host", &e->stash_pinned);
     }
     for (int i = 0; i < STASH_SLOTS && stash; i++) { ops_link_open(&e->stash_link[i], stream); }
-    size_t N = (size_t)(mine * e->shape.T);
+    size_t N = mine * e->shape.T;
     // steps overlap: the host arrays hold two of them
     if (store->policy.p2p) {
         N *= 2;
@@ -511,19 +480,16 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
     e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
-    e->host_logits =
-        (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
-    e->host_weights = (float *)checked_malloc((size_t)e->shape.rows * sizeof(float), "weights");
+    e->host_logits = new_array(float, e->model->config.padded_vocab, "logits");
+    e->host_weights = new_array(float, e->shape.rows, "weights");
     e->losses = new_array(double, samples, "losses");
     e->right = new_array(double, samples, "losses");
-    e->message =
-        (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
-    e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
-    e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
+    e->message = new_array(double, samples + comm->ranks, "losses");
+    e->part = new_array(int64_t, comm->ranks + 1, "losses");
+    e->first_rows = new_array(int64_t, micro_batches, "executor");
     // a neighbouring stage has at most this many ranks
-    for (int64_t i = 0; executor_transit(e, i); i++) {
-        executor_transit(e, i)->open =
-            (CommRequest *)checked_malloc((size_t)comm->ranks * sizeof(CommRequest), "executor");
+    for (int64_t i = 0; i < e->transit_count; i++) {
+        e->transits[i].open = new_array(CommRequest, comm->ranks, "executor");
     }
 }
 // -------------------------------------------------------------------------------------------------

@@ -25,26 +25,25 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
                                           const Optimizer *optimizer, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     // the gradient of a unit's output
-    const double boundary = (double)(shape->T * gpt_width(m)) * (double)ops_real_bytes();
+    const double boundary = (shape->T * gpt_width(m)) * (double)ops_real_bytes();
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
     model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
     // the mean of what crosses forward (activations) and backward (gradients)
-    const double cut = (double)(shape->T * gpt_width(m)) *
-                       (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
+    const double cut =
+        (shape->T * gpt_width(m)) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
         int storages[2], n = gpt_unit_storages(m, u, storages);
         double elements = 0;
-        for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
+        for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
         size_t two[2], three[2];
         unit_bytes(m, shape, u, 2, two);
         unit_bytes(m, shape, u, 3, three);
         plan_model_add(&model, u, row_s[ACT_FORWARD],
-                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], (double)two[0],
+                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], two[0],
                        4 * elements);
-        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT],
-                         (double)(three[1] - two[1]) + boundary);
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], (three[1] - two[1]) + boundary);
         model.cut[u] = u ? cut : 0;
     }
     return model;
@@ -79,7 +78,7 @@ static inline Cluster cluster_of_run(Comm *comm) {
             "--pipeline auto: %d ranks are not equally many on %d nodes, in their order",
             comm->ranks, c.nodes);
     }
-    char *data = (char *)checked_calloc(2, much, "measuring links");
+    char *data = new_array(char, 2 * much, "measuring links");
     for (int between = 0; between < 2; between++) {
         // to the same rank of the next node; or to the next rank, which is on this node except for
         // the node's last rank
@@ -89,7 +88,7 @@ static inline Cluster cluster_of_run(Comm *comm) {
                   from = (comm->rank + comm->ranks - step) % comm->ranks;
         double shorter = measure_exchange(comm, to, from, data, little),
                longer = measure_exchange(comm, to, from, data, much);
-        const double rate = (double)(much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
+        const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
         if (between) {
             c.inter = c.gather = rate;
         } else {
@@ -111,8 +110,7 @@ static inline Cluster cluster_of_run(Comm *comm) {
 static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m,
                                  DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
                                  Rates *rates, int64_t *depth) {
-    ExecutorShape shape;
-    memset(&shape, 0, sizeof shape);
+    ExecutorShape shape = {};
     shape.dtype = dtype;
     shape.rows = o->micro_batch;
     shape.T = o->seq_len;
@@ -136,12 +134,12 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     o->micro_batch =
         best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
     o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0;
-    *depth = plan_depth(&task, &best);
     o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
     o->pipeline_schedule = best.kind;
     o->pipeline_warmup = best.warmup;
+    const Placement placement = plan_placement(&task, &best, depth);
     plan_model_free(&model);
-    return plan_placement(&task, &best);
+    return placement;
 }
 
 #endif

@@ -60,7 +60,7 @@ static inline double memory_still_needed(const Plan *p, int64_t rows, bool recom
     other.shape.rows = rows;
     const size_t host = ops_memory_apart() ? 0 : plan_offloaded_bytes(&other);
     store_free(&other.store);
-    return (double)(memory_device(memory) + host - memory_device(p->machine->taken));
+    return memory_device(memory) + host - memory_device(p->machine->taken);
 }
 // All ranks call it and get the same result.
 static inline MemoryNeed memory_need(const Plan *p, Comm *comm) {
@@ -93,10 +93,10 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
             rows /= 2;
         }
         if (!rows) { continue; }
-        n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with",
-                              recompute && !given ? " --recompute block" : "");
+        n += snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with",
+                      recompute && !given ? " --recompute block" : "");
         if (rows < p->shape.rows) {
-            n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows * replicas);
+            n += snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows * replicas);
         }
     }
     if (!n) {
@@ -108,8 +108,7 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
 // Ends the program if this machine's ranks do not fit into its GPUs or its memory. Otherwise the
 // kernel would end it in the middle of the run. All ranks call it.
 static inline void check_memory(const Plan *p, Comm *comm) {
-    const double offloaded =
-                     sum_of_host(comm, ops_memory_apart() ? (double)plan_offloaded_bytes(p) : 0),
+    const double offloaded = sum_of_host(comm, ops_memory_apart() ? plan_offloaded_bytes(p) : 0),
                  host = memory_available();
     char advice[400];
     if (offloaded > host) {
@@ -129,7 +128,7 @@ static inline void check_memory(const Plan *p, Comm *comm) {
 // ranks call it.
 static inline void check_disk(const char *folder, int64_t bytes, Comm *comm) {
     disk_check_folder(folder);
-    const double needed = sum_of_host(comm, (double)bytes), there = disk_free(folder);
+    const double needed = sum_of_host(comm, bytes), there = disk_free(folder);
     if (there >= 0 && needed > there) {
         die(EXIT_RESOURCES,
             "give it a folder with more space, or a larger --host-memory or --device-memory",
@@ -148,9 +147,9 @@ typedef struct {
     size_t offloaded; // part of host
 } Needs;
 static inline void needs_add(Needs *needs, const Prediction *p) {
-    needs->device = fmax(needs->device, (double)memory_device(p->memory));
-    if ((double)p->host > needs->host) {
-        needs->host = (double)p->host;
+    needs->device = fmax(needs->device, memory_device(p->memory));
+    if (p->host > needs->host) {
+        needs->host = p->host;
         needs->offloaded = p->offloaded;
     }
 }

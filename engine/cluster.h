@@ -99,10 +99,9 @@ static inline const char *cluster_take(Cluster *c, const char *text, bool seen[C
 // Returns the cluster that the text describes; 0 x 0 if the text is empty. Ends the program
 // (EXIT_INPUT) if the text is malformed.
 static inline Cluster cluster_parse(const char *text) {
-    Cluster c;
+    Cluster c = {};
     bool seen[CLUSTER_KEYS] = {false};
     const char *const digits = "0123456789";
-    memset(&c, 0, sizeof c);
     if (!*text) { return c; }
     for (int k = 0; k < CLUSTER_KEYS; k++) {
         *(double *)(void *)((char *)&c + cluster_keys[k].offset) = cluster_keys[k].fallback;

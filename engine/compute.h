@@ -106,7 +106,7 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
         for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
             const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
             double sum = 0;
-            for (int64_t t = 0; t < T; t++) { sum += (double)losses[t]; }
+            for (int64_t t = 0; t < T; t++) { sum += losses[t]; }
             pass->sample_losses[a->first_row + r] = sum;
         }
     }
@@ -143,7 +143,7 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
         for (int64_t r = 0; r < count; r++) {
             const Real *row =
                 real_at_const(classified, executor_label_row(w, pass, first_row, begin + r) * C);
-            ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
+            ops_copy(e->stream, real_at(gathered, r * C), row, C * ops_real_bytes());
         }
         executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
         for (int64_t r = 0; r < count; r++) {
@@ -169,10 +169,10 @@ static inline void executor_load_samples(Executor *e, const Work *w, const Pass 
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
     if (w->unit == 0 || (e->shape.first && w->acts->tokens)) {
-        ops_from_host(e->stream, w->acts->tokens, tokens, (size_t)w->N * sizeof(int32_t));
+        ops_from_host(e->stream, w->acts->tokens, tokens, w->N * sizeof(int32_t));
     }
     if (w->unit == head) {
-        ops_from_host(e->stream, w->acts->targets, targets, (size_t)w->N * sizeof(int32_t));
+        ops_from_host(e->stream, w->acts->targets, targets, w->N * sizeof(int32_t));
     }
 }
 // Copies the weights of clipped samples to the device: the loss of a sample is the mean over its
@@ -181,9 +181,9 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
                                          int64_t first_row) {
     for (int64_t r = 0; r < w->rows; r++) {
         int64_t targets = dataset_window_targets(pass->data, pass->windows[first_row + r]);
-        e->host_weights[r] = (float)w->T / (float)max_i64(targets, 1);
+        e->host_weights[r] = w->T / (float)max_i64(targets, 1);
     }
-    ops_from_host(e->stream, w->acts->weights, e->host_weights, (size_t)w->rows * sizeof(float));
+    ops_from_host(e->stream, w->acts->weights, e->host_weights, w->rows * sizeof(float));
 }
 
 // Returns the pass over a unit that a compute action makes.
@@ -371,7 +371,7 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
     const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight,
                   blocks = executor_stashes(&e->shape, e->shape.end);
-    char *host = e->stash + (size_t)(slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
+    char *host = e->stash + (slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
     Stream *link = &e->stash_link[stash_slot(a->unit)];
     void *device = e->stash_slot[stash_slot(a->unit)];
     if (executor_rows(a, pass) <= 0) { return; }
@@ -421,7 +421,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
         unit_losses(&c, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits);
     }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass),
-                      head_losses(e->model, &w.acts->unit[w.unit]), (size_t)w.N * sizeof(float));
+                      head_losses(e->model, &w.acts->unit[w.unit]), w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
@@ -438,20 +438,19 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     case ACT_RECV_BACKWARD: return elements * (int64_t)ops_real_bytes();
     case ACT_SEND_NORM:
     case ACT_RECV_NORM:
-        return (int64_t)sizeof(double) +
-               (a->unit == m->units - 1 ? elements * (int64_t)sizeof(float) : 0);
-    default: return (int64_t)sizeof(float);
+        return (int64_t)sizeof(double) + (a->unit == m->units - 1 ? elements * sizeof(float) : 0);
+    default: return sizeof(float);
     }
 }
 // Returns the bytes of a message action, which a step sends once.
 static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m,
                                              const Action *a) {
     if (action_of_rows(a->kind)) { return a->rows * executor_row_bytes(shape, m, a); }
-    if (a->storage < 0) { return (int64_t)sizeof(StepStats); }
+    if (a->storage < 0) { return sizeof(StepStats); }
     // other messages of storages are gradients
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS;
     return gpt_storage_elements(m, a->storage) *
-           (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
+           (parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
 // Returns which messages this rank will send and receive in programs a and b, and in
 // executor_logits, where the first ranks of stages exchange messages. turns: later programs may
@@ -461,40 +460,34 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
                                            const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
     const int64_t word =
-        max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype),
-                (int64_t)ops_real_bytes());
-    const size_t row_bytes = (size_t)(shape->T * gpt_width(m) * word);
-    if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
+        max_i64(crosses ? sizeof(float) : dtype_size(shape->dtype), ops_real_bytes());
+    const size_t row_bytes = shape->T * gpt_width(m) * word;
+    if (placement->stages > 1 && row_bytes * shape->rows > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch",
             "a micro-batch of %zu bytes between stages: 2 GiB are too much",
-            row_bytes * (size_t)shape->rows);
+            row_bytes * shape->rows);
     }
     const int mine = placement_stage_of_rank(placement, rank);
     CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0,
-                           (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
+                           new_array(int, a->ranks, "peers"), 0};
     bool *talks = new_array(bool, a->ranks, "peers");
     int sides[2] = {0, 0};
-    for (int s = 0; s < placement->stages; s++) {
-        const bool next = s == mine - 1 || s == mine + 1,
-                   norms = crosses && s != mine && (s == 0 || mine == 0);
-        if (next && placement->stage[mine].ranks[0] == rank) {
-            talks[placement->stage[s].ranks[0]] = true;
-        }
-        // samples, or micro-batches, may go to any of them
-        const bool all = (crosses && (next || norms)) || (turns && next);
-        for (int i = 0; all && i < placement->stage[s].replicas; i++) {
-            talks[placement->stage[s].ranks[i]] = true;
-        }
+    for (int r = 0; r < a->ranks; r++) {
+        const int s = placement_stage_of_rank(placement, r);
+        const bool lead =
+                       placement->stage[mine].ranks[0] == rank && placement->stage[s].ranks[0] == r,
+                   next = s == mine - 1 || s == mine + 1;
+        // samples, or micro-batches, may go to any rank of the next stage, and norms to the first
+        talks[r] = next ? lead || crosses || turns : crosses && s != mine && (s == 0 || mine == 0);
     }
-    if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
+    if (crosses) { traffic.bytes = row_bytes * shape->rows; }
     for (int p = 0; p < 2; p++) {
         const Schedule *schedule = &(p ? b : a)->rank[rank];
         for (int i = 0; i < schedule->count; i++) {
             const Action *action = &schedule->actions[i];
             if (!action_is_message(action->kind)) { continue; }
             talks[action->peer] = true;
-            traffic.bytes =
-                (size_t)max_i64((int64_t)traffic.bytes, executor_message_bytes(shape, m, action));
+            traffic.bytes = max_i64(traffic.bytes, executor_message_bytes(shape, m, action));
         }
     }
     for (int r = 0; r < a->ranks; r++) {
@@ -505,9 +498,9 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     }
     free(talks);
     // at most the peers on one side fill, or receive, one buffer
-    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS +
-                          3 * shape->limits.clips) *
-                         max_i64(sides[0], sides[1]));
+    traffic.most = ((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS +
+                     3 * shape->limits.clips) *
+                    max_i64(sides[0], sides[1]));
     return traffic;
 }
 
@@ -516,8 +509,8 @@ static inline void post_rows(Executor *e, const Action *a, const char *what, P2p
                              char *p, int64_t rows, int64_t row_bytes) {
     const CommLabel label = {what, a->unit, e->step};
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    transit->open[transit->messages++] = comm_message_begin(
-        e->comm, label, action_sends(a->kind), a->peer, 0, p, (size_t)(rows * row_bytes));
+    transit->open[transit->messages++] =
+        comm_message_begin(e->comm, label, action_sends(a->kind), a->peer, 0, p, rows * row_bytes);
 }
 // Posts the messages of an action: output of the unit to the next stage, gradient of its input to
 // the stage before, norms (with rows of the classifier's gradient), or clipping factors.
@@ -533,7 +526,7 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
         const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
         double *norms = (double *)e->norms[place].p +
                         (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
-        post_rows(e, a, "norms", &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
+        post_rows(e, a, "norms", &e->norms[place], (char *)norms, rows, sizeof(double));
         if (row_bytes > (int64_t)sizeof(double)) {
             post_rows(e, a, "norms", &e->tied[place], (char *)e->tied[place].p, rows,
                       row_bytes - (int64_t)sizeof(double));

@@ -55,7 +55,7 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
     ZeroMessage m[2];
     ActionCost cost =
         offload_brings(store, a)
-            ? link_cost(c, slice_elements(c, store, a->storage) * (double)dtype_size(store->dtype))
+            ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
             : nothing;
     cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
                       c->rates.bytes_per_s;
@@ -66,8 +66,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
-            const double seconds = (double)sent[l] / c->rates.message_bytes_per_s[l] +
-                                   (goes[l] ? c->rates.message_s[l] : 0);
+            const double seconds =
+                sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
             cost.message_s += seconds;
             cost.compute_s += c->rates.lost[l] * seconds;
         }
@@ -77,32 +77,30 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 // Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
 // the owner updates.
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
-    const double elements = (double)gpt_storage_elements(c->model, storage) /
-                            store_process_group(store, storage)->all.n;
+    const double elements = slice_elements(c, store, storage);
     const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
+    return elements / (store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
            optimizer_update_bytes(store->optimizer) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
-    const double bytes = (double)(store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
+    const double bytes = (store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
                          (double)max_i64(1, store->pieces[a->storage]);
     ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
     return cost;
 }
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    const double bytes = (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) /
+    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) /
                          (double)store->pieces[a->storage];
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
 static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
-    const double elements = (double)gpt_storage_elements(c->model, a->storage) /
-                            store_process_group(store, a->storage)->all.n;
+    const double elements = slice_elements(c, store, a->storage);
     const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
-    ActionCost cost = link_cost(c, elements * (double)sizeof(float));
+    ActionCost cost = link_cost(c, elements * sizeof(float));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
@@ -111,32 +109,24 @@ static inline ActionCost sum_cost(const Costs *c, const Store *store, const Acti
 static inline double compute_seconds(const Costs *c, const Action *a) {
     if (c->rates.units.known && !c->clip.on) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
-        return (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
+        return a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
     }
-    double tokens = (double)a->rows * c->T, C = (double)gpt_width(c->model);
+    double tokens = a->rows * c->T, C = gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
     double product =
         block ? gpt_forward_flops(c->model, UNIT_BLOCK, tokens, c->T) / products_per_s : 0;
-    double classifier =
-        head ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
+    const double of_head = gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
-    double norms =
-        a->unit >= 0
-            ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s
-            : 0;
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
-    // part, or by TIED.
-    double tied =
-        c->clip.on ? gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s : 0;
+    // part, or by TIED; and so is the embedding's norm, if it crosses stages.
+    const double classifier = head ? of_head : 0, tied = c->clip.on ? of_head : 0;
     const bool crosses = clip_crosses(&c->clip);
-    if (crosses && (!a->unit || head)) {
-        norms = head
-                    ? clip_norm_flops(&c->clip, c->model, 0, (double)a->rows, c->T) / products_per_s
-                    : 0;
-    }
+    const int of = !crosses || block ? a->unit : head ? 0 : -1; // whose norms
+    const double norms =
+        of < 0 ? 0 : clip_norm_flops(&c->clip, c->model, of, a->rows, c->T) / products_per_s;
     double seconds = 0;
     switch (a->kind) {
     case ACT_FORWARD:
@@ -159,7 +149,7 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
 static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, const Action *a) {
     ActionCost cost = {0, 0};
     const CommLink link = group_link(store->ranks, rank, a->peer);
-    const double bytes = (double)executor_message_bytes(c->shape, c->model, a),
+    const double bytes = executor_message_bytes(c->shape, c->model, a),
                  seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
     // half at each end: in an all-reduce a rank is both ends
     cost.compute_s = c->rates.lost[link] / 2 * seconds;
@@ -169,8 +159,7 @@ static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, 
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     const Store *store = c->stores[rank];
-    const double elements =
-        a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
+    const double elements = a->storage >= 0 ? gpt_storage_elements(c->model, a->storage) : 0;
     ActionCost cost = {0, 0};
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
@@ -186,10 +175,10 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         }
         return message_cost(c, store, a);
     case ACT_ACQUIRE:
-        cost.compute_s = store_converts(store->dtype)
-                             ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) /
-                                   c->rates.bytes_per_s
-                             : 0;
+        cost.compute_s =
+            store_converts(store->dtype)
+                ? elements * (dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s
+                : 0;
         break;
     // includes the noise
     case ACT_NORM:
@@ -202,7 +191,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:
-    case ACT_EVICT_STASH: return link_cost(c, (double)executor_stash_bytes(c->shape, c->model));
+    case ACT_EVICT_STASH: return link_cost(c, executor_stash_bytes(c->shape, c->model));
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: return sum_cost(c, store, a);
     case ACT_READ:

@@ -142,7 +142,7 @@ static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
                   used = backward ? cyclic_backward_slot(p, 0, to, at)
                                   : cyclic_forward_slot(p, 0, to, at);
         HandBack message = hand_back(stage, cyclic_owner(p, stage), to,
-                                     (int)max_i64(max_i64(used - BORROWED_SLOTS, made), -2));
+                                     max_i64(max_i64(used - BORROWED_SLOTS, made), -2));
         message.head = head;
         message.version = version;
         message.use = backward ? use : at;
@@ -157,7 +157,7 @@ static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank,
         const int later = cyclic_fresh(p, cyclic_micro(p, piece), stage) ? 1 : 2;
         const bool mine =
             cyclic_rank(p, (step + later) * cyclic_step_pieces(p) + piece, stage) == rank;
-        if (mine) { first = (int)min_i64(first, cyclic_forward_slot(p, later, piece, stage)); }
+        if (mine) { first = min_i64(first, cyclic_forward_slot(p, later, piece, stage)); }
     }
     return first;
 }
@@ -167,9 +167,9 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
                   first = cyclic_first_rank(p, stage), owner = cyclic_owner(p, stage);
         for (int k = 0; k < width * phases; k++) {
             const int to = first + k % width, phase = k / width;
-            HandBack message = hand_back(stage, owner, to,
-                                         (int)max_i64(cyclic_update_slot(p, stage),
-                                                      cyclic_first_turn(p, phase, to, stage) - 3));
+            HandBack message = hand_back(
+                stage, owner, to,
+                max_i64(cyclic_update_slot(p, stage), cyclic_first_turn(p, phase, to, stage) - 3));
             message.phase = phase;
             message.phases = phases;
             hand_back_add(h, message);
@@ -191,21 +191,20 @@ static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
     for (int k = 0; k < N * N; k++) {
         const int stage = k / N, to = k % N;
         r.from[k] = owner;
-        r.slot[k] = (int)max_i64(cyclic_update_slot(p, stage), cyclic_first_use(p, to, stage) - 3);
+        r.slot[k] = max_i64(cyclic_update_slot(p, stage), cyclic_first_use(p, to, stage) - 3);
         r.sent[to] += to == owner ? (N - 1) * p->weight[stage] : p->weight[stage];
     }
     while (routing_relieve(&r)) {}
     for (int k = 0; k < N * N; k++) {
         hand_back_add(h, hand_back(k / N, r.from[k], k % N, r.slot[k]));
     }
-    free(from);
-    free(r.sent);
+    free_all(from, r.sent);
 }
 // Returns all messages of parameters, sorted by slot; the caller frees .message.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N;
     // a stage has at most as many phases as ranks
-    const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3);
+    const size_t most = (N * N) * (size_t)(cyclic_turns(p) ? N : 3);
     HandBacks h = {0, new_array(HandBack, most, "routes")};
     if (p->mode == CYCLIC_MODEL) {
         HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
@@ -215,7 +214,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
     if (cyclic_turns(p)) { cyclic_route_turns(p, &h); }
     if (p->mode == CYCLIC_DATA) { cyclic_route_data(p, &h); }
-    qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
+    qsort(h.message, h.count, sizeof(HandBack), hand_back_compare);
     return h;
 }
 // Returns how many versions of a stage's parameters a rank keeps. Two, if a new one arrives before
@@ -243,7 +242,7 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
             if (cyclic_rank(p, number, at) != rank) { continue; }
             const bool two =
                 (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, piece, at);
-            places = (int)max_i64(places, 1 + two);
+            places = max_i64(places, 1 + two);
         }
         // sent on after the next one has arrived
         if (leaves >= comes + cyclic_period(p)) { places = 2; }
@@ -256,10 +255,9 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
 
 // Returns which states this rank keeps and exchanges. Pure, apart from memory: p2p_free() frees it.
 static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
-    const size_t n = (size_t)m->storages;
+    const size_t n = m->storages;
     HandBacks h = cyclic_route(p);
-    P2p r;
-    memset(&r, 0, sizeof r);
+    P2p r = {};
     r.owner = new_array(int, n, "p2p states");
     r.keeper = new_array(int, n, "p2p states");
     r.places = new_array(unsigned char, n, "p2p states");
@@ -309,14 +307,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
 }
 static inline void p2p_free(P2p *r, int storages) {
     for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free(r->owner);
-    free(r->taken);
-    free(r->keeper);
-    free(r->places);
-    free(r->adds);
-    free(r->comes);
-    free(r->grad_slot);
-    free(r->stage);
+    free_all(r->owner, r->taken, r->keeper, r->places, r->adds, r->comes, r->grad_slot, r->stage);
 }
 
 #endif

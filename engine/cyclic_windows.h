@@ -74,7 +74,7 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
     for (int k = 0; k < map->of_unit_count[use->unit]; k++) {
         const int storage = map->of_unit[use->unit][k],
                   stage = cyclic_stage_of_storage(b->plan, map, storage);
-        Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
+        Action a = cyclic_action(kind, -1, storage, -1, use->step);
         a.version = use->step - !cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), stage);
         a.use =
             cyclic_use(b->plan, cyclic_stage_of_unit(b->plan, use->unit), use->kind != ACT_FORWARD);
@@ -267,7 +267,7 @@ static inline void cyclic_stats_of_stages(CyclicBuilder *b, int slot) {
         const int first = cyclic_first_rank(p, j), last = first + cyclic_width(p, j) - 1;
         for (int r = last; r >= first && slot == end - j; r--) {
             cyclic_add_stats(b, r, false, 0);
-            cyclic_send_stats(b, r, (int)max_i64(r - 1, 0), false, 0);
+            cyclic_send_stats(b, r, max_i64(r - 1, 0), false, 0);
         }
     }
     // the way back, in this step's window and in the next
@@ -276,7 +276,7 @@ static inline void cyclic_stats_of_stages(CyclicBuilder *b, int slot) {
                   late = end + j - slot, step = late ? -1 : 0;
         for (int r = first; r <= last && (late == 0 || late == cyclic_period(p)); r++) {
             if (r) { cyclic_add_stats(b, r, true, step); }
-            cyclic_send_stats(b, r, (int)min_i64(r + 1, p->ranks - 1), true, step);
+            cyclic_send_stats(b, r, min_i64(r + 1, p->ranks - 1), true, step);
         }
     }
 }
@@ -298,7 +298,7 @@ static inline void cyclic_stats_of_ranks(CyclicBuilder *b, int slot) {
         const int late = end + N - 1 - r - slot, step = late ? -1 : 0;
         if (late && late != cyclic_period(p)) { continue; }
         if (r < N - 1) { cyclic_add_stats(b, r, true, step); }
-        cyclic_send_stats(b, r, (int)max_i64(r - 1, 1), true, step);
+        cyclic_send_stats(b, r, max_i64(r - 1, 1), true, step);
     }
 }
 
@@ -324,7 +324,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const CyclicPlan *p = b->plan;
     const bool last = part == cyclic_parts(p) - 1;
     // passages of pieces that run in this slot or ran in the slot before
-    const int first = (int)max_i64(0, slot / 2 - p->N) * p->N, end = (slot / 2 + 1) * p->N;
+    const int first = max_i64(0, slot / 2 - p->N) * p->N, end = (slot / 2 + 1) * p->N;
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
             const Passage at = passage_of(p, k);
@@ -359,6 +359,7 @@ static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t s
     p->samples = samples;
     p->micro_batches = cyclic_step_pieces(plan);
     p->recompute = plan->recompute;
+    p->overlaps = true;
     for (int slot = begin; slot < begin + cyclic_period(plan); slot++) {
         for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
     }
@@ -377,8 +378,7 @@ static inline Program cyclic_window(const Program *window, const CyclicPlan *pla
 }
 static inline void cyclic_window_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank);
-    free(p->limits);
+    free_all(p->rank, p->limits);
     memset(p, 0, sizeof *p);
 }
 
@@ -398,11 +398,13 @@ static inline Program cyclic_unroll(const Program *window, const CyclicPlan *pla
     p.micro_batches = steps * window->micro_batches;
     p.samples = steps * window->samples;
     p.rank = new_array(Schedule, p.ranks, "schedules");
-    p.limits = NULL;
-    program_limit(&p, limits_of_one());
+    p.limits = new_array(Limits, p.ranks, "limits");
     for (int r = 0; r < p.ranks; r++) {
+        const int stage = plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(plan, r) : 0;
+        p.limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
+        p.limits[r].in_flight = cyclic_live(plan, stage);
         for (int first = 0; first < steps; first += pause) {
-            const int end = (int)min_i64(first + pause, steps);
+            const int end = min_i64(first + pause, steps);
             for (int64_t step = first - 1; step < end + 3; step++) {
                 const Schedule *list =
                     &(others[step + 1].rank ? &others[step + 1] : window)->rank[r];

@@ -4,7 +4,7 @@
 //            complete, and no earlier operation in the queue is on the same parameters, or the same
 //            sums, of its storage. An operation that is ready waits for nothing. The rank runs what
 //            is ready between actions and whenever it waits; where an action needs the result of an
-//            operation it waits until that has run. engine/deferred_proof.h proves that no rank
+//            operation it waits until that has run. test/deferred_proof.h proves that no rank
 //            waits for ever.
 // Interface  deferred_open lets operations wait; before it, and after deferred_close, each
 // operation
@@ -48,8 +48,7 @@ static inline unsigned deferred_before_stats(const P2p *r) {
 static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
     const Pieces *pieces = &r->pieces;
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place =
-        action_is(a->kind, ON_PARAMETERS) ? (int)(version % r->places[a->storage]) : 0;
+    const int place = action_is(a->kind, ON_PARAMETERS) ? (version % r->places[a->storage]) : 0;
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
     // as in store_add_sum
     const bool joins = r->way[a->storage] == SUM_CHAIN

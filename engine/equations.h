@@ -98,10 +98,7 @@ typedef struct {
     double forward, backward, reduce;
 } EquationStage;
 
-static inline EquationState equation_begin(void) {
-    EquationState state = {false, {0, 0, -INFINITY}};
-    return state;
-}
+static const EquationState equation_begin = {false, {0, 0, -INFINITY}};
 static inline EquationState equation_before(EquationState a, const EquationStage *s,
                                             double others) {
     const double time = s->forward + s->backward;
@@ -178,8 +175,9 @@ typedef struct {
 enum { EQUATION_RANKS = 64 }; // with more ranks, only some numbers of replicas are tried
 typedef struct {
     const PlanTask *task; // the search is for its micro-batch
-    double others;        // M - 1
-    int policies;         // number of placement policies to try
+    const PlanModel *model;
+    double others;      // M - 1
+    int policies;       // number of placement policies to try
     EquationList *list; // [units][bins] by the unit behind a beginning, and by its number of ranks
     int bins;
     int width;      // maximum of beginnings of a list that are continued
@@ -195,15 +193,15 @@ typedef struct {
 } EquationSearch;
 
 static inline EquationSearch equation_search_make(const PlanTask *t, int policies) {
-    EquationSearch e;
-    memset(&e, 0, sizeof e);
-    const size_t nodes = (size_t)t->cluster.nodes, ranks = (size_t)task_ranks(t);
+    EquationSearch e = {};
+    const size_t nodes = t->cluster.nodes, ranks = task_ranks(t);
     e.task = t;
-    e.others = (double)(t->samples / t->micro_batch - 1);
+    e.model = t->model;
+    e.others = t->samples / t->micro_batch - 1;
     e.policies = policies;
     e.best_s = INFINITY;
-    e.bins = (int)min_i64(task_ranks(t), EQUATION_RANKS);
-    const size_t lists = (size_t)t->model->units * (size_t)e.bins;
+    e.bins = min_i64(task_ranks(t), EQUATION_RANKS);
+    const size_t lists = t->model->units * (size_t)e.bins;
     e.list = new_array(EquationList, lists, "equations");
     e.scratch = new_array(int, 5 * nodes + 4 * ranks, "equations");
     e.used = e.scratch + 2 * nodes;
@@ -216,17 +214,13 @@ static inline EquationSearch equation_search_make(const PlanTask *t, int policie
     return e;
 }
 static inline void equation_lists_free(EquationSearch *e) {
-    const int lists = e->task->model->units * e->bins;
-    for (int i = 0; i < lists; i++) {
-        free(e->list[i].at);
-        free(e->list[i].bucket);
-    }
-    memset(e->list, 0, (size_t)lists * sizeof *e->list);
+    const int lists = e->model->units * e->bins;
+    for (int i = 0; i < lists; i++) { free_all(e->list[i].at, e->list[i].bucket); }
+    memset(e->list, 0, lists * sizeof *e->list);
 }
 static inline void equation_search_free(EquationSearch *e) {
     equation_lists_free(e);
-    free(e->list);
-    free(e->scratch);
+    free_all(e->list, e->scratch);
 }
 
 // Returns the list of the beginnings that end before this unit and use this number of ranks.
@@ -258,12 +252,8 @@ static inline int *equation_bucket(EquationList *l, const EquationBeginning *b) 
 static inline void equation_list_index(EquationList *l) {
     while (l->capacity < 2 * l->count || !l->capacity) {
         l->capacity = l->capacity ? 2 * l->capacity : 64;
-        size_t bytes = (size_t)l->capacity * sizeof *l->at;
-        l->at = (EquationBeginning *)realloc(l->at, bytes);
-        l->bucket = (int *)realloc(l->bucket, (size_t)l->capacity * sizeof(int));
-        if (!l->at || !l->bucket) {
-            die(EXIT_RESOURCES, NULL, "cannot hold %d plans", l->capacity);
-        }
+        l->at = resize_array(EquationBeginning, l->at, l->capacity, "plans");
+        l->bucket = resize_array(int, l->bucket, l->capacity, "plans");
     }
     for (int i = 0; i < l->capacity; i++) { l->bucket[i] = -1; }
     for (int i = 0; i < l->count; i++) {
@@ -275,7 +265,7 @@ static inline void equation_list_index(EquationList *l) {
 // Sorts the list by bounds, and drops those beginnings that the best plan so far, or another
 // beginning, beats, and those beyond the width of the search.
 static inline void equation_list_sort(EquationSearch *e, EquationList *l) {
-    if (l->count) { qsort(l->at, (size_t)l->count, sizeof *l->at, equation_order); }
+    if (l->count) { qsort(l->at, l->count, sizeof *l->at, equation_order); }
     while (l->count && l->at[l->count - 1].bound >= e->best_s) { l->count--; }
     if (l->count <= e->width) { return; }
     l->count = e->width;
@@ -322,12 +312,8 @@ static inline void equation_add(EquationSearch *e, int unit, const EquationBegin
 // Returns the stages of a beginning that ends before this unit.
 static inline StagePlan equation_plan(const EquationSearch *e, const EquationBeginning *b,
                                       int unit) {
-    StagePlan p;
-    memset(&p, 0, sizeof p);
-    p.micro_batch = e->task->micro_batch;
-    p.kind = PIPELINE_DAPPLE;
-    p.warmup = WARMUP_A;
-    p.stages = b->stages;
+    StagePlan p = {
+        .stages = b->stages, .micro_batch = e->task->micro_batch, .kind = PIPELINE_DAPPLE};
     for (int s = p.stages - 1; s >= 0; s--) {
         p.units[s] = unit - b->first;
         p.replicas[s] = b->replicas;
@@ -358,7 +344,7 @@ static inline EquationLink equation_link(const Cluster *c, const PlanRanks *from
 }
 static inline EquationStage equation_message(const EquationSearch *e, const EquationLink *l,
                                              int unit) {
-    const double bytes = (double)e->task->micro_batch * e->task->model->cut[unit];
+    const double bytes = e->task->micro_batch * e->model->cut[unit];
     EquationStage s = {0, 0, 0};
     if (bytes > 0) {
         s.forward = l->per_byte * bytes + l->latency;
@@ -368,19 +354,19 @@ static inline EquationStage equation_message(const EquationSearch *e, const Equa
 }
 // Returns the seconds of a micro-batch in these units on one rank.
 static inline double equation_seconds(const EquationSearch *e, int first, int end) {
-    const PlanModel *m = e->task->model;
+    const PlanModel *m = e->model;
     double sample_s = m->forward[end] - m->forward[first] + m->backward[end] - m->backward[first];
-    return (double)e->task->micro_batch * sample_s;
+    return e->task->micro_batch * sample_s;
 }
 static inline EquationStage equation_stage(const EquationSearch *e, const PlanRanks *r, int first,
                                            int end) {
-    const PlanModel *m = e->task->model;
+    const PlanModel *m = e->model;
     const double rows = (double)e->task->micro_batch / r->n;
-    EquationStage s;
-    s.forward = rows * (m->forward[end] - m->forward[first]);
-    s.backward = rows * (m->backward[end] - m->backward[first]);
-    s.reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node,
-                                 m->parameters[end] - m->parameters[first]);
+    const EquationStage s = {
+        .forward = rows * (m->forward[end] - m->forward[first]),
+        .backward = rows * (m->backward[end] - m->backward[first]),
+        .reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node,
+                                    m->parameters[end] - m->parameters[first])};
     return s;
 }
 static inline bool equation_fits(const EquationSearch *e, const StagePlan *p, int n, int first,
@@ -405,7 +391,7 @@ typedef struct {
 // Examines the next stage with its end before `end`. Together with one stage of all that is left it
 // is a plan, which is offered; and it is a new beginning, which is added to its list.
 static inline void equation_continue(EquationSearch *e, const EquationStep *step, int end) {
-    const int units = e->task->model->units;
+    const int units = e->model->units;
     EquationState states[EQUATION_GUESSES], ends[EQUATION_GUESSES];
     e->work++;
     EquationStage link = equation_message(e, &step->link, step->unit),
@@ -417,12 +403,15 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
     const double slowest = equation_seconds(e, end, units) / step->left;
     const bool rest_fits = equation_fits(e, &step->plan, step->left, end, units);
     for (int i = 0; i < n; i++) {
-        EquationBeginning b = {states[i],    INFINITY,
-                               step->place,  step->index,
-                               step->unit,   step->plan.stages + 1,
-                               step->next.n, step->from->used + step->next.n,
-                               -1,           (unsigned char)step->policy};
-        b.bound = equation_bound(&states[i], slowest, e->others);
+        const EquationBeginning b = {.state = states[i],
+                                     .bound = equation_bound(&states[i], slowest, e->others),
+                                     .place = step->place,
+                                     .parent = step->index,
+                                     .first = step->unit,
+                                     .stages = step->plan.stages + 1,
+                                     .replicas = step->next.n,
+                                     .used = step->from->used + step->next.n,
+                                     .policy = (unsigned char)step->policy};
         if (b.bound >= e->best_s) { continue; }
         int closed = 0;
         if (rest_fits) { closed = equation_append(&states[i], &last_link, &last, e->others, ends); }
@@ -437,28 +426,18 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
         }
     }
 }
-// Returns the first unit from `low` to `units` before which a stage may end, such that the units
-// behind it take less than `most` seconds on `ranks` ranks, for M - 1 micro-batches.
-static inline int equation_first_end(const EquationSearch *e, int low, int ranks, double most) {
-    const int units = e->task->model->units;
-    int high = units;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (e->others * equation_seconds(e, middle, units) / ranks < most) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return low;
-}
 // Returns the first unit before which the next stage may end. With an earlier end the remaining
 // units would take so long that no plan is better than the best so far. *most receives the seconds
 // that M - 1 micro-batches may take in a stage.
 static inline int equation_low(const EquationSearch *e, const EquationStep *step, double *most) {
     const EquationState *a = &step->from->state;
     *most = a->pivoted ? -a->cost[2] : e->best_s - a->cost[0] - a->cost[1];
-    return equation_first_end(e, step->unit + 1, step->left, *most);
+    int end = step->unit + 1;
+    while (end < e->model->units &&
+           e->others * equation_seconds(e, end, e->model->units) / step->left >= *most) {
+        end++;
+    }
+    return end;
 }
 static inline int equation_ranks(const Cluster *c, const int *used, const int *take, int *ranks) {
     int n = 0;
@@ -476,15 +455,15 @@ static inline void equation_place(EquationSearch *e, EquationStep *step, int rep
     step->left = task_ranks(e->task) - step->from->used - replicas;
     double most;
     const int low = equation_low(e, step, &most);
-    bool possible = low < e->task->model->units &&
-                    e->others * equation_seconds(e, step->unit, low) / replicas < most;
+    bool possible =
+        low < e->model->units && e->others * equation_seconds(e, step->unit, low) / replicas < most;
     for (int policy = 0; policy < e->policies && possible; policy++) {
         e->work += ceil_div(task_ranks(e->task), EQUATION_RANKS);
         int end_node = place_stage(c, (PlacePolicy)policy, e->used, last, replicas, e->take);
         for (int k = 0; k < c->nodes; k++) { e->then[k] = e->used[k] + e->take[k]; }
         Checksum sum = checksum_begin();
-        checksum_add(&sum, e->then, (size_t)c->nodes * sizeof(int));
-        checksum_add(&sum, e->take, (size_t)c->nodes * sizeof(int));
+        checksum_add(&sum, e->then, c->nodes * sizeof(int));
+        checksum_add(&sum, e->take, c->nodes * sizeof(int));
         checksum_add(&sum, &end_node, sizeof end_node);
         step->place = seen[policy] = checksum_end(&sum);
         step->policy = policy;
@@ -495,7 +474,7 @@ static inline void equation_place(EquationSearch *e, EquationStep *step, int rep
         step->rest = plan_ranks(c, e->rest, equation_ranks(c, e->then, NULL, e->rest));
         if (step->unit) { step->link = equation_link(c, &step->here, &step->next); }
         step->last = equation_link(c, &step->next, &step->rest);
-        for (int end = low; end < e->task->model->units; end++) {
+        for (int end = low; end < e->model->units; end++) {
             double time = e->others * equation_seconds(e, step->unit, end) / replicas;
             if (time >= most || !equation_fits(e, &step->plan, replicas, step->unit, end)) {
                 break;
@@ -513,13 +492,9 @@ static inline int equation_choice(const PlanTask *t, int n, int i) {
 static inline void equation_expand(EquationSearch *e, const EquationBeginning *from, int unit,
                                    int index) {
     const PlanTask *t = e->task;
-    EquationStep step;
-    memset(&step, 0, sizeof step);
-    step.from = from;
-    step.plan = equation_plan(e, from, unit);
-    step.unit = unit;
-    step.index = index;
-    memset(e->used, 0, (size_t)t->cluster.nodes * sizeof(int));
+    EquationStep step = {
+        .from = from, .plan = equation_plan(e, from, unit), .unit = unit, .index = index};
+    memset(e->used, 0, t->cluster.nodes * sizeof(int));
     int last = 0;
     for (int s = 0; s < step.plan.stages; s++) {
         last = place_stage(&t->cluster, (PlacePolicy)step.plan.policy[s], e->used, last,
@@ -537,11 +512,9 @@ static inline void equation_expand(EquationSearch *e, const EquationBeginning *f
 static inline void equation_search_width(EquationSearch *e, int width) {
     e->width = width;
     e->cut = false;
-    EquationBeginning none;
-    memset(&none, 0, sizeof none);
-    none.state = equation_begin();
+    const EquationBeginning none = {.state = equation_begin};
     equation_expand(e, &none, 0, 0);
-    for (int i = e->bins; i < (e->task->model->units - 1) * e->bins; i++) {
+    for (int i = e->bins; i < (e->model->units - 1) * e->bins; i++) {
         EquationList *l = &e->list[i];
         equation_list_sort(e, l);
         for (int k = 0; k < l->count; k++) {

@@ -80,7 +80,7 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
 }
 // Waits for all messages of rows.
 static inline void executor_wait_messages(Executor *e) {
-    for (int64_t i = 0; executor_transit(e, i); i++) { transit_wait(e, executor_transit(e, i)); }
+    for (int64_t i = 0; i < e->transit_count; i++) { transit_wait(e, &e->transits[i]); }
 }
 
 // Runs an action that releases, reduces, updates or moves a storage's states. Returns false if the
@@ -318,7 +318,7 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
 // and gets the same result.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t n, float *logits) {
-    const size_t bytes = (size_t)(n * gpt_width(e->model)) * dtype_size(e->shape.dtype);
+    const size_t bytes = (n * gpt_width(e->model)) * dtype_size(e->shape.dtype);
     const int mine = placement_stage_of_unit(placement, e->shape.first),
               last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
@@ -355,11 +355,11 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
     double sum = 0;
     if (d.temperature == 0) { return (int32_t)best; }
     for (int64_t i = 0; i < V; i++) {
-        sum += exp(((double)logits[i] - (double)logits[best]) / d.temperature);
+        sum += exp((logits[i] - (double)logits[best]) / d.temperature);
     }
     double draw = random_uniform(d.seed, d.step, (uint64_t)position) * sum;
     for (int64_t i = 0; i < V; i++) {
-        draw -= exp(((double)logits[i] - (double)logits[best]) / d.temperature);
+        draw -= exp((logits[i] - (double)logits[best]) / d.temperature);
         if (draw < 0) { return (int32_t)i; }
     }
     return (int32_t)best;

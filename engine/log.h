@@ -91,8 +91,7 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
 // Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
 // cut off the last one.
 static inline Log log_open(const char *path, bool resumed) {
-    Log log;
-    memset(&log, 0, sizeof log);
+    Log log = {};
     if (!*path) { return log; }
     log.file = fopen(path, resumed ? "ab+" : "wb");
     if (!log.file) {
@@ -118,6 +117,11 @@ static inline void log_line(Log *log, TextBuffer *t) {
     free(t->text);
     memset(t, 0, sizeof *t);
 }
+// The same, after the brace that ends the line's object.
+static inline void log_object(Log *log, TextBuffer *t) {
+    text_add(t, "}");
+    log_line(log, t);
+}
 
 // -------------------------------------------------------------------------------------------------
 // Progress during training. A terminal shows one line that is redrawn; otherwise a line is printed
@@ -127,7 +131,7 @@ static inline void log_line(Log *log, TextBuffer *t) {
 // output goes to a file, so mpirun's output is checked too.
 static inline bool output_is_terminal(void) {
     char link[64], target[64];
-    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
+    snprintf(link, sizeof link, "/proc/%d/fd/1", getppid());
     ssize_t n = readlink(link, target, sizeof target - 1);
     return isatty(STDOUT_FILENO) && n > 0 &&
            (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
@@ -153,7 +157,7 @@ typedef struct {
 static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
     const double ms = f->seconds * 1000, tokens_per_s = f->tokens / f->seconds, now = seconds_now();
     bar->ms = f->step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
-    const double left = (double)(bar->steps - f->step) * bar->ms / 1000;
+    const double left = (bar->steps - f->step) * bar->ms / 1000;
     // at most one line a second for short steps; the log has all steps
     const bool shown = f->step == bar->first + 1 || f->step == bar->steps || now - bar->shown >= 1;
     if (!bar->terminal && !shown) { return; }
@@ -171,7 +175,7 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
         return;
     }
     char drawn[31];
-    int filled = bar->steps ? (int)(30 * f->step / bar->steps) : 30;
+    int filled = bar->steps ? (30 * f->step / bar->steps) : 30;
     for (int i = 0; i < 30; i++) { drawn[i] = i < filled ? '#' : '.'; }
     drawn[30] = 0;
     printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn,
@@ -206,8 +210,7 @@ static inline void log_event(Log *log, const char *event, int64_t step, const Ev
                              int count) {
     TextBuffer line = json_event(event, step);
     json_add_fields(&line, fields, count);
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
     log_break(log);
     printf("step %5" PRId64, step);
     for (int i = 0; i < count; i++) {
@@ -233,8 +236,7 @@ static inline void report_step(const StepFacts *f, Log *log) {
         text_add(&line, "%s%" PRId64, i ? "," : ",\"samples\":[", f->windows[i]);
     }
     if (f->windows) { text_add(&line, f->samples ? "]" : ",\"samples\":[]"); }
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
 }
 // bits, accuracy, epsilon: NAN if they are not known.
 static inline void report_validation(int64_t step, double loss, double bits, double accuracy,
@@ -250,7 +252,7 @@ static inline void report_validation(int64_t step, double loss, double bits, dou
 }
 static inline void report_choices(int64_t step, int64_t right, int64_t examples, Log *log) {
     const EventField fields[] = {
-        {"accuracy", (double)right / (double)examples, " | hellaswag accuracy %.4f"},
+        {"accuracy", right / (double)examples, " | hellaswag accuracy %.4f"},
         {"correct", (double)right, " | %.0f of"},
         {"examples", (double)examples, " %.0f examples"},
     };
@@ -262,8 +264,7 @@ static inline void report_checkpoint(int64_t step, const char *path, Log *log) {
     TextBuffer line = json_event("checkpoint", step);
     text_add(&line, ",\"path\":");
     json_add_string(&line, path);
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
 }
 
 // Prints a space and a word, quoted for a shell if needed.

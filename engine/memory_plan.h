@@ -53,13 +53,12 @@ static inline void plan_again(Plan **plan, const Config *c, const ModelSpec *spe
 // ranks call it.
 static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     const Options *o = &c->options;
-    const size_t n = (size_t)p->model.storages;
+    const size_t n = p->model.storages;
     size_t memory[MEMORY_KINDS];
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
-    const double excess =
-        (double)memory_device(memory) - option_size("device-memory", o->device_memory);
+    const double excess = memory_device(memory) - option_size("device-memory", o->device_memory);
     const OffloadScope scope = offload_scope(p);
-    c->offload.host = (unsigned char *)checked_calloc(n, 1, "offload");
+    c->offload.host = new_array(unsigned char, n, "offload");
     c->offload.disk = NULL;
     c->offload.storages = p->model.storages;
     c->offload.gradients =
@@ -67,11 +66,11 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     c->offload.delays = o->offload_delay;
     c->offload.folder = o->offload_dir;
     if (o->offload >= OFFLOAD_OPTIMIZER) {
-        offload_all(offload_device(&c->offload, &scope));
+        offload_all(offload_tier(&c->offload, &scope, false));
         offload_keep_gradients(&c->offload, &p->store);
     }
     do {
-        offload_fill(offload_device(&c->offload, &scope), excess);
+        offload_fill(offload_tier(&c->offload, &scope, false), excess);
     } while (offload_agree(c->offload.host, comm, p->model.storages));
 }
 // Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
@@ -79,24 +78,24 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
 static inline double host_excess(const Plan *p) {
     const size_t SLACK = 1 << 20, states = plan_offloaded_bytes(p) + store_scratch_bytes(&p->store);
     const OffloadScope scope = offload_scope(p);
-    return (double)(p->machine->resident + p->config->passing) + (double)(SLACK + states) +
-           (double)offload_disk_frees(&scope, &p->offload) -
+    return (p->machine->resident + p->config->passing) + (double)(SLACK + states) +
+           offload_disk_frees(&scope, &p->offload) -
            option_size("host-memory", p->config->options.host_memory);
 }
 // Of the offloaded states, puts on disk what exceeds the host's budget; without a budget, or if
 // `all`, everything. p: the plan as it is. All ranks call it.
 static inline void choose_disk(Config *c, const Plan *p, bool all, Comm *comm) {
-    const size_t n = (size_t)p->model.storages;
+    const size_t n = p->model.storages;
     const OffloadScope scope = offload_scope(p);
-    unsigned char *disk = (unsigned char *)checked_calloc(n, 1, "offload");
+    unsigned char *disk = new_array(unsigned char, n, "offload");
     if (c->offload.disk) { memcpy(disk, c->offload.disk, n); }
     free(c->offload.disk);
     c->offload.disk = disk;
     all = all || !*c->options.host_memory;
     const double excess = host_excess(p);
-    if (all) { offload_all(offload_host(&c->offload, &scope)); }
+    if (all) { offload_all(offload_tier(&c->offload, &scope, true)); }
     do {
-        if (!all) { offload_fill(offload_host(&c->offload, &scope), excess); }
+        if (!all) { offload_fill(offload_tier(&c->offload, &scope, true), excess); }
     } while (offload_agree(c->offload.disk, comm, p->model.storages));
 }
 
@@ -122,7 +121,7 @@ static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *r
                                                         : o->offload_update == UPDATE_HOST;
     comm_broadcast(comm, &cpu_update, sizeof cpu_update, 0);
     c->offload.cpu_update = cpu_update;
-    rates->disk_bytes_per_s = (double)INFINITY;
+    rates->disk_bytes_per_s = INFINITY;
 }
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
@@ -133,9 +132,7 @@ static inline void note_disk(RunPlans *plans, int number, const Plan *p, Rates *
     if (!cluster->nodes) {
         check_disk(p->offload.folder, plans->file_bytes[0] + plans->file_bytes[1], comm);
     }
-    if (!(rates->disk_bytes_per_s < (double)INFINITY)) {
-        measure_disk(rates, cluster, &p->store, comm);
-    }
+    if (!(rates->disk_bytes_per_s < INFINITY)) { measure_disk(rates, cluster, &p->store, comm); }
 }
 // Plans the delinked model that follows in this run.
 static inline void plan_delinked(RunPlans *plans, const ModelSpec *spec, Rates *rates, Comm *comm) {
@@ -163,8 +160,7 @@ static inline void plan_models(RunPlans *plans, Config *c, const ModelSpec *spec
     needs_add(&plans->needs, &plans->first->predicted);
     note_disk(plans, 0, plans->first, rates, comm);
     plan_free(plans->later);
-    free(plans->config.offload.host);
-    free(plans->config.offload.disk);
+    free_all(plans->config.offload.host, plans->config.offload.disk);
     plans->later = NULL;
     plans->config.offload.host = plans->config.offload.disk = NULL;
     if (options_switches(&c->options) && share_is(spec->model.share) &&
@@ -192,7 +188,7 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
     machine->resident = host_bytes("VmRSS:");
     if (c->offload.disk) {
         const OffloadScope scope = offload_scope(plans->first);
-        const double frees = (double)offload_disk_frees(&scope, &plans->first->offload);
+        const double frees = offload_disk_frees(&scope, &plans->first->offload);
         if (comm_agree_max(comm, host_excess(plans->first) > frees)) {
             choose_disk(c, plans->first, false, comm);
         }

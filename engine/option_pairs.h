@@ -10,7 +10,10 @@
 #define GIVEN(field) g->at[OPTION_INDEX_##field]
 #define LACKS(field) options_lack(o, g, OPTION_INDEX_##field)
 #define PRIVATE options_private(o, g)
-#define ONLY_PRIVATE "needs it or --dp-epsilon: else no run is private"
+// a flag of private runs alone
+#define ONLY_PRIVATE(X, name, field)                                                               \
+    X(name, "dp-noise", GIVEN(field) && !PRIVATE,                                                  \
+      "needs it or --dp-epsilon: else no run is private")
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
@@ -93,20 +96,13 @@
     X("zero-quant-block", "zero-quantized-weights",                                                \
       GIVEN(zero_quant_block) && !o->zero_quantized_weights && !o->zero_quantized_gradients,       \
       "nothing is quantized: give this or --zero-quantized-gradients")                             \
-    X("dp-delta", "dp-noise", GIVEN(dp_delta) && !PRIVATE,                                         \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-clip", "dp-noise", GIVEN(dp_clip) && !PRIVATE,                                           \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-clip-style", "dp-noise", GIVEN(dp_clip_style) && !PRIVATE,                               \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-clip-function", "dp-noise", GIVEN(dp_clip_function) && !PRIVATE,                         \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-unit", "dp-noise", GIVEN(dp_unit) && !PRIVATE,                                           \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-key", "dp-noise", GIVEN(dp_key) && !PRIVATE,                                             \
-      ONLY_PRIVATE)                                                                                \
-    X("dp-show-private", "dp-noise", GIVEN(dp_show_private) && !PRIVATE,                           \
-      ONLY_PRIVATE)                                                                                \
+    ONLY_PRIVATE(X, "dp-delta", dp_delta)                                                          \
+    ONLY_PRIVATE(X, "dp-clip", dp_clip)                                                            \
+    ONLY_PRIVATE(X, "dp-clip-style", dp_clip_style)                                                \
+    ONLY_PRIVATE(X, "dp-clip-function", dp_clip_function)                                          \
+    ONLY_PRIVATE(X, "dp-unit", dp_unit)                                                            \
+    ONLY_PRIVATE(X, "dp-key", dp_key)                                                              \
+    ONLY_PRIVATE(X, "dp-show-private", dp_show_private)                                            \
     X("dp-accountant", "dp-account", GIVEN(dp_accountant) && !*o->dp_account && !PRIVATE,          \
       "needs it or a private run (--dp-epsilon, --dp-noise): nothing else is accounted")           \
     X("dp-neighbours", "dp-account", GIVEN(dp_neighbours) && !*o->dp_account && !PRIVATE,          \

@@ -50,7 +50,7 @@ static inline const OptionSpec *option_find(const char *argument, size_t length)
 
 // Returns the Levenshtein distance of two names, for the hint on unknown flags. Names are short.
 static inline int option_distance(const char *a, const char *b) {
-    int row[64], n = (int)min_i64((int64_t)strlen(b), 63);
+    int row[64], n = min_i64(strlen(b), 63);
     for (int j = 0; j <= n; j++) { row[j] = j; }
     for (int i = 1; a[i - 1]; i++) {
         int diagonal = row[0];

@@ -40,8 +40,6 @@ static inline EquationChoice planner_by_equations(const PlanTask *t) {
 // Returns the best GPipe plan (arXiv 1811.06965): all forwards, then all backwards; stages of equal
 // numbers of units, each on the same number of ranks.
 static inline Candidate planner_gpipe(const PlanTask *t) {
-    Candidate best;
-    memset(&best, 0, sizeof best);
     Planner p = planner_make(t);
     for (int stages = 2; stages <= task_most_stages(t); stages++) {
         StagePlan q = plan_even(t, stages, 1);
@@ -51,11 +49,7 @@ static inline Candidate planner_gpipe(const PlanTask *t) {
         }
         if (task_ranks(t) % stages == 0) { planner_add_settings(&p, &q, false); }
     }
-    planner_run(&p);
-    planner_finish(&p);
-    if (p.found) { best = p.beam[0]; }
-    planner_free(&p);
-    return best;
+    return planner_best(&p);
 }
 
 // PipeDream's planner (SOSP 2019, section 3.1), as in the paper. It works level by level, first
@@ -109,19 +103,21 @@ static inline void pipedream_solve(PipeDream *d, int first) {
 }
 static inline PipeDream pipedream_make(const PlanModel *m, const double *below, int members,
                                        double rate) {
-    int of = (int)ceil_div(members, PIPEDREAM_GROUPS);
+    int of = ceil_div(members, PIPEDREAM_GROUPS);
     while (members % of) { of++; }
     size_t n = ((size_t)m->units + 1) * ((size_t)(members / of) + 1);
-    PipeDream d = {m, below, members / of, of, rate * 1e9, NULL, NULL, NULL};
-    d.best = new_array(double, n, "PipeDream");
-    d.split = new_array(int, 2 * n, "PipeDream");
-    d.take = d.split + n;
+    int *split = new_array(int, 2 * n, "PipeDream");
+    const PipeDream d = {.model = m,
+                         .below = below,
+                         .groups = members / of,
+                         .of = of,
+                         .bytes_per_s = rate * 1e9,
+                         .best = new_array(double, n, "PipeDream"),
+                         .split = split,
+                         .take = split + n};
     return d;
 }
-static inline void pipedream_free(PipeDream *d) {
-    free(d->best);
-    free(d->split);
-}
+static inline void pipedream_free(PipeDream *d) { free_all(d->best, d->split); }
 typedef struct {
     int first, end, members;
 } PipeDreamStage;
@@ -143,8 +139,7 @@ static inline StagePlan planner_pipedream(const PlanTask *t) {
     const PlanModel *m = t->model;
     const int units = m->units;
     PipeDreamStage machines[PIPEDREAM_UNITS], stages[PIPEDREAM_UNITS];
-    StagePlan p;
-    memset(&p, 0, sizeof p);
+    StagePlan p = {};
     if (units > PIPEDREAM_UNITS) { return p; }
     double *below = new_array(double, (units + 1) * (size_t)(units + 1), "PipeDream");
     PipeDream inner = pipedream_make(m, NULL, t->cluster.ranks, t->cluster.intra),

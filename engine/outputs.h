@@ -46,8 +46,8 @@ static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
 static inline void output_refuse_file(const Written *w, const char *flag, const char *path) {
     const FileIdentity other = file_identity(path);
     if (!file_same(&w->file, &other)) { return; }
-    const char *hint = "give it a file of its own";
-    die(EXIT_INPUT, hint, "%s %s would write over %s of %s", w->output->flag, w->path, path, flag);
+    die(EXIT_INPUT, "give it a file of its own", "%s %s would write over %s of %s", w->output->flag,
+        w->path, path, flag);
 }
 // Refuses the shards of a pattern and the tokenizer in their folder.
 static inline void output_refuse_shards(const Written *w, const char *flag, const char *pattern) {
@@ -75,11 +75,11 @@ static inline void output_refuse_out(const Written *w, const char *out) {
     if (!path_in(w->file.path, folder)) { return; }
     const char *rest = "", *name = w->file.path + (strcmp(folder, "/") ? strlen(folder) : 0) + 1;
     const size_t length = strcspn(name, "/");
-    snprintf(path, sizeof path, "%.*s", (int)min_i64((int64_t)length, 1000), name);
+    snprintf(path, sizeof path, "%.*s", (int)min_i64(length, 1000), name);
     const bool earlier = !name[length] && !strncmp(name, "earlier-", strlen("earlier-"));
     if (earlier || (checkpoint_step_of(path, &rest) >= 0 && !*rest) || checkpoint_is_half(path)) {
-        const char *hint = "give it a file beside the checkpoints";
-        die(EXIT_INPUT, hint, "%s %s is in a checkpoint's folder of --out", flag, w->path);
+        die(EXIT_INPUT, "give it a file beside the checkpoints",
+            "%s %s is in a checkpoint's folder of --out", flag, w->path);
     }
 }
 // Refuses a file of any checkpoint: of --model FOLDER, of an earlier run, or of a moved one.
@@ -95,13 +95,13 @@ static inline void output_refuse_checkpoint(const Written *w) {
     const size_t n = fread(begin, 1, sizeof magic - 1, f);
     fclose(f);
     if (n != sizeof magic - 1 || strcmp(begin, magic)) { return; }
-    const char *hint = "give it a file of its own";
-    die(EXIT_INPUT, hint, "%s %s is a file of a checkpoint", w->output->flag, w->path);
+    die(EXIT_INPUT, "give it a file of its own", "%s %s is a file of a checkpoint", w->output->flag,
+        w->path);
 }
 
 __attribute__((noreturn)) static inline void output_refuse_place(const Output *o, const char *why) {
-    const char *hint = "name a file in a folder that exists and is writable";
-    die(EXIT_INPUT, hint, "cannot write %s %s: %s", o->flag, o->path, why);
+    die(EXIT_INPUT, "name a file in a folder that exists and is writable", "cannot write %s %s: %s",
+        o->flag, o->path, why);
 }
 // Ends the program (EXIT_INPUT) now if the file could not be written later, after hours of
 // training.

@@ -53,9 +53,8 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
     OptimizerStep update = o->update[step & 1];
     double norm = o->norm, most = o->whole_clip;
     if (!e->store->policy.p2p->waits) {
-        ExactSum squares;
+        ExactSum squares = {};
         if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
-        memset(&squares, 0, sizeof squares);
         store_measure(e->store, storage, storage + 1, step, &squares);
         norm = sqrt(exact_value(squares));
         most = o->storage_clip;
@@ -119,7 +118,7 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
     for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) {
         const int64_t targets =
             pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
-        o->stats_out.loss += pass->sample_losses[r] / (double)targets;
+        o->stats_out.loss += pass->sample_losses[r] / targets;
     }
     if (e->store->policy.p2p->waits) {
         store_add_all_noise(e->store, step);

@@ -93,8 +93,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     const bool pipeline = p->pipeline.placement.stages > 1;
     const bool recompute = p->shape.recompute;
     const int alike = p->machine->cluster.nodes && !pipeline ? ranks : 1;
-    Program program;
-    memset(&program, 0, sizeof program);
+    Program program = {};
     program.map = unit_map(&p->model, &p->store.policy, &p->pipeline.placement, p->shape.clip.on);
     if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
     program.ranks = ranks / alike;
@@ -199,17 +198,13 @@ static inline StageStores stage_stores_make(const Plan *p) {
     const Placement *placement = mine->placement;
     const int ranks = p->program.ranks;
     StageStores s = {NULL, NULL, NULL, placement->stages};
-    s.of_rank = (const Store **)checked_calloc((size_t)ranks, sizeof(Store *), "stages");
+    s.of_rank = new_array(const Store *, ranks, "stages");
     s.stores = new_array(Store, s.stages, "stages");
     s.seen = new_array(Group, s.stages, "stages");
     for (int r = 0; r < ranks; r++) { s.of_rank[r] = mine; }
     for (int i = 0; i < s.stages; i++) {
         const Stage *stage = &placement->stage[i];
-        bool my_own = false;
-        for (int k = 0; k < stage->replicas; k++) {
-            my_own = my_own || stage->ranks[k] == mine->ranks->ranks[mine->ranks->me];
-        }
-        if (my_own) { continue; }
+        if (stage == p->stage) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
         s.stores[i] = store_plan(mine->model, &s.seen[i], placement, mine->policy, mine->dtype,
                                  mine->wire, mine->optimizer);
@@ -226,9 +221,7 @@ static inline void stage_stores_free(StageStores *s) {
             group_free(&s->seen[i]);
         }
     }
-    free(s->of_rank);
-    free(s->stores);
-    free(s->seen);
+    free_all(s->of_rank, s->stores, s->seen);
 }
 // Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
 // each rank (busy) and the times of each action (times), if these are not NULL.
@@ -251,8 +244,7 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
 
 // Returns all that is predicted of a plan. The machine's rates must be known.
 static inline Prediction plan_predict(const Plan *p) {
-    Prediction all;
-    memset(&all, 0, sizeof all);
+    Prediction all = {};
     double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);

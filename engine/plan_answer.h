@@ -22,7 +22,7 @@ static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *
 // Returns whether two plans differ in nothing but cuts and settings.
 static inline bool plans_alike(const StagePlan *a, const StagePlan *b) {
     return a->stages == b->stages && a->micro_batch == b->micro_batch &&
-           !memcmp(a->replicas, b->replicas, (size_t)a->stages * sizeof(int));
+           !memcmp(a->replicas, b->replicas, a->stages * sizeof(int));
 }
 // Adds the best plans of the beam that differ from all before them.
 static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
@@ -36,8 +36,7 @@ static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
 }
 // Returns the best plan for a task, and those of the other planners, from which the search begins.
 static inline PlanAnswer planner_answer(const PlanTask *t) {
-    PlanAnswer a;
-    memset(&a, 0, sizeof a);
+    PlanAnswer a = {};
     StagePlan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
     a.equations = planner_by_equations(t);
     Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t),
@@ -149,10 +148,11 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
 // --micro-batch if it is given.
 static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
-    PlanAnswer a;
     Planner p = planner_make(t);
-    StagePlan q = plan_even(t, (int)min_i64(placement.stages, PLAN_STAGES), 1);
-    memset(&a, 0, sizeof a);
+    StagePlan q = {.stages = placement.stages,
+                   .recompute = o->recompute == RECOMPUTE_BLOCK,
+                   .kind = (PipelineKind)o->pipeline_schedule,
+                   .warmup = (Warmup)o->pipeline_warmup};
     if (placement.stages > PLAN_STAGES) {
         die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES);
     }
@@ -160,30 +160,22 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
         q.units[s] = placement.stage[s].units;
         q.replicas[s] = placement.stage[s].replicas;
     }
-    q.kind = (PipelineKind)o->pipeline_schedule;
-    q.warmup = (Warmup)o->pipeline_warmup;
-    q.recompute = o->recompute == RECOMPUTE_BLOCK;
     for (int i = 0; i < p.divisor_count; i++) {
         q.micro_batch = p.divisors[i];
         if (planner_allows_micro_batch(&p, q.micro_batch)) { planner_add(&p, &q); }
     }
-    planner_run(&p);
-    planner_finish(&p);
-    if (p.found) { a.best = p.beam[0]; }
-    planner_free(&p);
     placement_free(&placement);
+    const PlanAnswer a = {.best = planner_best(&p)};
     return a;
 }
 // Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
 // (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
 static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
                                     const Options *o, const OptionsGiven *given) {
-    PlanTask t = {model,
-                  *cluster,
-                  0,
-                  option_size("device-memory", o->device_memory),
-                  given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
-                  false};
+    PlanTask t = {.model = model,
+                  .cluster = *cluster,
+                  .memory = option_size("device-memory", o->device_memory),
+                  .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0};
     int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
             tokens =
                 o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
@@ -205,7 +197,7 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
 static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Options *o) {
     PlanTask t = *task;
     const PlanModel *model = t.model;
-    PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
+    PlanAnswer *a = new_array(PlanAnswer, 1, "plans");
     *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
     if (!a->best.plan.stages) {
         die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch",
@@ -213,8 +205,7 @@ static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Opt
             SCHEDULE_MAX);
     }
     Planner p = planner_make(&t);
-    double one_rank_s =
-        (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
+    double one_rank_s = t.samples * (model->forward[model->units] + model->backward[model->units]);
     if (to && o->json) {
         print_answer_json(to, &p, a, one_rank_s);
     } else if (to) {
@@ -233,34 +224,23 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     planner_report(to, &t, o);
     plan_model_free(&model);
 }
-// Returns D: how many micro-batches' activations fit the memory, on the stage with the least space;
-// INT64_MAX: no limit.
-static inline int64_t plan_depth(const PlanTask *t, const StagePlan *p) {
+// Returns the units and ranks of a plan's stages; the caller calls placement_free(). *depth
+// receives D: how many micro-batches' activations fit the memory, on the stage with the least
+// space; INT64_MAX: no limit.
+static inline Placement plan_placement(const PlanTask *t, const StagePlan *p, int64_t *depth) {
     Planner planner = planner_make(t);
-    planner_look(&planner, p);
-    const int64_t depth = planner.costs.depth;
-    planner_free(&planner);
-    return depth < INT32_MAX ? depth : INT64_MAX;
-}
-// Returns the units and ranks of a plan's stages. The caller calls placement_free().
-static inline Placement plan_placement(const PlanTask *t, const StagePlan *p) {
     Placement placement = placement_make(p->stages);
-    int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0,
-        unit = 0;
-    int *scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "placement");
-    plan_place(t, p, ranks, scratch);
-    for (int s = 0; s < p->stages; s++) {
+    planner_look(&planner, p);
+    *depth = planner.costs.depth < INT32_MAX ? planner.costs.depth : INT64_MAX;
+    for (int s = 0, unit = 0, at = 0; s < p->stages; unit += p->units[s], at += p->replicas[s++]) {
         Stage *stage = &placement.stage[s];
         stage->first_unit = unit;
         stage->units = p->units[s];
         stage->replicas = p->replicas[s];
-        stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
-        memcpy(stage->ranks, ranks + at, (size_t)stage->replicas * sizeof(int));
-        unit += stage->units;
-        at += stage->replicas;
+        stage->ranks = new_array(int, stage->replicas, "placement");
+        memcpy(stage->ranks, planner.ranks + at, stage->replicas * sizeof(int));
     }
-    free(ranks);
-    free(scratch);
+    planner_free(&planner);
     return placement;
 }
 

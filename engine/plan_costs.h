@@ -91,8 +91,7 @@ static inline int split_choice(int n, int node, int i) {
     if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
     if (i < FEW) { return i + 1; }
     if (i < 2 * FEW) { return n - (i - FEW + 1); }
-    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node),
-        at = (i - 2 * FEW + 1) * step;
+    int step = max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
     while (at <= FEW) { at += step; }
     return at < n - FEW ? at : 0;
 }
@@ -103,7 +102,7 @@ static inline int place_take(const Cluster *c, const int *used, bool touched, in
     for (int i = 0; i < c->nodes && n; i++) {
         int k = (first + i) % c->nodes;
         if ((used[k] > 0) != touched || take[k]) { continue; }
-        take[k] = (int)min_i64(n, c->ranks - used[k]);
+        take[k] = min_i64(n, c->ranks - used[k]);
         n -= take[k];
     }
     return n;
@@ -138,7 +137,7 @@ static inline int place_spread(const Cluster *c, const int *used, int n, int *ta
 static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
                               int n, int *take) {
     bool touched = policy != PLACE_FRESH;
-    memset(take, 0, (size_t)c->nodes * sizeof(int));
+    memset(take, 0, c->nodes * sizeof(int));
     if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
     for (int round = 0; round < 2 && n; round++) {
         n = policy == PLACE_SCATTER
@@ -154,7 +153,7 @@ static inline void plan_place(const PlanTask *t, const StagePlan *p, int *ranks,
     const Cluster *c = &t->cluster;
     // last: the last node of the stage before
     int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
-    memset(used, 0, (size_t)c->nodes * sizeof(int));
+    memset(used, 0, c->nodes * sizeof(int));
     for (int s = 0; s < p->stages; s++) {
         last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
         for (int k = 0; k < c->nodes; k++) {
@@ -186,28 +185,29 @@ typedef struct {
 // without costs, since the first unit of a model has no input part. The caller frees the placement.
 static inline PipelinePlan plan_pipeline(const StagePlan *p, int micro_batches, int64_t depth) {
     // recompute is false: recomputation is in the costs
-    PipelinePlan plan = {placement_make(p->stages),
-                         p->kind,
-                         p->warmup,
-                         1,
-                         micro_batches,
-                         depth,
-                         false,
-                         CLIPS_NOTHING};
+    PipelinePlan plan = {.placement = placement_make(p->stages),
+                         .kind = p->kind,
+                         .warmup = p->warmup,
+                         .micro_rows = 1,
+                         .micro_batches = micro_batches,
+                         .depth = depth};
     for (int s = 0; s < p->stages; s++) {
         Stage *stage = &plan.placement.stage[s];
         stage->first_unit = s ? s + 1 : 0;
         stage->units = s ? 1 : 2;
         stage->replicas = 1;
-        stage->ranks = (int *)checked_malloc(sizeof(int), "placement");
+        stage->ranks = new_array(int, 1, "placement");
         *stage->ranks = s;
     }
     return plan;
 }
 static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_batches) {
-    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1,
-                         micro_batches,     depth,   false,     CLIPS_NOTHING};
-    return (int)pipeline_live(&plan, stage);
+    const PipelinePlan plan = {.placement = {p->stages, NULL},
+                               .kind = p->kind,
+                               .warmup = p->warmup,
+                               .micro_batches = micro_batches,
+                               .depth = depth};
+    return pipeline_live(&plan, stage);
 }
 // Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
 // of each unit begins when its gradients are complete, the last unit's first; they run one after
@@ -278,7 +278,7 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
         c->ahead[s] =
-            (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
+            min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
         plan_stage_memory(t, p, first, first + p->units[s],
                           plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
                           &c->memory[s]);
@@ -291,7 +291,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     const PlanModel *m = t->model;
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     c->stages = p->stages;
-    c->micro_batches = (int)(t->samples / p->micro_batch);
+    c->micro_batches = t->samples / p->micro_batch;
     c->depth = INT32_MAX;
     if (!stages_memory(t, p, c)) { return false; }
     for (int s = 0, first = 0; s < p->stages; s++) {
@@ -309,7 +309,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         c->send[s] = c->send_back[s] = 0;
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
-            double bytes = (double)p->micro_batch * m->cut[end];
+            double bytes = p->micro_batch * m->cut[end];
             c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes);
             c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
             here = next;
@@ -376,9 +376,8 @@ static inline ActionCost plan_action_cost(const void *context, int rank, const A
 // Returns the map of a model whose units are the stages, each with one storage, after a unit
 // without costs.
 static inline UnitMap plan_unit_map(int stages) {
-    UnitMap map;
+    UnitMap map = {};
     size_t n = (size_t)stages + 1;
-    memset(&map, 0, sizeof map);
     map.units = stages + 1;
     map.storages = stages;
     map.kept_gathered = -1;
@@ -393,9 +392,7 @@ static inline UnitMap plan_unit_map(int stages) {
 // Returns the step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce;
 // all ranks meet at the end.
 static inline Program stages_program(const StagePlan *p, const PlanCosts *c, int micro_batches) {
-    Program program;
-    memset(&program, 0, sizeof program);
-    program.map = plan_unit_map(p->stages);
+    Program program = {.map = plan_unit_map(p->stages)};
     program.ranks = p->stages;
     program.rank = new_array(Schedule, p->stages, "schedules");
     PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);

@@ -6,8 +6,8 @@
 #ifndef PLAN_MAKE_H
 #define PLAN_MAKE_H
 
-#include "engine/plan.h"  // the plan
-#include "engine/proof.h" // schedules with several versions are proved
+#include "engine/plan.h"      // the plan
+#include "engine/validator.h" // schedules are proved
 
 // -------------------------------------------------------------------------------------------------
 // Samples of a step
@@ -55,18 +55,16 @@ static inline void plan_take_stage(Plan *p) {
 static inline void plan_cyclic(Plan *p) {
     const Config *c = p->config;
     const int me = p->machine->ranks->me;
-    const size_t units = (size_t)p->model.units;
+    const size_t units = p->model.units;
     p->cyclic = cyclic_plan(&c->options, &p->model, p->machine->ranks->n, c->samples,
                             c->options.micro_batch);
     p->p2p = cyclic_p2p(&p->cyclic, &p->model, me);
-    int64_t *places = new_array(int64_t, units, "cyclic stages");
-    bool *cut = new_array(bool, units, "cyclic stages");
-    cyclic_activations(&p->cyclic, p->model.units, places, cut);
-    p->shape.places = places;
-    p->shape.cut = cut;
+    p->shape.places = new_array(int64_t, units, "cyclic stages");
+    p->shape.cut = new_array(bool, units, "cyclic stages");
+    cyclic_activations(&p->cyclic, p->model.units, p->shape.places, p->shape.cut);
     p->shape.limits.in_flight = cyclic_live(&p->cyclic, 0);
     if (p->cyclic.mode != CYCLIC_SINGLE) {
-        free(cut);
+        free(p->shape.cut);
         p->shape.cut = NULL;
     }
     if (p->cyclic.mode != CYCLIC_MODEL) { return; }
@@ -88,7 +86,7 @@ static inline void plan_micro_batches(Plan *p) {
         micro = max_i64(1, ceil_div(ceil_div(samples, p->cyclic.N), p->cyclic.pieces));
     }
     p->pipeline.micro_rows = min_i64(micro, samples);
-    p->pipeline.micro_batches = (int)min_i64(ceil_div(samples, micro), SCHEDULE_MAX);
+    p->pipeline.micro_batches = min_i64(ceil_div(samples, micro), SCHEDULE_MAX);
     p->shape.dtype = p->dtype;
     p->shape.rows = ceil_div(p->pipeline.micro_rows, p->cyclic.rule ? 1 : p->stage->replicas);
     p->shape.T = c->options.seq_len;
@@ -123,8 +121,7 @@ static inline void plan_clipping(Plan *p) {
     clip->fresh = often || p->most_samples <= (stages > 1 ? p->pipeline.micro_rows : ranks);
     // bytes (of 16 for each parameter) that ZeRO stage 0, 1, 2, 3 replicates on every rank
     const double whole[4] = {16, 8, 4, 0};
-    const double states =
-        (double)p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
+    const double states = p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
     // with several stages --micro-batch fixes the micro-batches
     if (stages == 1) { executor_shorten(&p->model, &p->shape, states, often, p->machine->threads); }
 }
@@ -134,10 +131,10 @@ static inline void plan_clipping(Plan *p) {
 
 static inline void plan_offload(Plan *p) {
     const Offload *asked = &p->config->offload;
-    const size_t n = (size_t)p->model.storages;
+    const size_t n = p->model.storages;
     if (!asked->host) { return; }
     p->offload = *asked;
-    p->offload.host = (unsigned char *)checked_calloc(2, n, "offload");
+    p->offload.host = new_array(unsigned char, 2 * n, "offload");
     memcpy(p->offload.host, asked->host, n);
     if (asked->disk) {
         p->offload.disk = p->offload.host + n;
@@ -188,10 +185,15 @@ static inline void plan_schedules(Plan *p) {
 // Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
 // if one is not.
 static inline void plan_prove(const Plan *p) {
+    const CyclicPlan *cyclic = &p->cyclic;
     int64_t samples[2];
-    if (p->cyclic.rule) {
-        // all ranks have the same program
-        if (p->machine->ranks->me == 0) { cyclic_check(&p->program, &p->cyclic, &p->model); }
+    if (cyclic->rule) {
+        // all ranks have the same program; where ranks take turns, its windows differ
+        const int steps = cyclic_turns(cyclic) ? 4 + min_i64(cyclic->N * cyclic->N, 12) : 4;
+        if (p->machine->ranks->me) { return; }
+        Program windows = cyclic_unroll(&p->program, cyclic, steps, cyclic->pauses ? 2 : steps);
+        schedule_check(&windows);
+        cyclic_window_free(&windows);
         return;
     }
     schedule_check(&p->program);
@@ -228,11 +230,9 @@ static inline void plan_free(Plan *p) {
         if (p->cyclic.mode == CYCLIC_MODEL) { placement_free(&p->pipeline.placement); }
         p2p_free(&p->p2p, p->model.storages);
         cyclic_free(&p->cyclic);
-        free((void *)(uintptr_t)p->shape.places);
-        free((void *)(uintptr_t)p->shape.cut);
+        free_all(p->shape.places, p->shape.cut);
     }
-    free(p->offload.host);
-    free(p);
+    free_all(p->offload.host, p);
 }
 
 #endif

@@ -40,7 +40,8 @@ typedef struct {
     // plans in the beam; maximum (smaller for large tasks, whose plans take longer to examine)
     int found, keep;
     Candidate *pool; // plans to be simulated
-    int pooled, pool_capacity;
+    int pooled;
+    int64_t pool_capacity;
     // [seen_capacity] hash table (open addressing) of checksums of the costs of plans seen
     uint64_t *seen;
     size_t seen_count, seen_capacity;
@@ -48,37 +49,29 @@ typedef struct {
 } Planner;
 
 static inline Planner planner_make(const PlanTask *t) {
-    Planner p;
-    memset(&p, 0, sizeof p);
-    p.task = t;
-    p.seen_capacity = 1 << 12;
-    p.keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4;
-    p.ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "planner");
-    p.scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "planner");
-    p.seen = new_array(uint64_t, p.seen_capacity, "planner");
-    p.divisors = (int64_t *)checked_malloc(
-        2 * ((size_t)sqrt((double)t->samples) + 1) * sizeof(int64_t), "planner");
-    for (int64_t b = 1; b * b <= t->samples; b++) {
-        if (t->samples % b == 0) { p.divisors[p.divisor_count++] = b; }
-    }
-    for (int i = p.divisor_count - 1; i >= 0; i--) {
-        int64_t large = t->samples / p.divisors[i];
-        if (large != p.divisors[i]) { p.divisors[p.divisor_count++] = large; }
+    const size_t seen = 1 << 12;
+    Planner p = {.task = t,
+                 .ranks = new_array(int, task_ranks(t), "planner"),
+                 .scratch = new_array(int, 2 * t->cluster.nodes, "planner"),
+                 .keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4,
+                 .seen = new_array(uint64_t, seen, "planner"),
+                 .seen_capacity = seen};
+    int64_t capacity = 0;
+    for (int64_t b = 1; b <= t->samples; b++) {
+        if (t->samples % b) { continue; }
+        p.divisors = grow_array(int64_t, p.divisors, p.divisor_count, &capacity, "planner");
+        p.divisors[p.divisor_count++] = b;
     }
     return p;
 }
 static inline void planner_free(Planner *p) {
-    free(p->ranks);
-    free(p->scratch);
-    free(p->divisors);
-    free(p->pool);
-    free(p->seen);
+    free_all(p->ranks, p->scratch, p->divisors, p->pool, p->seen);
     memset(p, 0, sizeof *p);
 }
 
 // Return whether a plan with the same costs has been seen, and note it: by checksum, by plan.
 static inline bool planner_saw_key(Planner *p, uint64_t key) {
-    size_t i = (size_t)key & (p->seen_capacity - 1);
+    size_t i = key & (p->seen_capacity - 1);
     for (; p->seen[i]; i = (i + 1) & (p->seen_capacity - 1)) {
         if (p->seen[i] == key) { return true; }
     }
@@ -93,11 +86,9 @@ static inline bool planner_saw(Planner *p, const StagePlan *plan) {
     Checksum sum = checksum_begin();
     checksum_add(&sum, &c->micro_batches, sizeof c->micro_batches);
     checksum_add(&sum, &plan->kind, sizeof plan->kind);
-    checksum_add(&sum, c->live, (size_t)c->stages * sizeof(int));
-    checksum_add(&sum, plan->replicas, (size_t)c->stages * sizeof(int));
-    for (int i = 0; i < 6; i++) {
-        checksum_add(&sum, parts[i], (size_t)c->stages * sizeof(double));
-    }
+    checksum_add(&sum, c->live, c->stages * sizeof(int));
+    checksum_add(&sum, plan->replicas, c->stages * sizeof(int));
+    for (int i = 0; i < 6; i++) { checksum_add(&sum, parts[i], c->stages * sizeof(double)); }
     if (2 * p->seen_count > p->seen_capacity) {
         uint64_t *old = p->seen;
         size_t capacity = p->seen_capacity;
@@ -123,7 +114,7 @@ static inline int planner_worst(const Planner *p, const StagePlan *plan) {
             worst = i;
         }
     }
-    return alike >= PLAN_ALIKE ? worst : (int)min_i64(p->found, p->keep - 1);
+    return alike >= PLAN_ALIKE ? worst : min_i64(p->found, p->keep - 1);
 }
 // Returns the time that a plan must beat: that of the plan it would replace, and 1.1 times the
 // best.
@@ -150,16 +141,9 @@ static inline void planner_add(Planner *p, const StagePlan *plan) {
     }
     double bound = plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
-    if (p->pooled == p->pool_capacity) {
-        p->pool_capacity = p->pool_capacity ? 2 * p->pool_capacity : 64;
-        p->pool = (Candidate *)realloc(p->pool, (size_t)p->pool_capacity * sizeof(Candidate));
-        if (!p->pool) { die(EXIT_RESOURCES, NULL, "cannot hold %d plans", p->pool_capacity); }
-    }
-    Candidate *c = &p->pool[p->pooled++];
-    c->plan = *plan;
-    c->bound = bound;
-    c->step_s = 0;
-    c->tried = c->replayed = false;
+    const Candidate c = {.plan = *plan, .bound = bound};
+    p->pool = grow_array(Candidate, p->pool, p->pooled, &p->pool_capacity, "plans");
+    p->pool[p->pooled++] = c;
 }
 static inline int candidate_order(const void *a, const void *b) {
     double x = ((const Candidate *)a)->bound, y = ((const Candidate *)b)->bound;
@@ -174,7 +158,7 @@ static inline void planner_keep(Planner *p, const Candidate *c) {
 }
 // Simulates the pool, the most promising plans first, and keeps the best in the beam.
 static inline void planner_run(Planner *p) {
-    if (p->pooled) { qsort(p->pool, (size_t)p->pooled, sizeof(Candidate), candidate_order); }
+    if (p->pooled) { qsort(p->pool, p->pooled, sizeof(Candidate), candidate_order); }
     for (int i = 0; i < p->pooled; i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
@@ -220,8 +204,8 @@ static inline bool plan_fill(const PlanTask *t, StagePlan *p, double most) {
     return good;
 }
 static inline void plan_balance(const PlanTask *t, StagePlan *p) {
-    double low = 0, high = (double)p->micro_batch * (t->model->forward[t->model->units] +
-                                                     t->model->backward[t->model->units]);
+    double low = 0, high = p->micro_batch * (t->model->forward[t->model->units] +
+                                             t->model->backward[t->model->units]);
     for (int i = 0; i < 24; i++) {
         double middle = (low + high) / 2;
         if (plan_fill(t, p, middle)) {
@@ -290,7 +274,7 @@ static inline void planner_add_splits(Planner *p, const StagePlan *plan, int s) 
     const PlanModel *m = p->task->model;
     int first = 0;
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
-    const int stride = (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
+    const int stride = ceil_div(plan->units[s], MANY), end = first + plan->units[s];
     const double begin_s = m->forward[first] + m->backward[first],
                  time_s = m->forward[end] + m->backward[end] - begin_s;
     for (int i = 0, r; plan->stages < PLAN_STAGES &&
@@ -390,12 +374,7 @@ static inline void planner_add_neighbours(Planner *p, const StagePlan *plan) {
 // Returns a balanced plan of `stages` stages with the same number of replicas each; the first
 // stages have one more if ranks remain.
 static inline StagePlan plan_even(const PlanTask *t, int stages, int64_t micro_batch) {
-    StagePlan q;
-    memset(&q, 0, sizeof q);
-    q.stages = stages;
-    q.micro_batch = micro_batch;
-    q.kind = PIPELINE_DAPPLE;
-    q.warmup = WARMUP_A;
+    StagePlan q = {.stages = stages, .micro_batch = micro_batch, .kind = PIPELINE_DAPPLE};
     for (int s = 0; s < stages; s++) {
         q.replicas[s] = task_ranks(t) / stages + (s < task_ranks(t) % stages);
     }
@@ -403,7 +382,7 @@ static inline StagePlan plan_even(const PlanTask *t, int stages, int64_t micro_b
     return q;
 }
 static inline int task_most_stages(const PlanTask *t) {
-    return (int)min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES);
+    return min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES);
 }
 
 // Replays the best plan of the beam with all its micro-batches, until the best one has been
@@ -418,18 +397,21 @@ static inline void planner_finish(Planner *p) {
         planner_keep(p, &first);
     }
 }
+// Returns the best of the plans that were added, with 0 stages if nothing fits. Frees the planner.
+static inline Candidate planner_best(Planner *p) {
+    Candidate best = {};
+    planner_run(p);
+    planner_finish(p);
+    if (p->found) { best = p->beam[0]; }
+    planner_free(p);
+    return best;
+}
 // Returns the best plan with these stages and any micro-batch, recomputation and warm-up that the
 // task permits. It has 0 stages if nothing fits.
 static inline Candidate plan_best_setting(const PlanTask *t, const StagePlan *plan) {
-    Candidate best;
-    memset(&best, 0, sizeof best);
     Planner p = planner_make(t);
     if (plan->stages) { planner_add_settings(&p, plan, false); }
-    planner_run(&p);
-    planner_finish(&p);
-    if (p.found) { best = p.beam[0]; }
-    planner_free(&p);
-    return best;
+    return planner_best(&p);
 }
 
 // Adds all partitions, replicas and policies from this unit and rank on (recursive).

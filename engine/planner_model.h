@@ -29,8 +29,8 @@ typedef struct {
 static inline PlanModel plan_model_make(int units) {
     size_t n = (size_t)units + 1;
     // fp32: parameters, gradients and two moments
-    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1};
-    m.forward = new_array(double, 7 * n, "model");
+    PlanModel m = {
+        .units = units, .forward = new_array(double, 7 * n, "model"), .states = 4, .batch = 1};
     m.backward = m.forward + n;
     m.activations = m.forward + 2 * n;
     m.parameters = m.forward + 3 * n;
@@ -135,8 +135,8 @@ static inline int profile_find_model(const ProfileReader *r, const char *name) {
     if (model >= 0) { return model; }
     char names[300] = "";
     for (int i = json_first(j, models), n = 0; i >= 0 && n < 200; i = json_next(j, models, i)) {
-        n += snprintf(names + n, sizeof names - (size_t)n, " %.*s",
-                      (int)min_i64((int64_t)j->values[i].name_bytes, 60), j->values[i].name);
+        n += snprintf(names + n, sizeof names - n, " %.*s",
+                      (int)min_i64(j->values[i].name_bytes, 60), j->values[i].name);
     }
     profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL",
                    name, *name ? "\"" : "", names);
@@ -173,7 +173,7 @@ static inline void profile_read_edges(ProfileReader *r) {
     if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) {
         profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES);
     }
-    r->edge = (int(*)[2])checked_calloc((size_t)count, sizeof(int[2]), "profile");
+    r->edge = (int(*)[2])checked_calloc(count, sizeof(int[2]), "profile");
     for (; r->edges < count; r->edges++, at = json_next(j, list, at)) {
         int end = json_is(j, at, JSON_ARRAY) && json_members(j, at) == 2 ? json_first(j, at) : -1;
         for (int k = 0; k < 2; k++, end = end >= 0 ? json_next(j, at, end) : -1) {
@@ -208,7 +208,7 @@ static inline void profile_order(ProfileReader *r) {
 static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
     int *last = new_array(int, r->nodes, "profile");
     for (int e = 0; e < r->edges; e++) {
-        last[r->edge[e][0]] = (int)max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
+        last[r->edge[e][0]] = max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
     }
     for (int i = 0; i < r->nodes; i++) {
         for (int u = r->place[i] + 1; u <= last[i]; u++) { m->cut[u] += outputs[i]; }
@@ -232,8 +232,7 @@ static inline PlanModel profile_units(const ProfileReader *r) {
                        scale * profile_number(r, node, "param_bytes", 0, 1e15));
     }
     profile_fill_cuts(r, outputs, &m);
-    free(outputs);
-    free(node_at);
+    free_all(outputs, node_at);
     if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
         profile_refuse(r, "no node takes any time");
     }
@@ -250,8 +249,7 @@ static inline PlanModel profile_load(const char *text) {
     // the name of a file may contain a colon
     const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
     snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
-    ProfileReader r;
-    memset(&r, 0, sizeof r);
+    ProfileReader r = {};
     r.file = file;
     r.json = json_open("--profile takes FILE or FILE:MODEL", file);
     r.model = profile_find_model(&r, colon ? colon + 1 : "");
@@ -261,9 +259,7 @@ static inline PlanModel profile_load(const char *text) {
     profile_read_edges(&r);
     profile_order(&r);
     PlanModel m = profile_units(&r);
-    free(r.value);
-    free(r.id);
-    free(r.edge);
+    free_all(r.value, r.id, r.edge);
     json_free(&r.json);
     return m;
 }

@@ -74,27 +74,26 @@ static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t
                                            double delta) {
     double seldom = log(CAP_SHARE * delta / MOST_STEPS);
     int64_t others = (int64_t)ceil(mean + ceil(6.5 * sqrt(mean)));
-    while ((double)others - mean - (double)others * log((double)others / mean) > seldom) {
-        others++;
-    }
+    while (others - mean - others * log(others / mean) > seldom) { others++; }
     return windows ? min_i64(others + document, windows) : others + document;
 }
 
 // Returns the setting for the accountant.
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
     // q; delta: reduced by the share of the cap, unless the cap cuts no batch
-    double q = (double)p->samples / (double)p->windows,
+    double q = p->samples / (double)p->windows,
            delta = p->most_of_part < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta;
     PrivacySetting s = {
         q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
-// Describes what the accountant computes, for users who wait.
-enum { PRIVACY_QUESTION = 100 };
-static inline const char *privacy_question(const PrivacySetting *s, char text[PRIVACY_QUESTION]) {
-    snprintf(text, PRIVACY_QUESTION, "to account for %" PRId64 " private steps", s->steps);
-    return text;
+// Watches how long the accountant takes, and describes for users who wait what it computes.
+static inline void privacy_watch(int64_t steps, double most_s) {
+    static char question[100];
+    snprintf(question, sizeof question, "to account for %" PRId64 " private steps", steps);
+    account_watch(question, most_s);
 }
+
 // Returns the epsilon of this many steps as an interval, of which `high` is claimed. Only rank 0
 // calls it. The last result is cached.
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
@@ -103,8 +102,7 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     if (p->sigma < LEAST_SIGMA) { return all; } // no meaningful epsilon
     if (steps != p->last_steps) {
         PrivacySetting s = privacy_setting(p, steps);
-        char question[PRIVACY_QUESTION];
-        account_watch(privacy_question(&s, question), 0);
+        privacy_watch(s.steps, 0);
         p->last_loss = account_epsilon(&s, NAN);
         p->last_steps = steps;
         // the search for noise or steps found a narrower interval below the target
@@ -125,8 +123,7 @@ static inline int64_t privacy_allowed_steps(const Privacy *p) {
 static inline void privacy_find_noise(Privacy *p, Comm *comm) {
     PrivacySetting s = privacy_setting(p, max_i64(p->steps, 1));
     if (comm->rank == 0) {
-        char question[PRIVACY_QUESTION];
-        account_watch(privacy_question(&s, question), account_run_seconds);
+        privacy_watch(s.steps, account_run_seconds);
         p->sigma = account_sigma(&s, p->target);
         account_unwatch();
     }
@@ -145,8 +142,7 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     if (p->sigma < LEAST_SIGMA) {
         p->allowed = 0;
     } else if (comm->rank == 0) {
-        char question[PRIVACY_QUESTION];
-        account_watch(privacy_question(&s, question), account_run_seconds);
+        privacy_watch(s.steps, account_run_seconds);
         if (account_epsilon(&s, p->target).high > p->target) {
             p->allowed = account_search(s, p->target, false, 0, p->steps);
         }
@@ -160,8 +156,7 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
 // cannot be kept.
 static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows,
                                    int64_t samples, int64_t steps, Comm *comm) {
-    Privacy p;
-    memset(&p, 0, sizeof p);
+    Privacy p = {};
     p.ledger = -1;
     p.on = options_private(o, given);
     p.steps = p.allowed = steps;
@@ -173,16 +168,15 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
     p.sigma = o->dp_noise;
     p.clip = o->dp_clip;
     p.target = o->dp_epsilon;
-    p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : (double)NAN;
+    p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / windows : NAN;
     p.style = o->dp_clip_style;
     p.function = o->dp_clip_function;
     p.unit = o->dp_unit;
     p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
     p.parts = o->cyclic ? max_i64(1, o->cyclic_stages) : 1;
-    const double parts = (double)p.parts, delta = windows || o->dp_delta > 0 ? p.delta : 1e-12;
-    p.most_of_part =
-        privacy_most_samples((double)samples / parts, windows, p.document, delta / parts);
+    const double parts = p.parts, delta = windows || o->dp_delta > 0 ? p.delta : 1e-12;
+    p.most_of_part = privacy_most_samples(samples / parts, windows, p.document, delta / parts);
     p.most = p.parts * p.most_of_part;
     if (windows) { p.most = min_i64(p.most, windows); }
     if (windows == 0 && steps == 0) { return p; }
@@ -192,7 +186,7 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
             "--batch-tokens stands for %" PRId64 " samples, --train has %" PRId64 " windows",
             samples, windows);
     }
-    if ((double)steps > MOST_STEPS) {
+    if (steps > MOST_STEPS) {
         die(EXIT_INPUT, "choose fewer --steps",
             "%" PRId64 " private steps: %g are accounted at most", steps, MOST_STEPS);
     }
@@ -230,15 +224,15 @@ static inline void privacy_pick(PrivacyText *t, const char *name, int index, int
     option_choice_text(spec, value, t->value, sizeof t->value);
 }
 static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETTINGS]) {
-    privacy_text(&t[0], "windows", "train", (double)p->windows);
-    privacy_text(&t[1], "samples", "batch-tokens", (double)p->samples);
+    privacy_text(&t[0], "windows", "train", p->windows);
+    privacy_text(&t[1], "samples", "batch-tokens", p->samples);
     privacy_text(&t[2], "sigma", "dp-noise", p->sigma);
     privacy_text(&t[3], "delta", "dp-delta", p->delta);
     privacy_text(&t[4], "clip", "dp-clip", p->clip);
     privacy_pick(&t[5], "style", OPTION_INDEX_dp_clip_style, p->style);
     privacy_pick(&t[6], "function", OPTION_INDEX_dp_clip_function, p->function);
     privacy_pick(&t[7], "unit", OPTION_INDEX_dp_unit, p->unit);
-    privacy_text(&t[8], "windows_per_document", "dp-windows-per-document", (double)p->document);
+    privacy_text(&t[8], "windows_per_document", "dp-windows-per-document", p->document);
     privacy_pick(&t[9], "neighbours", OPTION_INDEX_dp_neighbours, p->relation);
     t[10].name = "key";
     t[10].flag = "dp-key";
@@ -253,7 +247,7 @@ static inline void privacy_history(const Privacy *p, int64_t steps,
     if (!p->on) { return; }
     privacy_settings(p, t);
     for (int i = 0; i < PRIVACY_SETTINGS; i++) {
-        n += (size_t)snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value);
+        n += snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value);
     }
     snprintf(text + n, PRIVACY_HISTORY_MAX - n, "steps=%" PRId64, steps);
 }

@@ -126,9 +126,7 @@ static inline bool ledger_parse(Privacy *p, const char *text) {
     char again[LEDGER_BYTES + 1];
     bool known = sscanf(text, "%20" SCNd64 " %20" SCNd64 " %16" SCNx64, &p->taken, &p->since,
                         &p->drawn) == 3;
-    if (!known || p->since < 0 || p->since > p->taken || (double)p->taken > MOST_STEPS) {
-        return false;
-    }
+    if (!known || p->since < 0 || p->since > p->taken || p->taken > MOST_STEPS) { return false; }
     ledger_text(p, again);
     return !strcmp(text, again);
 }

@@ -38,7 +38,7 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     fprintf(to,
             "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64
             " a step on average, %" PRId64 " at most\n",
-            (double)p->samples / (double)p->windows, p->samples, p->windows, p->most);
+            p->samples / (double)p->windows, p->samples, p->windows, p->most);
     fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n",
             t[4].value, t[5].value, t[6].value, t[2].value);
     if (p->shown) {
@@ -71,7 +71,7 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
     fprintf(to,
             "           each step took each window with probability %.6g (Poisson) and added noise "
             "of %.6g clipping thresholds\n",
-            (double)p->samples / (double)p->windows, p->sigma);
+            p->samples / (double)p->windows, p->sigma);
     if (p->rdp) { fprintf(to, "           accounted by rdp, an upper bound\n"); }
     if (!p->rdp) {
         fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n",
@@ -98,32 +98,30 @@ static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSO
     if (!p->on) { return; }
     PrivacyText t[PRIVACY_SETTINGS];
     const bool known = p->windows > 0, found = known || p->target == 0 || p->sigma > 0;
-    const double nothing = (double)NAN;
+    const double nothing = NAN;
     PrivacyLoss loss = {nothing, nothing};
     if (known) { loss = privacy_epsilon(p, steps); }
     const struct {
         const char *name;
         double value;
-    } numbers[] = {{"steps", known ? (double)steps : nothing},
+    } numbers[] = {{"steps", known ? steps : nothing},
                    {"epsilon", loss.high},
                    {"low", loss.low},
                    {"high", loss.high},
                    {"delta", p->delta},
                    {"target", p->target > 0 ? p->target : nothing},
-                   {"sampling_rate", known ? (double)p->samples / (double)p->windows : nothing},
+                   {"sampling_rate", known ? p->samples / (double)p->windows : nothing},
                    {"samples", (double)p->samples},
                    {"most_samples", (double)p->most},
-                   {"windows", known ? (double)p->windows : nothing},
+                   {"windows", known ? p->windows : nothing},
                    {"sigma", found ? p->sigma : nothing},
                    {"clip", p->clip},
                    {"windows_per_document", (double)p->document}};
     privacy_settings(p, t);
-    size_t n =
-        (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
-                         p->rdp ? "rdp" : "prv");
+    size_t n = snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
+                        p->rdp ? "rdp" : "prv");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name,
-                                         numbers[i].value);
+        n += privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
     }
     snprintf(text + n, PRIVACY_JSON_MAX - n,
              ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%"

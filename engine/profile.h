@@ -27,8 +27,7 @@ typedef struct {
 } Profile;
 
 static inline Profile profile_make(const Options *o, int actions) {
-    Profile p;
-    memset(&p, 0, sizeof p);
+    Profile p = {};
     options_profile_steps(o, &p.first, &p.last);
     if (!p.first) { return p; }
     p.actions = actions;
@@ -107,8 +106,7 @@ static inline void profile_print(const Profile *p, Log *log) {
            100 * waited / p->total_s);
     text_add(&line, "]");
     json_add_field(&line, "waiting_ms", waited * ms);
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
 }
 // Collects the times of all ranks in the last profiled step. Rank 0 draws them if the pipeline has
 // several stages, and writes a trace file if `trace` names one. All ranks call it.
@@ -125,8 +123,7 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
     }
     if (comm->rank == 0) { schedule_show_times(program, times, "measured", trace); }
     schedule_times_free(program, times);
-    free(all);
-    free(part);
+    free_all(all, part);
 }
 // Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints. All
 // ranks call it.
@@ -146,9 +143,7 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
     }
     if (p->steps) { profile_draw(p, comm, program, trace); }
     for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }
-    free(p->marks);
-    free(p->marked);
-    free(p->times);
+    free_all(p->marks, p->marked, p->times);
     memset(p, 0, sizeof *p);
 }
 

@@ -9,7 +9,6 @@
 // -------------------------------------------------------------------------------------------------
 // Rates for predicted times: of this machine, measured at start with all ranks at work, or of
 // --cluster (what it does not give is measured here)
-enum { TIMED_ROUNDS = 7 };
 typedef struct {
     bool known;
     double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
@@ -39,6 +38,31 @@ typedef struct {
     UnitTimes units;
 } Rates;
 
+// The repetitions of a measurement. The shortest time counts, because others may use the machine
+// now and then: it is repeated until the two shortest times agree.
+enum { REPEATED_AT_MOST = 6 };
+typedef struct {
+    int times;
+    double shortest, next, total; // seconds
+} Repeated;
+static inline Repeated repeated_start(void) {
+    const Repeated none = {.times = 0, .shortest = INFINITY, .next = INFINITY, .total = 0};
+    return none;
+}
+static inline void repeated_add(Repeated *r, double seconds) {
+    r->times++;
+    r->total += seconds;
+    r->next = fmin(r->next, fmax(r->shortest, seconds));
+    r->shortest = fmin(r->shortest, seconds);
+}
+// Returns whether the measurement should be repeated. Devices raise their clock at work, hence the
+// least time.
+static inline bool repeated_again(const Repeated *r) {
+    const double differ = 0.03, least_s = 0.004, most_s = 0.5;
+    return r->times < REPEATED_AT_MOST && r->total < most_s &&
+           (r->times < 2 || r->total < least_s || r->next > (1 + differ) * r->shortest);
+}
+
 // Returns a copy of a stream with a workspace that is enough for plain products, for use before the
 // run has one. The caller frees its workspace.
 static inline Stream stream_for_products(const Stream *s) {
@@ -58,47 +82,42 @@ static inline double measure_products(Stream *s, int64_t N) {
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes),
          *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    double best = 0, start = seconds_now();
-    // a busy machine needs more tries to show its best rate
-    for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) {
-        double t = seconds_now();
+    Repeated product = repeated_start();
+    while (repeated_again(&product)) {
+        double start = seconds_now();
         ops_matmul_forward(&products, c, NULL, a, b, NULL, N, N, N);
         ops_wait(&products);
-        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
-        if (rate > best) {
-            best = rate;
-            unbeaten = 0;
-        }
+        repeated_add(&product, seconds_now() - start);
     }
     ops_free(a);
     ops_free(b);
     ops_free(c);
     ops_free(products.workspace);
-    return best;
+    return 2.0 * (double)(N * N * N) / product.shortest;
 }
-// The same, by products that take at least two milliseconds: large ones where the device is fast.
+// The same, by products that take at least a millisecond: large ones where the device is fast.
 static inline double measure_flops(Stream *s) {
-    int64_t N = 512;
-    double best = measure_products(s, N);
-    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) {
+    int64_t N = 128;
+    double rate = measure_products(s, N);
+    for (; N < 8192 && 2.0 * (double)(N * N * N) / rate < 0.001; rate = measure_products(s, N)) {
         N *= 2;
     }
-    return best;
+    return rate;
 }
 static inline double measure_bytes(Stream *s) {
     size_t bytes = (size_t)16 << 20;
     char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
     if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    double best = 0;
-    for (int i = 0; i < 4; i++) {
-        double t = seconds_now();
+    Repeated copy = repeated_start();
+    while (repeated_again(&copy)) {
+        double start = seconds_now();
         ops_copy(s, b, a, bytes);
         ops_wait(s);
-        best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
+        repeated_add(&copy, seconds_now() - start);
     }
     ops_free(a);
     ops_free(b);
-    return best;
+    return 2.0 * (double)bytes / copy.shortest;
 }
 // An all-reduce over a group, to be timed while other groups do the same, because ranks share
 // links.
@@ -117,19 +136,18 @@ static inline CommRequest sum_begin(const TimedSum *sum) {
     return comm_all_reduce_begin(sum->comm, MEASURING, sum->group, sum->data, sum->bounds,
                                  DTYPE_FP32);
 }
-// Returns the seconds of an all-reduce, the best of a few.
+// Returns the seconds of an all-reduce. It is repeated until no rank wants more.
 static inline double measure_sum(const TimedSum *sum) {
-    double best = INFINITY;
-    for (int i = 0; i < 3; i++) {
-        comm_barrier(sum->comm);
+    Repeated sums = repeated_start();
+    while (comm_agree_max(sum->comm, repeated_again(&sums))) {
         double start = seconds_now();
         CommRequest request = sum_begin(sum);
         comm_wait(sum->comm, &request);
         ops_wait(sum->stream);
         comm_barrier(sum->comm);
-        best = fmin(best, seconds_now() - start);
+        repeated_add(&sums, seconds_now() - start);
     }
-    return best;
+    return sums.shortest;
 }
 // Returns the share of the all-reduce's time that is lost to computing in parallel: it times matrix
 // products with and without the all-reduce. alone_s: seconds of the all-reduce alone.

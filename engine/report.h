@@ -77,15 +77,15 @@ static inline void print_bytes(const char *name, double predicted, double measur
 // measured: bytes of each kind, and of the host; NULL: not known yet
 static inline void print_memory(const Prediction *p, const size_t *measured, double measured_host) {
     for (int k = 0; k < MEMORY_KINDS; k++) {
-        print_bytes(memory_names[k], (double)p->memory[k], measured ? (double)measured[k] : -1);
+        print_bytes(memory_names[k], p->memory[k], measured ? (double)measured[k] : -1);
     }
-    print_bytes("device", (double)memory_device(p->memory),
+    print_bytes("device", memory_device(p->memory),
                 measured ? (double)memory_device(measured) : -1);
-    print_bytes("host", (double)p->host, measured ? measured_host : -1);
+    print_bytes("host", p->host, measured ? measured_host : -1);
 }
 static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     for (int k = 0; k < COMM_KINDS; k++) {
-        const double intra = (double)traffic[k][LINK_INTRA], inter = (double)traffic[k][LINK_INTER];
+        const double intra = traffic[k][LINK_INTRA], inter = traffic[k][LINK_INTER];
         if (intra + inter > 0) {
             printf("  %-14s %12.3f MiB inside a node, %12.3f MiB between nodes\n",
                    comm_kind_names[k], mebibytes(intra), mebibytes(inter));
@@ -118,18 +118,16 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
     }
     printf("offload    %.3f MiB of the host are for states of %d of %d storages, updated by the "
            "%s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
-           mebibytes((double)p->offloaded), some, plan->model.storages,
-           o->cpu_update ? "host" : "device", mebibytes((double)p->moved[0]),
-           mebibytes((double)p->moved[1]));
+           mebibytes(p->offloaded), some, plan->model.storages, o->cpu_update ? "host" : "device",
+           mebibytes(p->moved[0]), mebibytes(p->moved[1]));
     if (p->stored) {
         printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at "
                "%.0f MB/s\n",
-               mebibytes((double)p->stored), o->folder,
-               plan->machine->rates.disk_bytes_per_s / 1e6);
+               mebibytes(p->stored), o->folder, plan->machine->rates.disk_bytes_per_s / 1e6);
     }
     if (disk > p->stored) {
         printf("offload    %.3f MiB of %s are taken for the blocks' own states\n",
-               mebibytes((double)(disk - p->stored)), o->folder);
+               mebibytes(disk - p->stored), o->folder);
     }
 }
 // Prints the predictions for the delinked model.
@@ -138,18 +136,16 @@ static inline void print_later(const Plan *plan) {
     const Prediction *p = &plan->predicted;
     printf("delinked   %.1f M parameters, predicted %.1f ms a step; memory of rank 0 from then on, "
            "%.3f MiB of the host at the switch only:\n",
-           (double)plan->model.parameters / 1e6, p->step_s * 1000,
-           mebibytes((double)plan->config->passing));
+           plan->model.parameters / 1e6, p->step_s * 1000, mebibytes(plan->config->passing));
     print_memory(p, NULL, 0);
     if (p->offloaded) {
         printf("offload    then %.3f MiB of the host are for states; a step moves %.3f MiB to the "
                "device, %.3f MiB to the host\n",
-               mebibytes((double)p->offloaded), mebibytes((double)p->moved[0]),
-               mebibytes((double)p->moved[1]));
+               mebibytes(p->offloaded), mebibytes(p->moved[0]), mebibytes(p->moved[1]));
     }
     if (p->stored) {
         printf("offload    then %.3f MiB are on disk; a step reads and writes all of it\n",
-               mebibytes((double)p->stored));
+               mebibytes(p->stored));
     }
 }
 static inline void print_zero(const ZeroPolicy *z) {
@@ -192,9 +188,10 @@ static inline void print_model(const Plan *p) {
     const GptConfig *c = &p->model.config;
     printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64
            " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
-           " positions; %.1f M parameters, %s\n",
+           " positions; %.1f M parameters, %s, products in %s\n",
            p->config->options.model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab,
-           c->max_seq_len, (double)p->model.parameters / 1e6, dtype_name(p->dtype));
+           c->max_seq_len, p->model.parameters / 1e6, dtype_name(p->dtype),
+           dtype_name(ops_compute()));
 }
 static inline void print_machine(const Machine *m, const Comm *comm) {
     if (m->cluster.nodes) {
@@ -245,8 +242,9 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     const Machine *m = p->machine;
     text_add(line,
              "{\"event\":\"start\",\"parameters\":%" PRId64
-             ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":",
-             p->model.parameters, m->ranks->n, m->cluster.nodes ? "none" : comm->transport.name);
+             ",\"ranks\":%d,\"transport\":\"%s\",\"compute\":\"%s\",\"flags\":",
+             p->model.parameters, m->ranks->n, m->cluster.nodes ? "none" : comm->transport.name,
+             dtype_name(ops_compute()));
     json_add_flags(line, &p->config->options);
     text_add(line, ",\"device\":");
     json_add_string(line, m->rates.device);
@@ -277,13 +275,12 @@ static inline void report_delink(const Plan *p, int64_t step, Log *log) {
     log_break(log);
     printf("step %5" PRId64 " | delinked: each of %" PRId64
            " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n",
-           step, p->model.config.layers, (double)p->model.parameters / 1e6);
+           step, p->model.config.layers, p->model.parameters / 1e6);
     print_memory(&p->predicted, NULL, 0);
     TextBuffer line = json_event("delink", step);
     text_add(&line, ",\"parameters\":%" PRId64 ",\"predicted\":", p->model.parameters);
     json_add_predicted(&line, p->predicted, p->predicted.stored);
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -335,16 +332,14 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
     const int64_t each = max_i64(steps, 1);
     const bool hides_moves = hides && store->host[STATE_PARAMETERS].held;
     int64_t moved[2]; // parameters move in each micro-step, whose number is private
-    Measured m;
-    memset(&m, 0, sizeof m);
+    Measured m = {};
     for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
         const int64_t bytes = comm->bytes[k / LINK_KINDS][k % LINK_KINDS] / each;
-        m.traffic[k / LINK_KINDS][k % LINK_KINDS] =
-            hides ? (int64_t)privacy_rounded((double)bytes) : bytes;
+        m.traffic[k / LINK_KINDS][k % LINK_KINDS] = hides ? (int64_t)privacy_rounded(bytes) : bytes;
     }
     for (int way = 0; way < 2; way++) {
         const int64_t bytes = store->moved[way] / each;
-        moved[way] = hides_moves ? (int64_t)privacy_rounded((double)bytes) : bytes;
+        moved[way] = hides_moves ? (int64_t)privacy_rounded(bytes) : bytes;
     }
     const OffloadFacts offload = {.bytes = memory_on_host,
                                   .in = moved[0],
@@ -355,7 +350,7 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
     m.steps = steps;
     m.offload = offload;
     m.host = host_bytes("VmHWM:");
-    m.step_ms = 1000 * spent.steps_s / (double)each;
+    m.step_ms = 1000 * spent.steps_s / each;
     m.idle = steps ? spent.waiting_s / spent.steps_s : 0;
     m.overhead = steps ? spent.report_s / spent.steps_s : 0;
     m.joules = joules;
@@ -363,7 +358,7 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
         m.step_ms = privacy_rounded(m.step_ms);
         m.idle = privacy_rounded(m.idle);
         m.overhead = privacy_rounded(m.overhead);
-        m.joules = (double)NAN;
+        m.joules = NAN;
     }
     return m;
 }
@@ -375,17 +370,16 @@ static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Priva
     printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% "
            "of it, %.1f %% measured; memory:\n",
            p->step_s * 1000, m->step_ms, 100 * p->idle, 100 * m->idle);
-    print_memory(p, memory_taken, (double)m->host);
+    print_memory(p, memory_taken, m->host);
     if (plan->machine->ranks->n > 1) {
         printf("traffic a step, measured:\n");
         print_traffic(m->traffic);
     }
-    if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
+    if (p->offloaded) { print_bytes("offloaded", p->offloaded, memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     json_add_end(&line, plan, disk, m);
     json_add_privacy(&line, privacy, step);
-    text_add(&line, "}");
-    log_line(log, &line);
+    log_object(log, &line);
 }
 
 static inline void report_resumed(const char *path, int64_t step, int64_t steps) {

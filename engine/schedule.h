@@ -109,6 +109,7 @@ typedef struct {
     int64_t samples; // samples of the step; each unit computes each sample once, on some rank
     Limits *limits;  // [ranks]
     bool recompute;
+    bool overlaps; // steps overlap, and states have versions that travel (cyclic.h)
     Clips clips;
     Schedule *rank;
 } Program;
@@ -174,20 +175,9 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank);
-    free(p->map.of_unit);
-    free(p->map.of_unit_count);
-    free(p->map.param_slot);
-    free(p->map.grad_slot);
-    free(p->map.gathers);
-    free(p->map.reduces_often);
-    free(p->map.tied);
-    free(p->map.pieces);
-    free(p->map.on_disk);
-    free(p->map.sums);
-    free(p->map.stage);
-    free(p->map.stash);
-    free(p->limits);
+    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.param_slot, p->map.grad_slot,
+             p->map.gathers, p->map.reduces_often, p->map.tied, p->map.pieces, p->map.on_disk,
+             p->map.sums, p->map.stage, p->map.stash, p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.
@@ -206,7 +196,7 @@ static inline void program_limit(Program *p, Limits limits) {
 static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows,
                                        bool training) {
     p->micro_batches =
-        (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p->ranks), micro_rows)), SCHEDULE_MAX);
+        min_i64(max_i64(1, ceil_div(ceil_div(samples, p->ranks), micro_rows)), SCHEDULE_MAX);
     for (int r = 0; r < p->ranks; r++) {
         int64_t begin = part_begin(samples, p->ranks, r),
                 end = part_begin(samples, p->ranks, r + 1);
@@ -332,13 +322,13 @@ static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
     return (use % 2 ? action_makes_stash : action_reads_stash)(map, &s->actions[use / 2]);
 }
 static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
-    const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
+    const size_t keys = map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
     StashUses of = {new_array(int, 2 * uses + keys, "lowering"), NULL};
     // [units][micro-batches] next use of these activations; [slots] next use of the slot
     int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1};
     of.again = of.next + uses;
     for (size_t i = 0; i < keys; i++) { first[i] = -1; }
-    for (int use = (int)uses - 1; use >= 0; use--) {
+    for (int use = uses - 1; use >= 0; use--) {
         const int unit = stash_user(map, s, use);
         if (unit < 0) { continue; }
         int *mine = &first[unit * micro_batches + s->actions[use / 2].micro],

@@ -224,9 +224,7 @@ static inline double schedule_simulate_times(const Program *p, ActionCosts cost,
             times[r][i].end_s -= first;
         }
     }
-    free(s.rank);
-    free(s.storage);
-    free(arrived);
+    free_all(s.rank, s.storage, arrived);
     return second - first;
 }
 static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context,

@@ -103,8 +103,7 @@ static inline double energy_read(const EnergyMeter *m, int number, const char *n
     return file_number(path);
 }
 static inline EnergyMeter energy_meter(const char *folder) {
-    EnergyMeter m;
-    memset(&m, 0, sizeof m);
+    EnergyMeter m = {};
     m.folder = folder;
     for (int i = 0; i < ENERGY_PACKAGES; i++) {
         double now = energy_read(&m, i, "energy_uj"),

@@ -76,7 +76,7 @@ static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *con
     for (int r = 0; r < p->ranks; r++) {
         double busy = 0;
         TimelineCell cell;
-        memset(row, '.', (size_t)columns);
+        memset(row, '.', columns);
         row[columns] = 0;
         for (int i = 0; timeline_cell(&p->rank[r], times[r], &i, &cell);) {
             timeline_draw(row, columns, &cell, begin, end - begin);

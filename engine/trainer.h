@@ -75,8 +75,7 @@ static inline void request_stop(int signal_number) {
 }
 static inline void catch_signals(const Run *r) {
     signalled = r;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {};
     action.sa_handler = request_stop;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
@@ -113,12 +112,12 @@ static inline const Schedule *step_schedule_of(void *run, int64_t step) {
 // Reports of a step
 
 static inline double shown_loss(const Privacy *privacy, double loss) {
-    return privacy_hides(privacy) ? (double)NAN : loss;
+    return privacy_hides(privacy) ? NAN : loss;
 }
 // Returns the loss above which the run has a problem. Guessing has a loss of ln(vocabulary), and so
 // has a model before its first step; a confident and wrong model has more. No run that learns has
 // twice as much after its warm-up. The 1 is for vocabularies of a few tokens.
-static inline double loss_limit(int64_t vocab) { return 2 * (1 + log((double)vocab)); }
+static inline double loss_limit(int64_t vocab) { return 2 * (1 + log(vocab)); }
 // Warns of a high loss, once in a run. Must not be called if the loss is private.
 static inline void warn_of_loss(Journal *j, int64_t step, int64_t warmup, int64_t vocab,
                                 double loss) {
@@ -132,7 +131,7 @@ static inline void warn_of_loss(Journal *j, int64_t step, int64_t warmup, int64_
             ": the loss is %g, and guessing alone has ln(vocabulary), %.2f: "
             "the run diverges, or --model or the data are not what they should be; try a smaller "
             "--lr, a longer --warmup, a smaller --grad-clip (this is said once)\n",
-            step, loss, log((double)vocab));
+            step, loss, log(vocab));
 }
 
 static inline void trainer_report_step(Run *r, const Pass *pass, double loss, double norm,
@@ -142,14 +141,14 @@ static inline void trainer_report_step(Run *r, const Pass *pass, double loss, do
     Journal *j = &r->journal;
     const int64_t T = plan->shape.T;
     const bool shown = !privacy_hides(&r->privacy);
-    const double nobody = (double)NAN;
+    const double nobody = NAN;
     if (shown) {
         warn_of_loss(j, r->progress.step, run_options(r)->warmup, plan->model.config.vocab, loss);
     } else {
-        seconds = privacy_rounded(j->spent.steps_s / (double)(r->progress.step - r->first_step));
+        seconds = privacy_rounded(j->spent.steps_s / (r->progress.step - r->first_step));
     }
     const int64_t samples = r->privacy.on && shown ? pass->samples : plan->config->samples;
-    const double tokens = (double)(samples * T);
+    const double tokens = samples * T;
     const StepFacts facts = {
         .step = r->progress.step,
         .loss = shown ? loss : nobody,
@@ -157,7 +156,7 @@ static inline void trainer_report_step(Run *r, const Pass *pass, double loss, do
         .lr = lr,
         .seconds = seconds,
         .tokens = tokens,
-        .mfu = gpt_step_flops(&plan->model, tokens, (double)T) / seconds /
+        .mfu = gpt_step_flops(&plan->model, tokens, T) / seconds /
                (plan->machine->rates.peak_flops_per_s * r->comm->ranks),
         .joules = shown ? energy_joules(&j->energy) : nobody,
         .windows = shown ? pass->windows : NULL,
@@ -199,13 +198,13 @@ static inline void draw_samples(Run *r, int64_t step, Pass *pass) {
         const Dataset *train = &r->data->train;
         NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)step};
         memcpy(stream.key, p->key, sizeof stream.key);
-        const double rate = (double)plan->config->samples / (double)train->windows;
+        const double rate = plan->config->samples / (double)train->windows;
         *count = dataset_sample_poisson(train, rate, plan->most_samples, stream, windows);
         stream.part = 1;
         *count = dataset_split(windows, *count, p->parts, p->most_of_part, stream, begins);
         noise_wipe(&stream, sizeof stream);
     }
-    if (!known) { comm_broadcast(r->comm, windows, (size_t)words * sizeof *windows, 0); }
+    if (!known) { comm_broadcast(r->comm, windows, words * sizeof *windows, 0); }
     r->drawn[step & 1] = step + 1;
     pass->windows = windows;
     pass->samples = *count;
@@ -214,13 +213,13 @@ static inline void draw_samples(Run *r, int64_t step, Pass *pass) {
 // Returns the loss of a step: the mean over its targets, or, in private runs, the mean over its
 // samples of each sample's mean.
 static inline double step_loss(const Pass *pass, double sum, int64_t targets) {
-    if (!pass->windows) { return sum / (double)max_i64(targets, 1); }
+    if (!pass->windows) { return sum / max_i64(targets, 1); }
     double mean = 0;
     for (int64_t i = 0; i < pass->samples; i++) {
         mean += pass->sample_losses[i] /
-                (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1);
+                max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1);
     }
-    return mean / (double)pass->samples;
+    return mean / pass->samples;
 }
 
 // Returns the targets of the step that is `ahead` steps from the current one.
@@ -280,8 +279,7 @@ static inline StepResult run_window(Run *r, Pass *pass, double lr) {
                                                pauses, asked_to_stop(r->stop_file),
                                                make_update(run_options(r), lr, 0), &r->stopping);
     const int64_t counted = r->privacy.on ? pass->samples : step_targets(r, 0);
-    const StepResult result = {stats.loss / (double)max_i64(counted, 1),
-                               sqrt(exact_value(stats.squares))};
+    const StepResult result = {stats.loss / max_i64(counted, 1), sqrt(exact_value(stats.squares))};
     r->progress.updates += isfinite(result.norm);
     if (r->comm->rank == 0 && !isfinite(result.norm)) {
         fprintf(stderr,

@@ -19,17 +19,16 @@ static inline void *costs_take(Stream *s, size_t bytes) {
 }
 // Fills tokens with ids of which hardly two are the same, as in text.
 static inline void spread_tokens(Stream *s, int32_t *tokens, int64_t n, int64_t vocab) {
-    int32_t *ids = (int32_t *)checked_malloc((size_t)n * sizeof(int32_t), "tokens");
+    int32_t *ids = new_array(int32_t, n, "tokens");
     for (int64_t i = 0; i < n; i++) { ids[i] = (int32_t)(i * 7919 % vocab); }
-    ops_from_host(s, tokens, ids, (size_t)n * sizeof(int32_t));
+    ops_from_host(s, tokens, ids, n * sizeof(int32_t));
     ops_wait(s);
     free(ids);
 }
 // Runs a unit's forward, input and weight part once. seconds[kind] receives the time of each.
 static inline void time_unit(Executor *e, Work *w, double seconds[3]) {
     const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
+    Pass pass = {};
     for (int k = 0; k < 3; k++) {
         double start = seconds_now();
         w->kind = kinds[k];
@@ -42,6 +41,7 @@ static inline int compare_seconds(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
+enum { TIMED_ROUNDS = 7 };
 // Runs the units in turns for a while. times->row_s receives the median of each one's seconds, for
 // one sample.
 static inline void time_rounds(Executor *e, Work *work, int64_t rows, double most_s,
@@ -55,8 +55,8 @@ static inline void time_rounds(Executor *e, Work *work, int64_t rows, double mos
     // the median, because others may use the machine now and then
     for (int i = 0; i < UNIT_CLASSES * 3; i++) {
         for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
-        qsort(sorted, (size_t)rounds, sizeof *sorted, compare_seconds);
-        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / (double)rows;
+        qsort(sorted, rounds, sizeof *sorted, compare_seconds);
+        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / rows;
     }
     times->known = true;
 }
@@ -76,14 +76,12 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     small.first = 0;
     small.end = one.units;
     small.limits = limits_of_one();
-    while (small.rows > 1 && gpt_step_flops(&one, (double)(small.rows * small.T), (double)small.T) >
-                                 MOST_S * flops_per_s) {
+    while (small.rows > 1 &&
+           gpt_step_flops(&one, small.rows * small.T, small.T) > MOST_S * flops_per_s) {
         small.rows /= 2;
     }
     if (times) { memset(times, 0, sizeof *times); }
-    if (gpt_step_flops(&one, (double)small.T, (double)small.T) > 10 * MOST_S * flops_per_s) {
-        return;
-    }
+    if (gpt_step_flops(&one, small.T, small.T) > 10 * MOST_S * flops_per_s) { return; }
     size_t activations, buffers;
     Executor e = executor_plan(&one, small, &activations, &buffers);
     executor_place(&e, costs_take(s, activations), costs_take(s, buffers));
@@ -96,7 +94,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     Work work[UNIT_CLASSES];
     void *states[2 * STORAGE_CLASSES] = {NULL};
     for (int c = 0; c < STORAGE_CLASSES; c++) {
-        const size_t n = (size_t)one.class_elements[c];
+        const size_t n = one.class_elements[c];
         states[2 * c] = costs_take(s, n * ops_real_bytes());
         states[2 * c + 1] = costs_take(s, n * sizeof(float));
     }

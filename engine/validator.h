@@ -23,6 +23,8 @@
 //               that are added to on the device return before that. Delayed updates precede the
 //               new sum, and their parameters are fetched when nothing uses them.
 //   capacity    live activations and received messages fit the rank's limits.
+//   overlap     in steps that overlap, what units compute, exchange and use, and that nothing
+//               deadlocks. How versions and sums of their states travel is proved by tests.
 //   order       all ranks start the collectives that they share in the same order, and nothing
 //               deadlocks even if each start waits for all members of the collective.
 #ifndef VALIDATOR_H
@@ -45,13 +47,23 @@ static inline bool validator_begin(Validator *v, int rank, const Action *a) {
                            a->first_row >= 0 && a->rows <= p->samples &&
                            a->first_row <= p->samples - a->rows,
                good_micro = a->micro >= 0 && a->micro < p->micro_batches;
-    return !refuse(
-        v, (of_unit && !good_unit) || (of_micro && !good_micro) || (of_storage && !good_storage),
-        "a field is out of range");
+    const bool bad =
+        (of_unit && !good_unit) || (of_micro && !good_micro) || (of_storage && !good_storage);
+    if (refuse(v, bad, "a field is out of range")) { return false; }
+    if (of_unit) { v->unit = unit_run(v, a->unit, a->micro); }
+    if (of_micro) { v->micro = micro_run(v, a->micro); }
+    if (of_storage) { v->storage = storage_run(v, a->storage); }
+    return true;
+}
+// Returns whether an action moves versions or sums of steps that overlap: a matter of cyclic.h,
+// which tests prove for all layouts (test/cyclic_proof.h).
+static inline bool validator_leaves(const Validator *v, const Action *a) {
+    return v->program->overlaps && !action_is(a->kind, COMPUTES | OF_ROWS) &&
+           a->kind != ACT_ACQUIRE && a->kind != ACT_RELEASE && a->kind != ACT_REDUCE;
 }
 static inline void validate_compute(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
-    const UnitRun *me = unit_run(v, a->unit, a->micro);
+    const UnitMap *map = v->map;
+    const UnitRun *me = v->unit;
     const int makes = action_makes_stash(map, a);
     if (action_reads_parameters(a->kind)) { validate_parameters(v, a); }
     refuse(v,
@@ -69,7 +81,7 @@ static inline void validate_compute(Validator *v, const Action *a) {
     case ACT_FORWARD: validate_forward(v, a); break;
     case ACT_BACKWARD_INPUT: validate_backward_input(v, a); break;
     case ACT_BACKWARD_WEIGHT: validate_backward_weight(v, a); break;
-    case ACT_RECOMPUTE: validate_recompute(v, a); break;
+    case ACT_RECOMPUTE: validate_recompute(v); break;
     case ACT_TIED: validate_tied(v, a); break;
     default: validate_clip(v, a);
     }
@@ -77,7 +89,7 @@ static inline void validate_compute(Validator *v, const Action *a) {
 static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
     (void)peer;
     Validator *v = (Validator *)context;
-    if (*v->error || !validator_begin(v, rank, a)) { return; }
+    if (*v->error || !validator_begin(v, rank, a) || validator_leaves(v, a)) { return; }
     switch (a->kind) {
     case ACT_SEND_FORWARD:
     case ACT_SEND_BACKWARD: validate_send(v, a); break;
@@ -112,7 +124,7 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
 // contributes.
 
 static inline bool validator_share(const Validator *v, int q, int r, int storage) {
-    const int storages = v->program->map.storages;
+    const int storages = v->map->storages;
     return v->storages[q * storages + storage].member && v->storages[r * storages + storage].member;
 }
 // Returns the first action from *i on that both ranks take part in, and moves *i to it; NULL at the
@@ -210,6 +222,7 @@ static inline void validate_end(Validator *v) {
     const Program *p = v->program;
     int at;
     validate_end_of_work(v);
+    if (p->overlaps) { return; }
     for (int i = 0; i < p->ranks * p->map.storages; i++) {
         const StorageRun *s = &v->storages[i];
         if ((s->member && !s->updated) || s->acquired || s->flying || s->begun != s->ended ||
@@ -233,11 +246,11 @@ static inline void validate_end(Validator *v) {
 // Counts the contributions of an action, and extends its rank's range of units. Messages set flags
 // at a neighbouring unit.
 static inline void validator_count_action(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
+    const UnitMap *map = v->map;
     RankRun *rank = rank_run(v);
     if (a->unit < 0) { return; }
-    rank->first = (int)max_i64(0, min_i64(rank->first, a->unit - 1));
-    rank->end = (int)min_i64(map->units, max_i64(rank->end, (int64_t)a->unit + 2));
+    rank->first = max_i64(0, min_i64(rank->first, a->unit - 1));
+    rank->end = min_i64(map->units, max_i64(rank->end, (int64_t)a->unit + 2));
     const bool good = action_computes(a->kind) && a->unit < map->units && a->micro >= 0 &&
                       a->micro < v->program->micro_batches;
     for (int k = 0; good && k < map->of_unit_count[a->unit]; k++) {
@@ -248,19 +261,20 @@ static inline void validator_count_action(Validator *v, const Action *a) {
     }
 }
 static inline void validator_start(Validator *v, const Program *p) {
-    const size_t ranks = (size_t)p->ranks, micros = ranks * (size_t)max_i64(p->micro_batches, 1),
-                 storages = ranks * (size_t)p->map.storages, units = (size_t)p->map.units;
+    const size_t ranks = p->ranks, micros = ranks * max_i64(p->micro_batches, 1),
+                 storages = ranks * p->map.storages, units = p->map.units;
     memset(v, 0, sizeof *v);
     v->program = p;
+    v->map = &p->map;
     v->spans = 1;
     for (int s = 0; s < p->map.storages; s++) {
-        v->spans = p->map.reduces_often[s] ? (int)max_i64(p->micro_batches, 1) : v->spans;
+        v->spans = p->map.reduces_often[s] ? max_i64(p->micro_batches, 1) : v->spans;
     }
     v->ranks = new_array(RankRun, ranks, "validator");
     v->units = new_array(UnitRun, micros * units, "validator");
     v->micros = new_array(MicroRun, micros, "validator");
     v->storages = new_array(StorageRun, storages, "validator");
-    v->span = new_array(SpanRun, storages * (size_t)v->spans, "validator");
+    v->span = new_array(SpanRun, storages * v->spans, "validator");
     v->sample = new_array(unsigned char, p->map.units * p->samples, "validator");
     for (size_t i = 0; i < storages; i++) {
         v->storages[i].in_params = v->storages[i].in_grads = -1;
@@ -273,12 +287,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     }
 }
 static inline void validator_stop(Validator *v) {
-    free(v->ranks);
-    free(v->units);
-    free(v->micros);
-    free(v->storages);
-    free(v->span);
-    free(v->sample);
+    free_all(v->ranks, v->units, v->micros, v->storages, v->span, v->sample);
 }
 // Plays the program. A rank that waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

@@ -1,5 +1,5 @@
 // validator_rules.h: what each action must find, and what it leaves behind. validator.h says what
-// these rules prove together, and calls them; engine/proof.h adds those of overlapping steps.
+// these rules prove together, and calls them.
 //
 // A rule looks at the state of one rank, that of the action which is played (Validator.rank), and
 // refuses the action if the state is not as it must be. Then it changes the state.
@@ -86,8 +86,13 @@ typedef struct {
 
 typedef struct {
     const Program *program;
+    const UnitMap *map;
     int rank;             // whose state the functions below return
     const Action *action; // that is played
+    // the states of the action's unit and micro-batch, of its micro-batch, and of its storage
+    UnitRun *unit;
+    MicroRun *micro;
+    StorageRun *storage;
     RankRun *ranks;
     UnitRun *units;        // [rank][unit][micro]
     MicroRun *micros;      // [rank][micro]
@@ -101,22 +106,20 @@ typedef struct {
 
 static inline RankRun *rank_run(const Validator *v) { return &v->ranks[v->rank]; }
 static inline size_t micro_index(const Validator *v, int row, int micro) {
-    return (size_t)row * (size_t)v->program->micro_batches + (size_t)micro;
+    return row * (size_t)v->program->micro_batches + micro;
 }
 static inline UnitRun *unit_run(const Validator *v, int unit, int micro) {
-    return &v->units[micro_index(v, v->rank * v->program->map.units + unit, micro)];
+    return &v->units[micro_index(v, v->rank * v->map->units + unit, micro)];
 }
 static inline MicroRun *micro_run(const Validator *v, int micro) {
     return &v->micros[micro_index(v, v->rank, micro)];
 }
 static inline StorageRun *storage_run(const Validator *v, int storage) {
-    return &v->storages[v->rank * v->program->map.storages + storage];
+    return &v->storages[v->rank * v->map->storages + storage];
 }
 static inline SpanRun *span_run(const Validator *v, int micro, int storage) {
-    const UnitMap *map = &v->program->map;
-    const size_t span =
-        (size_t)v->rank * (size_t)v->spans + (size_t)(map->reduces_often[storage] ? micro : 0);
-    return &v->span[span * (size_t)map->storages + (size_t)storage];
+    const size_t span = v->rank * (size_t)v->spans + (v->map->reduces_often[storage] ? micro : 0);
+    return &v->span[span * v->map->storages + storage];
 }
 
 // Notes a violation, unless there was one before.
@@ -158,7 +161,7 @@ static inline bool received_all(const Received *r, const Action *a) {
 static inline bool validator_mark(Validator *v, const Action *a, int unit, unsigned char flag,
                                   const char *what) {
     for (int64_t i = a->first_row; i < a->first_row + a->rows; i++) {
-        unsigned char *sample = &v->sample[(int64_t)unit * v->program->samples + i];
+        unsigned char *sample = &v->sample[unit * v->program->samples + i];
         if (refuse(v, *sample & flag, "sample %" PRId64 " %s already", i, what)) { return false; }
         *sample |= flag;
     }
@@ -177,10 +180,10 @@ static inline void validator_enter(Validator *v, const Action *a, int unit) {
     *user = mine;
 }
 static inline bool validator_has_stash(const Validator *v, const Action *a) {
-    return rank_run(v)->stash[stash_slot(a->unit)] == unit_run(v, a->unit, a->micro);
+    return rank_run(v)->stash[stash_slot(a->unit)] == v->unit;
 }
 static inline void validate_stash(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
+    UnitRun *me = v->unit;
     if (a->kind == ACT_EVICT_STASH) {
         refuse(v, !validator_has_stash(v, a), "its activations are not there");
         me->stashed = true;
@@ -197,13 +200,13 @@ static inline void validate_stash(Validator *v, const Action *a) {
 // (flag `done`), or received.
 static inline bool validator_there(const Validator *v, const Action *a, int from,
                                    unsigned char done) {
-    const UnitRun *me = unit_run(v, a->unit, a->micro), *other = unit_run(v, from, a->micro);
+    const UnitRun *me = v->unit, *other = unit_run(v, from, a->micro);
     return ((other->done & done) && other->first_row == a->first_row && other->rows == a->rows) ||
            received_all(from < a->unit ? &me->input : &me->gradient, a);
 }
 static inline void validate_forward(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
-    MicroRun *micro = micro_run(v, a->micro);
+    UnitRun *me = v->unit;
+    MicroRun *micro = v->micro;
     const int64_t limit = v->program->limits[v->rank].in_flight;
     refuse(v, me->done & DONE_FORWARD, "runs twice");
     refuse(v, a->unit && !validator_there(v, a, a->unit - 1, DONE_FORWARD),
@@ -220,23 +223,21 @@ static inline void validate_forward(Validator *v, const Action *a) {
     validator_mark(v, a, a->unit, SAMPLE_COMPUTED, "is computed");
 }
 static inline void validate_recomputed(Validator *v, const Action *a) {
-    const bool block = a->unit > 0 && a->unit < v->program->map.units - 1;
-    refuse(v,
-           v->program->recompute && block &&
-               rank_run(v)->recomputed != unit_run(v, a->unit, a->micro),
+    const bool block = a->unit > 0 && a->unit < v->map->units - 1;
+    refuse(v, v->program->recompute && block && rank_run(v)->recomputed != v->unit,
            "its activations were not recomputed");
 }
 // A micro-batch takes one of the rank's slots for norms that cross stages (Limits.clips), unless it
 // has one.
-static inline void validator_keep(Validator *v, const Action *a) {
-    MicroRun *micro = micro_run(v, a->micro);
+static inline void validator_keep(Validator *v) {
+    MicroRun *micro = v->micro;
     const int64_t limit = v->program->limits[v->rank].clips;
     refuse(v, !micro->kept && ++rank_run(v)->held.clips > limit,
            "norms of %" PRId64 " micro-batches are kept already", limit);
     micro->kept = true;
 }
 static inline void validate_backward_input(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
+    UnitRun *me = v->unit;
     const Program *p = v->program;
     const int head = p->map.units - 1;
     refuse(v, !(me->done & DONE_FORWARD), "its forward has not run");
@@ -245,7 +246,7 @@ static inline void validate_backward_input(Validator *v, const Action *a) {
            "the gradient of its output is not there");
     validate_recomputed(v, a);
     me->done |= DONE_INPUT;
-    if (program_crosses(p) && (p->clips == CLIPS_ALL || a->unit == head)) { validator_keep(v, a); }
+    if (program_crosses(p) && (p->clips == CLIPS_ALL || a->unit == head)) { validator_keep(v); }
     refuse(v, ++rank_run(v)->held.works > p->limits[v->rank].works,
            "the weight part before it has not run");
 }
@@ -284,11 +285,10 @@ static inline void validate_scale(Validator *v, const Action *a) {
     while (far && end + 1 < p->map.units && p->map.stage[end + 1] == p->map.stage[end]) { end++; }
     refuse(v, far && !received_all(&unit_run(v, end, a->micro)->factors, a),
            "not all factors are there");
-    refuse(v, !far && here && !micro_run(v, a->micro)->clipped,
-           "norms are not known: CLIP has not run");
+    refuse(v, !far && here && !v->micro->clipped, "norms are not known: CLIP has not run");
 }
 static inline void validate_backward_weight(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
+    UnitRun *me = v->unit;
     const bool ready = a->unit ? (me->done & DONE_INPUT)
                                : (me->done & DONE_FORWARD) && validator_there(v, a, 1, DONE_INPUT);
     refuse(v, !ready, "its backward input has not run");
@@ -296,12 +296,12 @@ static inline void validate_backward_weight(Validator *v, const Action *a) {
     validate_scale(v, a);
     validate_recomputed(v, a);
     me->done |= DONE_WEIGHT;
-    micro_run(v, a->micro)->open--;
+    v->micro->open--;
     if (a->unit) { rank_run(v)->held.works--; }
     validator_free(v, a->micro);
 }
-static inline void validate_recompute(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
+static inline void validate_recompute(Validator *v) {
+    UnitRun *me = v->unit;
     refuse(v, !(me->done & DONE_FORWARD) || (me->done & DONE_INPUT),
            "belongs between its forward and its backward");
     // There is one set of recomputed block activations: the former content is lost.
@@ -314,7 +314,7 @@ static inline void validate_norm_of(Validator *v, int unit, int micro) {
 }
 static inline void validate_clip(Validator *v, const Action *a) {
     const Program *p = v->program;
-    MicroRun *micro = micro_run(v, a->micro);
+    MicroRun *micro = v->micro;
     refuse(v, micro->clipped, "runs twice");
     for (int u = 1; u < p->map.units; u++) { validate_norm_of(v, u, a->micro); }
     refuse(v, !micro->forwards, "no forward has run");
@@ -327,12 +327,12 @@ static inline void validate_clip(Validator *v, const Action *a) {
                        !received_all(&unit_run(v, u, a->micro)->factors, a),
                    "not all norms of stage %d are there", p->map.stage[u]);
         }
-        validator_keep(v, a);
+        validator_keep(v);
     }
     micro->clipped = true;
 }
 static inline void validate_tied(Validator *v, const Action *a) {
-    UnitRun *me = unit_run(v, a->unit, a->micro);
+    UnitRun *me = v->unit;
     refuse(v, !(me->done & DONE_INPUT), "its backward input has not run");
     refuse(v, me->done & DONE_TIED, "runs twice");
     refuse(v, !received_all(&me->factors, a), "not all factors are there");
@@ -352,7 +352,7 @@ static inline void validate_holds(Validator *v, const Action *a, int unit, const
            "%s", what);
 }
 static inline void validate_send(Validator *v, const Action *a) {
-    const unsigned char done = unit_run(v, a->unit, a->micro)->done;
+    const unsigned char done = v->unit->done;
     const bool forward = a->kind == ACT_SEND_FORWARD;
     refuse(v, forward && !(done & DONE_FORWARD), "sends an output that is not computed");
     refuse(v, forward && (done & DONE_WEIGHT), "sends an output that is gone");
@@ -365,7 +365,7 @@ static inline void validate_norm_message(Validator *v, const Action *a) {
     // far: the rank is not on the first stage
     const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
                sends = action_sends(a->kind), far = norm == sends;
-    MicroRun *micro = micro_run(v, a->micro);
+    MicroRun *micro = v->micro;
     refuse(v, !program_crosses(v->program) || (norm && !program_sends_norms(v->program, a->unit)),
            "no norm crosses stages here");
     validate_holds(v, a, far ? a->unit : 0, "the rank does not compute these rows");
@@ -374,7 +374,7 @@ static inline void validate_norm_message(Validator *v, const Action *a) {
         if (v->program->clips == CLIPS_ALL || u == a->unit) { validate_norm_of(v, u, a->micro); }
     }
     refuse(v, norm && !sends && micro->clipped, "comes after its use");
-    if (norm && !sends) { validator_keep(v, a); }
+    if (norm && !sends) { validator_keep(v); }
     refuse(v, !norm && sends && !micro->clipped, "sends factors before CLIP");
     refuse(v, !micro->kept, "its place is gone");
     if (!norm && sends) {
@@ -382,7 +382,7 @@ static inline void validate_norm_message(Validator *v, const Action *a) {
         validator_forget(v, a->micro);
     }
     if (!sends && validator_mark(v, a, a->unit, norm ? SAMPLE_NORMED : SAMPLE_SCALED, "has come")) {
-        received_add(&unit_run(v, a->unit, a->micro)->factors, a);
+        received_add(&v->unit->factors, a);
     }
 }
 // RECV_FORWARD(unit) brings rows of the input of unit + 1; RECV_BACKWARD(unit) brings rows of the
@@ -390,7 +390,7 @@ static inline void validate_norm_message(Validator *v, const Action *a) {
 static inline void validate_receive(Validator *v, const Action *a) {
     const bool backward = a->kind == ACT_RECV_BACKWARD;
     const int to = backward ? a->unit - 1 : a->unit + 1;
-    if (refuse(v, to < 0 || to == v->program->map.units, "no unit wants it")) { return; }
+    if (refuse(v, to < 0 || to == v->map->units, "no unit wants it")) { return; }
     UnitRun *me = unit_run(v, to, a->micro);
     const Limits *limits = &v->program->limits[v->rank];
     Limits *all = &rank_run(v)->held;
@@ -415,15 +415,15 @@ static inline void validate_receive(Validator *v, const Action *a) {
 // Point to the storage that is in the slot of a storage's parameters, or gradient; NULL if it
 // shares none.
 static inline int *validator_in_params(const Validator *v, int storage) {
-    const int *slots = v->program->map.param_slot;
+    const int *slots = v->map->param_slot;
     return slots && slots[storage] >= 0 ? &storage_run(v, slots[storage])->in_params : NULL;
 }
 static inline int *validator_in_grads(const Validator *v, int storage) {
-    const int *slots = v->program->map.grad_slot;
+    const int *slots = v->map->grad_slot;
     return slots && slots[storage] >= 0 ? &storage_run(v, slots[storage])->in_grads : NULL;
 }
 static inline SumPlace validator_sum_place(const Validator *v, int storage) {
-    return v->program->map.sums ? v->program->map.sums[storage] : SUM_STAYS;
+    return v->map->sums ? v->map->sums[storage] : SUM_STAYS;
 }
 static inline void validate_contribution(Validator *v, const Action *a, int storage) {
     SpanRun *span = span_run(v, a->micro, storage);
@@ -445,7 +445,7 @@ static inline void validate_reduce(Validator *v, const Action *a) {
     refuse(v, span->missing, "%d contributions are still to come", span->missing);
     refuse(v, span->reduced, "runs twice");
     if (validator_sum_place(v, a->storage) != SUM_STAYS) {
-        storage_run(v, a->storage)->sum = SUM_IN_SLOT;
+        v->storage->sum = SUM_IN_SLOT;
     } else if (user) {
         *user = -1;
     }
@@ -453,7 +453,7 @@ static inline void validate_reduce(Validator *v, const Action *a) {
 }
 static inline void validate_sum(Validator *v, const Action *a) {
     const bool leaves = a->kind == ACT_EVICT_SUM;
-    SumState *sum = &storage_run(v, a->storage)->sum;
+    SumState *sum = &v->storage->sum;
     int *user = validator_in_grads(v, a->storage);
     refuse(v, *sum != (leaves ? SUM_IN_SLOT : SUM_ON_HOST), "its sum is not there");
     refuse(v, !leaves && user && *user >= 0, "its slot holds the gradient of storage %d",
@@ -462,9 +462,9 @@ static inline void validate_sum(Validator *v, const Action *a) {
     if (user) { *user = leaves ? -1 : a->storage; }
 }
 static inline void validate_norm(Validator *v) {
-    for (int s = 0; s < v->program->map.storages; s++) {
+    for (int s = 0; s < v->map->storages; s++) {
         const StorageRun *me = storage_run(v, s);
-        const int spans = v->program->map.reduces_often[s] ? v->spans : 1;
+        const int spans = v->map->reduces_often[s] ? v->spans : 1;
         for (int i = 0; i < spans && me->member; i++) {
             refuse(v, !span_run(v, i, s)->reduced, "storage %d is not reduced", s);
         }
@@ -474,20 +474,19 @@ static inline void validate_norm(Validator *v) {
 }
 // The parameters of the units of a compute action must be acquired.
 static inline void validate_parameters(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
-    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
-        const int storage = map->of_unit[a->unit][k];
+    for (int k = 0; k < v->map->of_unit_count[a->unit]; k++) {
+        const int storage = v->map->of_unit[a->unit][k];
         refuse(v, !storage_run(v, storage)->acquired, "parameters of storage %d are not acquired",
                storage);
     }
 }
 static inline void validate_version(Validator *v, const Action *a) {
-    refuse(v, a->version != storage_run(v, a->storage)->updated,
-           "version %" PRId64 " is not the one that exists", a->version);
+    refuse(v, a->version != v->storage->updated, "version %" PRId64 " is not the one that exists",
+           a->version);
 }
 static inline void validate_gather(Validator *v, const Action *a) {
-    const bool gathers = v->program->map.gathers[a->storage];
-    StorageRun *me = storage_run(v, a->storage);
+    const bool gathers = v->map->gathers[a->storage];
+    StorageRun *me = v->storage;
     int *user = validator_in_params(v, a->storage);
     validate_version(v, a);
     refuse(v, me->acquired || (gathers && me->flying), "its parameters are in use");
@@ -497,14 +496,15 @@ static inline void validate_gather(Validator *v, const Action *a) {
     me->flying = me->gathered = gathers;
 }
 static inline void validate_acquire(Validator *v, const Action *a) {
-    StorageRun *me = storage_run(v, a->storage);
+    StorageRun *me = v->storage;
     refuse(v, me->acquired, "is acquired already");
-    validate_version(v, a);
-    refuse(v, v->program->map.gathers[a->storage] && !me->flying, "no gather is under way");
     me->acquired = true;
+    if (v->program->overlaps) { return; }
+    validate_version(v, a);
+    refuse(v, v->map->gathers[a->storage] && !me->flying, "no gather is under way");
 }
 static inline void validate_release(Validator *v, const Action *a) {
-    StorageRun *me = storage_run(v, a->storage);
+    StorageRun *me = v->storage;
     int *user = validator_in_params(v, a->storage);
     refuse(v, !me->acquired, "is not acquired");
     if (user) { *user = -1; }
@@ -519,8 +519,8 @@ static inline void validate_after_norm(Validator *v, const Action *a) {
            "needs REDUCE and NORM first");
 }
 static inline void validate_update(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
-    StorageRun *me = storage_run(v, a->storage);
+    const UnitMap *map = v->map;
+    StorageRun *me = v->storage;
     const int pieces = map->pieces ? map->pieces[a->storage] : 0;
     if (map->delays) {
         refuse(v, me->begun, "runs twice");
@@ -540,9 +540,9 @@ static inline void validate_update(Validator *v, const Action *a) {
 // A piece of states on the host goes to its update and takes a slot (begins), or goes back. If the
 // host updates, the gradient is what goes to the update, and new parameters go back.
 static inline void validate_piece(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
+    const UnitMap *map = v->map;
     const int pieces = map->pieces[a->storage];
-    StorageRun *me = storage_run(v, a->storage);
+    StorageRun *me = v->storage;
     const bool begins = (a->kind == ACT_EVICT) == map->cpu_update;
     int *count = begins ? &me->begun : &me->ended, *slots = &rank_run(v)->slots;
     refuse(v, a->use != *count || a->use >= pieces, "piece %d is not the next one", a->use);
@@ -561,11 +561,11 @@ static inline void validate_piece(Validator *v, const Action *a) {
 // READ brings a piece from the disk into a host buffer. WRITE takes it back when it is updated and
 // on the host.
 static inline void validate_stored(Validator *v, const Action *a) {
-    const UnitMap *map = &v->program->map;
-    StorageRun *me = storage_run(v, a->storage);
+    StorageRun *me = v->storage;
     const bool reads = a->kind == ACT_READ;
     int *count = reads ? &me->read : &me->written, *stored = &rank_run(v)->stored;
-    refuse(v, !map->on_disk[a->storage] || a->use != *count || a->use >= map->pieces[a->storage],
+    refuse(v,
+           !v->map->on_disk[a->storage] || a->use != *count || a->use >= v->map->pieces[a->storage],
            "piece %d is not the next one on disk", a->use);
     refuse(v, reads && *stored == DISK_PIECES, "its buffer on the host is taken");
     refuse(v, !reads && a->use >= me->ended, "piece %d is not back from its update", a->use);

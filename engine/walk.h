@@ -158,9 +158,7 @@ static inline int walk_program(const Program *p, int *at, bool collectives_wait,
     }
     for (int r = p->ranks - 1; r >= 0; r--) { stuck = walk_next(&w, r) ? r : stuck; }
     *at = stuck < 0 ? 0 : w.rank[stuck].at;
-    free(w.rank);
-    free(w.awake);
-    free(w.storage);
+    free_all(w.rank, w.awake, w.storage);
     return stuck;
 }
 // Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index

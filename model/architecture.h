@@ -108,16 +108,22 @@ typedef struct {
     UnitSpec units[UNIT_CLASSES];
 } Architecture;
 
+// What tables use often: dimensions; a value of one number in fp32 for each token
+#define CHANNELS_X1                                                                                \
+    { 1, OF_CHANNELS }
+#define CHANNELS_X3                                                                                \
+    { 3, OF_CHANNELS }
+#define CHANNELS_X4                                                                                \
+    { 4, OF_CHANNELS }
+#define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
 #define LENGTH_OF(table) (int)(sizeof(table) / sizeof((table)[0]))
 // The first rows of each table of values and of gradients, and the tables of a unit
 #define BOUNDARIES                                                                                 \
-    {.name = "x", .type = VALUE_BOUNDARY, .width = {1, OF_CHANNELS}, .gradient = GRADIENT_X}, {    \
-        .name = "y", .type = VALUE_BOUNDARY, .width = {1, OF_CHANNELS}, .gradient = GRADIENT_Y     \
+    {.name = "x", .type = VALUE_BOUNDARY, .width = CHANNELS_X1, .gradient = GRADIENT_X}, {         \
+        .name = "y", .type = VALUE_BOUNDARY, .width = CHANNELS_X1, .gradient = GRADIENT_Y          \
     }
 #define BOUNDARY_GRADIENTS                                                                         \
-    {.name = "none"}, {.name = "dx", .width = {1, OF_CHANNELS}}, {                                 \
-        .name = "dy", .width = { 1, OF_CHANNELS }                                                  \
-    }
+    {.name = "none"}, {.name = "dx", .width = CHANNELS_X1}, { .name = "dy", .width = CHANNELS_X1 }
 #define UNIT_TABLES(unit)                                                                          \
     .values = unit##_values, .gradients = unit##_gradients, .ops = unit##_ops,                     \
     .value_count = LENGTH_OF(unit##_values), .gradient_count = LENGTH_OF(unit##_gradients),        \
@@ -148,43 +154,43 @@ static const TensorSpec gpt2_tensors[GPT2_TENSORS] = {
     {.name = "wte",
      .storage = STORAGE_WTE,
      .rows = {1, OF_VOCAB},
-     .cols = {1, OF_CHANNELS},
+     .cols = CHANNELS_X1,
      .init = INIT_NORMAL},
     {.name = "wpe",
      .storage = STORAGE_WPE,
      .rows = {1, OF_POSITIONS},
-     .cols = {1, OF_CHANNELS},
+     .cols = CHANNELS_X1,
      .init = INIT_NORMAL},
-    {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}, .init = INIT_ONE},
-    {.name = "ln1b", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}},
+    {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},
+    {.name = "ln1b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
     {.name = "qkvw",
      .storage = STORAGE_BLOCK,
-     .rows = {3, OF_CHANNELS},
-     .cols = {1, OF_CHANNELS},
+     .rows = CHANNELS_X3,
+     .cols = CHANNELS_X1,
      .init = INIT_NORMAL},
-    {.name = "qkvb", .storage = STORAGE_BLOCK, .cols = {3, OF_CHANNELS}},
+    {.name = "qkvb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X3},
     {.name = "attprojw",
      .storage = STORAGE_BLOCK,
-     .rows = {1, OF_CHANNELS},
-     .cols = {1, OF_CHANNELS},
+     .rows = CHANNELS_X1,
+     .cols = CHANNELS_X1,
      .init = INIT_RESIDUAL},
-    {.name = "attprojb", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}},
-    {.name = "ln2w", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}, .init = INIT_ONE},
-    {.name = "ln2b", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}},
+    {.name = "attprojb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
+    {.name = "ln2w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},
+    {.name = "ln2b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
     {.name = "fcw",
      .storage = STORAGE_BLOCK,
-     .rows = {4, OF_CHANNELS},
-     .cols = {1, OF_CHANNELS},
+     .rows = CHANNELS_X4,
+     .cols = CHANNELS_X1,
      .init = INIT_NORMAL},
-    {.name = "fcb", .storage = STORAGE_BLOCK, .cols = {4, OF_CHANNELS}},
+    {.name = "fcb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X4},
     {.name = "fcprojw",
      .storage = STORAGE_BLOCK,
-     .rows = {1, OF_CHANNELS},
-     .cols = {4, OF_CHANNELS},
+     .rows = CHANNELS_X1,
+     .cols = CHANNELS_X4,
      .init = INIT_RESIDUAL},
-    {.name = "fcprojb", .storage = STORAGE_BLOCK, .cols = {1, OF_CHANNELS}},
-    {.name = "lnfw", .storage = STORAGE_LNF, .cols = {1, OF_CHANNELS}, .init = INIT_ONE},
-    {.name = "lnfb", .storage = STORAGE_LNF, .cols = {1, OF_CHANNELS}},
+    {.name = "fcprojb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
+    {.name = "lnfw", .storage = STORAGE_LNF, .cols = CHANNELS_X1, .init = INIT_ONE},
+    {.name = "lnfb", .storage = STORAGE_LNF, .cols = CHANNELS_X1},
 };
 
 // The embedding: y = wte[token] + wpe[position]
@@ -216,27 +222,27 @@ enum {
 enum { GPT2_DFC = GRADIENT_FIRST, GPT2_DQKV, GPT2_DRES, GPT2_DLN2, GPT2_DLN1 };
 static const ValueSpec gpt2_block_values[] = {
     BOUNDARIES,
-    {.name = "ln1", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN1},
-    {.name = "qkv", .width = {3, OF_CHANNELS}, .gradient = GPT2_DQKV},
+    {.name = "ln1", .width = CHANNELS_X1, .gradient = GPT2_DLN1},
+    {.name = "qkv", .width = CHANNELS_X3, .gradient = GPT2_DQKV},
     // its gradient's buffer is free until the gradient of ln1 is known
-    {.name = "att", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN1},
-    {.name = "res", .width = {1, OF_CHANNELS}, .gradient = GPT2_DRES},
-    {.name = "ln2", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN2},
-    {.name = "fc", .width = {4, OF_CHANNELS}, .gradient = GPT2_DFC},
-    {.name = "gelu", .width = {4, OF_CHANNELS}},
-    {.name = "mean1", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
-    {.name = "rstd1", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
-    {.name = "mean2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
-    {.name = "rstd2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "att", .width = CHANNELS_X1, .gradient = GPT2_DLN1},
+    {.name = "res", .width = CHANNELS_X1, .gradient = GPT2_DRES},
+    {.name = "ln2", .width = CHANNELS_X1, .gradient = GPT2_DLN2},
+    {.name = "fc", .width = CHANNELS_X4, .gradient = GPT2_DFC},
+    {.name = "gelu", .width = CHANNELS_X4},
+    {.name = "mean1", FLOAT_PER_TOKEN},
+    {.name = "rstd1", FLOAT_PER_TOKEN},
+    {.name = "mean2", FLOAT_PER_TOKEN},
+    {.name = "rstd2", FLOAT_PER_TOKEN},
     {.name = "lse", .type = VALUE_FLOATS, .width = {1, OF_HEADS}},
 };
 static const GradientSpec gpt2_block_gradients[] = {
     BOUNDARY_GRADIENTS,
-    {.name = "dfc", .width = {4, OF_CHANNELS}, .kept_in = GPT2_FC},
-    {.name = "dqkv", .width = {3, OF_CHANNELS}, .kept_in = GPT2_QKV},
-    {.name = "dres", .width = {1, OF_CHANNELS}, .kept_in = GPT2_RES},
-    {.name = "dln2", .width = {1, OF_CHANNELS}},
-    {.name = "dln1", .width = {1, OF_CHANNELS}},
+    {.name = "dfc", .width = CHANNELS_X4, .kept_in = GPT2_FC},
+    {.name = "dqkv", .width = CHANNELS_X3, .kept_in = GPT2_QKV},
+    {.name = "dres", .width = CHANNELS_X1, .kept_in = GPT2_RES},
+    {.name = "dln2", .width = CHANNELS_X1},
+    {.name = "dln1", .width = CHANNELS_X1},
 };
 static const OpNode gpt2_block_ops[] = {
     {.kind = OP_LAYERNORM,
@@ -265,14 +271,14 @@ enum { GPT2_LNF = VALUE_FIRST, GPT2_MEANF, GPT2_RSTDF, GPT2_LOSSES };
 enum { GPT2_DLNF = GRADIENT_FIRST };
 static const ValueSpec gpt2_head_values[] = {
     BOUNDARIES,
-    {.name = "lnf", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLNF},
-    {.name = "mean", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
-    {.name = "rstd", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
-    {.name = "losses", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
+    {.name = "lnf", .width = CHANNELS_X1, .gradient = GPT2_DLNF},
+    {.name = "mean", FLOAT_PER_TOKEN},
+    {.name = "rstd", FLOAT_PER_TOKEN},
+    {.name = "losses", FLOAT_PER_TOKEN},
 };
 static const GradientSpec gpt2_head_gradients[] = {
     BOUNDARY_GRADIENTS,
-    {.name = "dlnf", .width = {1, OF_CHANNELS}, .with_values = true},
+    {.name = "dlnf", .width = CHANNELS_X1, .with_values = true},
 };
 static const OpNode gpt2_head_ops[] = {
     {.kind = OP_LAYERNORM,

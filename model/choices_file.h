@@ -87,7 +87,7 @@ static inline int64_t choices_example(ChoiceFile f, int64_t at, int32_t vocab, C
         die(EXIT_INPUT, CHOICES_HINT,
             "%s: example %" PRId64 ": expected its %" PRId64
             " bytes to hold %d completions, found more than they need",
-            f.path, f.example, bytes, (int)CHOICES);
+            f.path, f.example, bytes, CHOICES);
     }
     return at;
 }
@@ -98,8 +98,8 @@ static inline int64_t choices_header(const char *path, const void *map, int64_t 
     data_check_header(path, header, "multiple choices", CHOICES_MAGIC,
                       "version 1 of multiple choices", 1, CHOICES_HINT);
     if (header[2] < 1 || header[2] > CHOICES_MOST) {
-        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path,
-            (int)CHOICES_MOST, (int)header[2]);
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path, CHOICES_MOST,
+            header[2]);
     }
     *longest = header[3];
     return header[2];

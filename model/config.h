@@ -67,7 +67,7 @@ static inline void gpt_config_check(const GptConfig *c, const char *source) {
 // activations computed below cannot overflow.
 static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
     // an upper bound per token
-    double bytes = (double)rows * (double)T * (double)c->channels * (double)(c->layers + 2) * 128;
+    double bytes = rows * (double)T * c->channels * (c->layers + 2) * 128;
     if (bytes > 0x1p60) {
         die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model",
             "%" PRId64 " sequences of %" PRId64 " tokens take up to %.0e bytes", rows, T, bytes);

@@ -65,10 +65,9 @@ static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
 // Computes the sizes and offsets of all tensors and storages. Allocates nothing. arch must outlive
 // the model.
 static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, GptShare share) {
-    GptModel m;
+    GptModel m = {};
     // distinct blocks
     const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run);
-    memset(&m, 0, sizeof m);
     m.config = config;
     m.arch = arch;
     m.share = share;
@@ -230,7 +229,7 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
                 high = min_i64(end - part.offset, part.elements);
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
-        double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)m->config.layers) : 0.02;
+        double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * m->config.layers) : 0.02;
         const int64_t real_ones = gpt_real_elements(m, part.tensor);
         int64_t first = part.layer * part.elements + low,
                 last = part.layer * part.elements + min_i64(high, real_ones);
@@ -239,7 +238,7 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
 #pragma omp parallel for schedule(static)
         for (int64_t pair = first / 2; pair < (last + 1) / 2; pair++) {
             double z[2];
-            random_normal_pair(seed, (uint64_t)part.tensor, (uint64_t)pair, z);
+            random_normal_pair(seed, (uint64_t)part.tensor, pair, z);
             for (int64_t e = 2 * pair; e < 2 * pair + 2; e++) {
                 if (e >= first && e < last) {
                     values[e - first] = (float)(scale * z[e - 2 * pair]);

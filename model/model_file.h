@@ -19,23 +19,23 @@ typedef struct {
     // bytes since the last fdatasync. Many short syncs, so that other ranks do not wait too long
     // for this one
     size_t unsynced;
-    char path[1200], temporary[1210];
+    Text path, temporary;
     int error; // errno of the first failure
 } FileWriter;
 
 static inline void writer_open(FileWriter *w, const char *path) {
     memset(w, 0, sizeof *w);
     w->sum = checksum_begin();
-    snprintf(w->path, sizeof w->path, "%s", path);
-    snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
-    const int fd = file_create(w->temporary, 0666);
+    w->path = text_of("%s", path);
+    w->temporary = text_of("%s.tmp", path);
+    const int fd = file_create(w->temporary.at, 0666);
     w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
     if (!w->file) { w->error = errno; }
 }
 static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
     const char *p = (const char *)data;
     for (size_t n; bytes && !w->error; p += n, bytes -= n) {
-        n = (size_t)min_i64((int64_t)bytes, WRITER_PIECE);
+        n = min_i64((int64_t)bytes, WRITER_PIECE);
         checksum_add(&w->sum, p, n);
         if (fwrite(p, 1, n, w->file) != n) { w->error = errno ? errno : EIO; }
         w->unsynced += n;
@@ -51,22 +51,13 @@ static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
 static inline void writer_seek(FileWriter *w, int64_t offset) {
     if (!w->error && fseeko(w->file, (off_t)offset, SEEK_SET)) { w->error = errno; }
 }
-// Writes a state of this rank's slice, from device, host or disk.
-static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kind, int storage,
-                                    int64_t elements) {
-    for (int64_t at = 0, n; at < elements; at += n) {
-        n = min_i64(elements - at, STATE_PIECE_FLOATS);
-        store_read_state(s, kind, storage, at, n, state_piece.floats);
-        writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
-    }
-}
 // Returns 0, or the errno of the first failure; then no file is left behind.
 static inline int writer_close(FileWriter *w) {
     if (w->file) {
         if (!w->error && (fflush(w->file) || fsync(fileno(w->file)))) { w->error = errno; }
         if (fclose(w->file) && !w->error) { w->error = errno; }
-        if (!w->error && rename(w->temporary, w->path)) { w->error = errno; }
-        if (w->error) { unlink(w->temporary); }
+        if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }
+        if (w->error) { unlink(w->temporary.at); }
     }
     return w->error;
 }
@@ -102,8 +93,8 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     gpt_config_check(&c, path);
     *dtype = h[1] == MODEL_BF16 ? DTYPE_BF16 : DTYPE_FP32;
     GptModel m = gpt_model(c);
-    uint64_t expected = DATA_HEADER_BYTES + (uint64_t)m.parameters * dtype_size(*dtype);
-    if ((uint64_t)bytes != expected) {
+    uint64_t expected = DATA_HEADER_BYTES + m.parameters * dtype_size(*dtype);
+    if (bytes != expected) {
         die(EXIT_INPUT, "the file is cut off or of another format",
             "%s: expected %" PRIu64 " bytes, found %zu", path, expected, bytes);
     }
@@ -152,7 +143,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin,
                                           int64_t count) {
     TensorPart parts[MOST_TENSORS];
-    const int64_t size = (int64_t)dtype_size(s->dtype);
+    const int64_t size = dtype_size(s->dtype);
     const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
     int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n; i++) {
@@ -164,7 +155,7 @@ static inline void model_file_write_piece(FileWriter *w, const Store *s, int sto
                         DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) +
                                              low - parts[i].offset) *
                                                 size);
-            writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
+            writer_add(w, state_piece.bytes + (low - begin) * size, (high - low) * size);
         }
     }
 }
@@ -172,9 +163,8 @@ static inline void model_file_write_piece(FileWriter *w, const Store *s, int sto
 // that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other ranks.
 static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
     const ProcessGroup *process_group = store_process_group(s, storage);
-    Slices slices = slices_make(s->model, process_group->all.n, zero_grain(&s->policy), NULL);
-    const int64_t *bounds = slices.of_class[gpt_storage_class(s->model, storage)],
-                  size = (int64_t)dtype_size(s->dtype), most = STATE_PIECE / size;
+    const int64_t *bounds = store_slices(s, storage), size = dtype_size(s->dtype),
+                  most = STATE_PIECE / size;
     for (int i = 0; i < process_group->all.n; i++) {
         const int ends[2] = {0, process_group->all.ranks[i]};
         const bool owner = s->comm->rank == ends[1];
@@ -186,12 +176,11 @@ static inline void model_file_write_storage(FileWriter *w, Store *s, int storage
                 store_read_state(s, STATE_PARAMETERS, storage, at - bounds[i], n,
                                  state_piece.bytes);
             }
-            comm_broadcast_in(s->comm, &pair, state_piece.bytes, (size_t)(n * size), pair.n - 1);
+            comm_broadcast_in(s->comm, &pair, state_piece.bytes, n * size, pair.n - 1);
             if (w) { model_file_write_piece(w, s, storage, at, n); }
         }
         group_free(&pair);
     }
-    slices_free(&slices);
 }
 // Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks
 // call it; rank 0 writes.

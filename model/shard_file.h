@@ -43,11 +43,11 @@ static inline void data_check_header(const char *path, const int32_t *header, co
                                      int32_t magic, const char *versions, int32_t newest,
                                      const char *hint) {
     if (header[0] != magic) {
-        die(EXIT_INPUT, hint, "%s: expected %s (magic %d), found magic %d", path, what, (int)magic,
-            (int)header[0]);
+        die(EXIT_INPUT, hint, "%s: expected %s (magic %d), found magic %d", path, what, magic,
+            header[0]);
     }
     if (header[1] < 1 || header[1] > newest) {
-        die(EXIT_INPUT, hint, "%s: expected %s, found %d", path, versions, (int)header[1]);
+        die(EXIT_INPUT, hint, "%s: expected %s, found %d", path, versions, header[1]);
     }
 }
 // Returns the first index i with low <= tokens[i] <= high, or count. The loop over whole blocks is
@@ -90,13 +90,13 @@ static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
 // Returns the tokenizer that a shard's header names. Words 5 to 8: TOKENIZER_MAGIC (else no
 // tokenizer is named), its vocabulary, the lower and the upper half of its hash.
 static inline TokenizerId shard_tokenizer(const char *path, const int32_t *header) {
-    TokenizerId id = {0, 0};
+    TokenizerId id = {};
     if (header[5] != TOKENIZER_MAGIC) { return id; }
     id.vocab = header[6];
     id.hash = (uint64_t)(uint32_t)header[8] << 32 | (uint32_t)header[7];
     if (id.vocab < 1 || id.vocab > DATA_VOCAB_MAX) {
         die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d",
-            path, (int)DATA_VOCAB_MAX, (int)id.vocab);
+            path, DATA_VOCAB_MAX, id.vocab);
     }
     return id;
 }
@@ -107,7 +107,7 @@ static inline int64_t shard_check_header(const char *path, const int32_t *header
         die(EXIT_INPUT, DATA_HINT,
             "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, "
             "uint32), which are not supported",
-            path, (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
+            path, SHARD_MAGIC, SHARD_MAGIC_LLAMA3);
     }
     data_check_header(path, header, "a shard of tokens", SHARD_MAGIC, "shard version 1", 1,
                       DATA_HINT);
@@ -128,8 +128,7 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
                                      int32_t vocab) {
     int32_t header[9];
     memcpy(header, map, sizeof header);
-    ShardFacts f;
-    memset(&f, 0, sizeof f);
+    ShardFacts f = {};
     f.count = shard_check_header(path, header, bytes);
     const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
     f.largest = largest_token(tokens, f.count);
@@ -138,7 +137,7 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
         die(EXIT_INPUT,
             "the shard was made with a larger vocabulary than the model has: change one of them",
             "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path,
-            (int)vocab, (int)tokens[bad], bad);
+            vocab, tokens[bad], bad);
     }
     f.labels = header[3];
     f.first_label = f.labels ? header[4] : 0;
@@ -147,13 +146,13 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
             "words 3 and 4 of the header are how many labels there are, and the first of their "
             "tokens",
             "%s: expected labels below the vocabulary of %d, found %d from token %d on", path,
-            (int)vocab, (int)f.labels, (int)f.first_label);
+            vocab, f.labels, f.first_label);
     }
     f.tokenizer = shard_tokenizer(path, header);
     if (f.tokenizer.vocab && f.largest >= f.tokenizer.vocab) {
         die(EXIT_INPUT, "the file is damaged: make or copy it again",
             "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
-            (int)f.tokenizer.vocab, (int)f.largest);
+            f.tokenizer.vocab, f.largest);
     }
     return f;
 }

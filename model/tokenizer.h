@@ -59,12 +59,12 @@ static inline void tokenizer_header(Tokenizer *t, const char *path, const void *
     t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
     if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
         die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path,
-            (int)DATA_VOCAB_MAX, (int)t->vocab);
+            DATA_VOCAB_MAX, t->vocab);
     }
     if (t->eot < 0 || t->eot >= t->vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the vocabulary of %d, found %d", path,
-            (int)t->vocab, (int)t->eot);
+            t->vocab, t->eot);
     }
 }
 
@@ -75,8 +75,8 @@ static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) 
     for (int32_t id = 0; id < t->vocab; id++) {
         if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
             die(EXIT_INPUT, TOKENIZER_HINT,
-                "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id,
-                (int)t->vocab, at < size && t->text[at] == 0 ? "none" : "the end of the file");
+                "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, id, t->vocab,
+                at < size && t->text[at] == 0 ? "none" : "the end of the file");
         }
         t->begin[id] = (uint32_t)at;
         at += 1 + (size_t)t->text[at];
@@ -84,7 +84,7 @@ static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) 
     if (at != size) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected the end of the file after %d tokens (%zu bytes), found more", path,
-            (int)t->vocab, DATA_HEADER_BYTES + at);
+            t->vocab, DATA_HEADER_BYTES + at);
     }
 }
 
@@ -92,8 +92,7 @@ static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) 
 // end-of-text 0. Tokens of a larger vocabulary have no known text; end-of-text is then 50256 if the
 // vocabulary contains it.
 static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
+    Tokenizer t = {};
     t.vocab = vocab <= 256 ? vocab : 0;
     t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
     t.text = new_array(unsigned char, 2 * 256, "the tokenizer");
@@ -124,8 +123,7 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
 // program (EXIT_INPUT) if the file is bad.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
+    Tokenizer t = {};
     t.from_file = true;
     size_t bytes;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
@@ -133,7 +131,7 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
-            (int)vocab, (int)t.eot);
+            vocab, t.eot);
     }
     // one byte more than possible, so that tokenizer_index() detects a file that is too long
     size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
@@ -161,7 +159,7 @@ typedef struct {
 } TokenizerBeside;
 static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *shard,
                                            int32_t vocab) {
-    const TokenizerId unknown = {0, 0};
+    const TokenizerId unknown = {};
     char path[sizeof last->path];
     if (!tokenizer_find(shard, path, sizeof path)) { return unknown; }
     if (strcmp(path, last->path) != 0) {
@@ -222,7 +220,7 @@ static inline void common_tokenizer_check_model(const CommonTokenizer *common, i
             "layers=L,heads=H,channels=C,vocab=V, or other shards",
             "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d "
             "at most)",
-            common->flag, common->name, (int)common->id.vocab, (int)vocab,
+            common->flag, common->name, common->id.vocab, vocab,
             (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
     }
 }
@@ -260,7 +258,7 @@ static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *t
 static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
     int length;
     const unsigned char *bytes = tokenizer_decode(t, id, &length);
-    if (!bytes) { fprintf(out, "[%d]", (int)id); }
+    if (!bytes) { fprintf(out, "[%d]", id); }
     for (int i = 0; i < length; i++) {
         bool control =
             (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;

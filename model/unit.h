@@ -42,32 +42,27 @@ typedef struct {
     void *value[MOST_VALUES];
     Real *gradient[MOST_GRADIENTS];
 } UnitBuffers;
+// Reserves the gradients of N rows: those that are kept with the values, or the others.
+static inline void unit_carve_gradients(UnitBuffers *b, Arena *a, const GptModel *m, UnitClass c,
+                                        int64_t N, bool with_values) {
+    const UnitSpec *spec = gpt_unit_spec(m, c);
+    for (int g = GRADIENT_FIRST; g < spec->gradient_count; g++) {
+        const GradientSpec *gradient = &spec->gradients[g];
+        if (gradient->with_values == with_values) {
+            b->gradient[g] = arena_reals(a, N * gpt_dim(m, gradient->width));
+        }
+    }
+}
 // Reserves the values of N rows, and the gradients that are kept with them.
 static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m, UnitClass c,
                                      int64_t N) {
     const UnitSpec *spec = gpt_unit_spec(m, c);
     for (int v = VALUE_FIRST; v < spec->value_count; v++) {
-        const int64_t n = N * gpt_dim(m, spec->values[v].width);
-        b->value[v] = spec->values[v].type == VALUE_REALS ? (void *)arena_reals(a, n)
-                                                          : (void *)arena_floats(a, n);
+        const bool reals = spec->values[v].type == VALUE_REALS;
+        b->value[v] = arena_take(a, N * gpt_dim(m, spec->values[v].width) *
+                                        (reals ? ops_real_bytes() : sizeof(float)));
     }
-    for (int g = GRADIENT_FIRST; g < spec->gradient_count; g++) {
-        const GradientSpec *gradient = &spec->gradients[g];
-        if (gradient->with_values) {
-            b->gradient[g] = arena_reals(a, N * gpt_dim(m, gradient->width));
-        }
-    }
-}
-// Reserves the other gradients.
-static inline void unit_carve_gradients(UnitBuffers *b, Arena *a, const GptModel *m, UnitClass c,
-                                        int64_t N) {
-    const UnitSpec *spec = gpt_unit_spec(m, c);
-    for (int g = GRADIENT_FIRST; g < spec->gradient_count; g++) {
-        const GradientSpec *gradient = &spec->gradients[g];
-        if (!gradient->with_values) {
-            b->gradient[g] = arena_reals(a, N * gpt_dim(m, gradient->width));
-        }
-    }
+    unit_carve_gradients(b, a, m, c, N, true);
 }
 // Returns the size of the operations' workspace for micro-batches of `rows` samples and chunks of
 // at most `logits` rows of logits.
@@ -118,26 +113,12 @@ typedef struct {
     int64_t rows, T;
     bool recompute;               // forward: only what the backward pass reads
     ClassifierResults classifier; // backward
-    unsigned written;             // backward: values that have a gradient already
     // of samples
     const UnitSums *sums;
     double *norms;        // [rows], squared
     const float *factors; // [rows]
 } UnitCall;
 
-static inline int64_t call_rows(const UnitCall *c) { return c->rows * c->T; }
-static inline int64_t call_width(const UnitCall *c, int value) {
-    return gpt_dim(c->model, c->unit->values[value].width);
-}
-static inline Real *call_value(const UnitCall *c, int value) {
-    return (Real *)c->buffers.value[value];
-}
-static inline float *call_stats(const UnitCall *c, const OpNode *n, int i) {
-    return (float *)c->buffers.value[n->stats[i]];
-}
-static inline Real *call_gradient(const UnitCall *c, int value) {
-    return c->buffers.gradient[c->unit->values[value].gradient];
-}
 static inline const Real *unit_param(const GptModel *m, const UnitStates *u, int tensor) {
     return tensor == NO_TENSOR
                ? NULL
@@ -147,198 +128,212 @@ static inline float *unit_grad(const GptModel *m, const UnitStates *u, int tenso
     float *grads = tensor == NO_TENSOR ? NULL : u->grads[tensor_class(m, tensor)];
     return grads ? grads + m->tensor_offset[tensor] : NULL;
 }
-static inline const Real *call_param(const UnitCall *c, const OpNode *n, int i) {
-    return unit_param(c->model, c->states, n->params[i]);
-}
-static inline float *call_grad(const UnitCall *c, const OpNode *n, int i) {
-    return unit_grad(c->model, c->states, n->params[i]);
-}
-static inline bool call_accumulates(const UnitCall *c, const OpNode *n, int i) {
-    return n->params[i] != NO_TENSOR && c->states->accumulate[tensor_class(c->model, n->params[i])];
+
+// What one operation of a pass works on: its row's values, parameters and their gradients, in the
+// order of the row. What the operation's kind does not have is not to be used.
+typedef struct {
+    const UnitCall *call;
+    const OpNode *node;
+    unsigned *written; // backward: values that have a gradient already
+    Stream *s;
+    int64_t rows, T, N;      // samples, tokens of each, tokens of all
+    int64_t in_width, width; // of in[0]; of out[0]
+    Real *in[2], *out[2];
+    Real *din[2], *dout[2]; // their gradients
+    float *stats[2];
+    const Real *params[2];
+    float *grads[2];
+    bool accumulates[2]; // the gradient of the parameter has a contribution of this step
+    float *sums[2];      // of vectors: each sample's gradient
+} OpCall;
+static inline OpCall op_call(const UnitCall *c, const OpNode *n, unsigned *written) {
+    const GptModel *m = c->model;
+    const ValueSpec *values = c->unit->values;
+    OpCall o = {.call = c,
+                .node = n,
+                .written = written,
+                .s = c->stream,
+                .rows = c->rows,
+                .T = c->T,
+                .N = c->rows * c->T,
+                .in_width = gpt_dim(m, values[n->in[0]].width),
+                .width = gpt_dim(m, values[n->out[0]].width)};
+    for (int i = 0; i < 2; i++) {
+        const int tensor = n->params[i];
+        o.in[i] = (Real *)c->buffers.value[n->in[i]];
+        o.out[i] = (Real *)c->buffers.value[n->out[i]];
+        o.din[i] = c->buffers.gradient[values[n->in[i]].gradient];
+        o.dout[i] = c->buffers.gradient[values[n->out[i]].gradient];
+        o.stats[i] = (float *)c->buffers.value[n->stats[i]];
+        if (tensor == NO_TENSOR) { continue; }
+        o.params[i] = unit_param(m, c->states, tensor);
+        o.grads[i] = unit_grad(m, c->states, tensor);
+        o.accumulates[i] = c->states->accumulate[tensor_class(m, tensor)];
+        if (c->sums) { o.sums[i] = c->sums->tensor[tensor]; }
+    }
+    return o;
 }
 // Returns whether the gradient of a value is written for the first time in this backward pass.
-static inline bool call_first_write(UnitCall *c, int value) {
+static inline bool first_write(const OpCall *o, int value) {
     const unsigned bit = 1u << value;
-    const bool first = !(c->written & bit);
-    c->written |= bit;
+    const bool first = !(*o->written & bit);
+    *o->written |= bit;
     return first;
+}
+// Adds the gradient of a sum to that of in[i], one of its terms, which is as wide.
+static inline void add_to_gradient(const OpCall *o, int i, const Real *gradient) {
+    const int64_t elements = o->N * o->width;
+    if (o->din[i] == gradient) { return; }
+    if (first_write(o, o->node->in[i])) {
+        ops_copy(o->s, o->din[i], gradient, elements * ops_real_bytes());
+    } else {
+        ops_residual(o->s, o->din[i], o->din[i], gradient, elements);
+    }
+}
+// Adds each sample's gradient of a vector, times its factor.
+static inline void vector_sample_sum(const OpCall *o, int i) {
+    const int tensor = o->node->params[i];
+    if (tensor == NO_TENSOR) { return; }
+    ops_accumulate_samples(o->s, o->grads[i], o->sums[i], o->call->factors, o->rows,
+                           o->call->model->tensor_elements[tensor], o->accumulates[i]);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Embedding
-static inline void embedding_forward(UnitCall *c, const OpNode *n) {
-    ops_embedding_forward(c->stream, call_value(c, n->out[0]), c->tokens, call_param(c, n, 0),
-                          call_param(c, n, 1), c->rows, c->T, call_width(c, n->out[0]));
+static inline void embedding_forward(const OpCall *o) {
+    ops_embedding_forward(o->s, o->out[0], o->call->tokens, o->params[0], o->params[1], o->rows,
+                          o->T, o->width);
 }
 // factors may be NULL (ops.h).
 static inline void embedding_backward(const UnitCall *c, const OpNode *n, const float *factors) {
-    ops_embedding_backward(
-        c->stream, call_grad(c, n, 0), call_grad(c, n, 1), call_gradient(c, n->out[0]), c->tokens,
-        factors, c->rows, c->T, call_width(c, n->out[0]), c->model->config.padded_vocab,
-        c->model->config.max_seq_len, call_accumulates(c, n, 0), call_accumulates(c, n, 1));
+    const OpCall o = op_call(c, n, NULL);
+    ops_embedding_backward(c->stream, o.grads[0], o.grads[1], o.dout[0], c->tokens, factors,
+                           c->rows, c->T, o.width, c->model->config.padded_vocab,
+                           c->model->config.max_seq_len, o.accumulates[0], o.accumulates[1]);
 }
-static inline void embedding_backward_weight(UnitCall *c, const OpNode *n) {
-    embedding_backward(c, n, NULL);
+static inline void embedding_backward_weight(const OpCall *o) {
+    embedding_backward(o->call, o->node, NULL);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Layernorm, and the sum before it
-static inline void layernorm_forward(UnitCall *c, const OpNode *n) {
-    const bool adds = n->kind == OP_ADD_LAYERNORM;
-    ops_layernorm_forward(c->stream, call_value(c, n->out[0]), call_stats(c, n, 0),
-                          call_stats(c, n, 1), adds ? call_value(c, n->out[1]) : NULL,
-                          call_value(c, n->in[0]), adds ? call_value(c, n->in[1]) : NULL,
-                          call_param(c, n, 0), call_param(c, n, 1), call_rows(c),
-                          call_width(c, n->out[0]));
-}
+static inline bool layernorm_adds(const OpCall *o) { return o->node->kind == OP_ADD_LAYERNORM; }
 // Returns the value that is normalised.
-static inline int layernorm_input(const OpNode *n) {
-    return n->kind == OP_ADD_LAYERNORM ? n->out[1] : n->in[0];
+static inline const Real *layernorm_input(const OpCall *o) {
+    return layernorm_adds(o) ? o->out[1] : o->in[0];
 }
-// Adds the gradient of a value that is a sum to that of one of its terms.
-static inline void add_to_gradient(UnitCall *c, int term, const Real *gradient) {
-    Real *to = call_gradient(c, term);
-    const int64_t elements = call_rows(c) * call_width(c, term);
-    if (to == gradient) { return; }
-    if (call_first_write(c, term)) {
-        ops_copy(c->stream, to, gradient, (size_t)elements * ops_real_bytes());
-    } else {
-        ops_residual(c->stream, to, to, gradient, elements);
+static inline void layernorm_forward(const OpCall *o) {
+    const bool adds = layernorm_adds(o);
+    ops_layernorm_forward(o->s, o->out[0], o->stats[0], o->stats[1], adds ? o->out[1] : NULL,
+                          o->in[0], adds ? o->in[1] : NULL, o->params[0], o->params[1], o->N,
+                          o->width);
+}
+static inline void layernorm_backward_input(const OpCall *o) {
+    const bool adds = layernorm_adds(o);
+    Real *din = adds ? o->dout[1] : o->din[0];
+    if (first_write(o, adds ? o->node->out[1] : o->node->in[0])) {
+        ops_zero(o->s, din, o->N * o->width * ops_real_bytes());
     }
+    ops_layernorm_backward_input(o->s, din, o->dout[0], layernorm_input(o), o->params[0],
+                                 o->stats[0], o->stats[1], o->N, o->width);
+    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, din); }
 }
-static inline void layernorm_backward_input(UnitCall *c, const OpNode *n) {
-    const int in = layernorm_input(n);
-    Real *din = call_gradient(c, in);
-    const int64_t N = call_rows(c), width = call_width(c, in);
-    if (call_first_write(c, in)) {
-        ops_zero(c->stream, din, (size_t)(N * width) * ops_real_bytes());
-    }
-    ops_layernorm_backward_input(c->stream, din, call_gradient(c, n->out[0]), call_value(c, in),
-                                 call_param(c, n, 0), call_stats(c, n, 0), call_stats(c, n, 1), N,
-                                 width);
-    for (int i = 0; n->kind == OP_ADD_LAYERNORM && i < 2; i++) {
-        add_to_gradient(c, n->in[i], din);
-    }
+static inline void layernorm_backward_weight(const OpCall *o) {
+    ops_layernorm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], layernorm_input(o),
+                                  o->stats[0], o->stats[1], o->N, o->width, o->accumulates[0]);
 }
-static inline void layernorm_backward_weight(UnitCall *c, const OpNode *n) {
-    ops_layernorm_backward_weight(c->stream, call_grad(c, n, 0), call_grad(c, n, 1),
-                                  call_gradient(c, n->out[0]), call_value(c, layernorm_input(n)),
-                                  call_stats(c, n, 0), call_stats(c, n, 1), call_rows(c),
-                                  call_width(c, n->out[0]), call_accumulates(c, n, 0));
+static inline void layernorm_sample_norms(const OpCall *o) {
+    ops_layernorm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout[0],
+                          layernorm_input(o), o->stats[0], o->stats[1], o->rows, o->T, o->width);
 }
-static inline void layernorm_sample_norms(UnitCall *c, const OpNode *n) {
-    ops_layernorm_samples(c->stream, c->sums->tensor[n->params[0]], c->sums->tensor[n->params[1]],
-                          c->norms, call_gradient(c, n->out[0]), call_value(c, layernorm_input(n)),
-                          call_stats(c, n, 0), call_stats(c, n, 1), c->rows, c->T,
-                          call_width(c, n->out[0]));
-}
-// Adds each sample's gradient of a vector, times its factor.
-static inline void vector_sample_sum(const UnitCall *c, const OpNode *n, int i) {
-    const int tensor = n->params[i];
-    if (tensor == NO_TENSOR) { return; }
-    ops_accumulate_samples(c->stream, call_grad(c, n, i), c->sums->tensor[tensor], c->factors,
-                           c->rows, c->model->tensor_elements[tensor], call_accumulates(c, n, i));
-}
-static inline void layernorm_sample_sum(UnitCall *c, const OpNode *n) {
-    vector_sample_sum(c, n, 0);
-    vector_sample_sum(c, n, 1);
+static inline void layernorm_sample_sum(const OpCall *o) {
+    vector_sample_sum(o, 0);
+    vector_sample_sum(o, 1);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Linear layers
-static inline void linear_forward(UnitCall *c, const OpNode *n) {
-    Real *gelu = n->kind == OP_LINEAR_GELU ? call_value(c, n->out[1]) : NULL;
-    ops_matmul_forward(c->stream, call_value(c, n->out[0]), gelu, call_value(c, n->in[0]),
-                       call_param(c, n, 0), call_param(c, n, 1), call_rows(c),
-                       call_width(c, n->in[0]), call_width(c, n->out[0]));
+static inline void linear_forward(const OpCall *o) {
+    Real *gelu = o->node->kind == OP_LINEAR_GELU ? o->out[1] : NULL;
+    ops_matmul_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], o->params[1], o->N,
+                       o->in_width, o->width);
 }
-static inline void linear_backward_input(UnitCall *c, const OpNode *n) {
-    const bool of_gelu = n->kind == OP_LINEAR_OF_GELU;
-    const int in = of_gelu ? n->in[1] : n->in[0];
-    const bool first = call_first_write(c, in);
+static inline void linear_backward_input(const OpCall *o) {
+    const bool of_gelu = o->node->kind == OP_LINEAR_OF_GELU;
+    const bool first = first_write(o, o->node->in[of_gelu]);
     assert(first); // the product does not add
     (void)first;
-    ops_matmul_backward_input(c->stream, call_gradient(c, in), call_gradient(c, n->out[0]),
-                              call_param(c, n, 0), of_gelu ? call_value(c, in) : NULL, call_rows(c),
-                              call_width(c, in), call_width(c, n->out[0]));
+    ops_matmul_backward_input(o->s, o->din[of_gelu], o->dout[0], o->params[0],
+                              of_gelu ? o->in[1] : NULL, o->N, o->in_width, o->width);
 }
-static inline void linear_backward_weight(UnitCall *c, const OpNode *n) {
-    ops_matmul_backward_weight(c->stream, call_grad(c, n, 0), call_grad(c, n, 1),
-                               call_gradient(c, n->out[0]), call_value(c, n->in[0]), call_rows(c),
-                               call_width(c, n->in[0]), call_width(c, n->out[0]),
-                               call_accumulates(c, n, 0));
+static inline void linear_backward_weight(const OpCall *o) {
+    ops_matmul_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], o->in[0], o->N,
+                               o->in_width, o->width, o->accumulates[0]);
 }
-static inline void linear_sample_norms(UnitCall *c, const OpNode *n) {
-    const Real *dout = call_gradient(c, n->out[0]);
-    const int64_t width = call_width(c, n->out[0]);
-    ops_matmul_sample_norms(c->stream, c->norms, dout, call_value(c, n->in[0]), c->rows, c->T,
-                            call_width(c, n->in[0]), width);
-    if (n->params[1] == NO_TENSOR) { return; }
-    ops_bias_samples(c->stream, c->sums->tensor[n->params[1]], c->norms, dout, c->rows, c->T,
-                     width);
+static inline void linear_sample_norms(const OpCall *o) {
+    double *norms = o->call->norms;
+    ops_matmul_sample_norms(o->s, norms, o->dout[0], o->in[0], o->rows, o->T, o->in_width,
+                            o->width);
+    if (o->sums[1]) {
+        ops_bias_samples(o->s, o->sums[1], norms, o->dout[0], o->rows, o->T, o->width);
+    }
 }
-static inline void linear_sample_sum(UnitCall *c, const OpNode *n) {
-    ops_matmul_backward_weight_samples(c->stream, call_grad(c, n, 0), call_gradient(c, n->out[0]),
-                                       call_value(c, n->in[0]), c->factors, c->rows, c->T,
-                                       call_width(c, n->in[0]), call_width(c, n->out[0]),
-                                       call_accumulates(c, n, 0));
-    vector_sample_sum(c, n, 1);
+static inline void linear_sample_sum(const OpCall *o) {
+    ops_matmul_backward_weight_samples(o->s, o->grads[0], o->dout[0], o->in[0], o->call->factors,
+                                       o->rows, o->T, o->in_width, o->width, o->accumulates[0]);
+    vector_sample_sum(o, 1);
 }
 static inline double linear_flops(const GptModel *m, const UnitSpec *u, const OpNode *n, double T) {
     (void)T;
-    return 2.0 * (double)gpt_dim(m, u->values[n->in[0]].width) *
-           (double)gpt_dim(m, u->values[n->out[0]].width);
+    return 2.0 * gpt_dim(m, u->values[n->in[0]].width) * gpt_dim(m, u->values[n->out[0]].width);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Attention
-static inline void attention_forward(UnitCall *c, const OpNode *n) {
-    ops_attention_forward(c->stream, call_value(c, n->out[0]), call_stats(c, n, 0),
-                          call_value(c, n->in[0]), c->rows, c->T, call_width(c, n->out[0]),
-                          c->model->config.heads);
+static inline void attention_forward(const OpCall *o) {
+    ops_attention_forward(o->s, o->out[0], o->stats[0], o->in[0], o->rows, o->T, o->width,
+                          o->call->model->config.heads);
 }
-static inline void attention_backward_input(UnitCall *c, const OpNode *n) {
-    call_first_write(c, n->in[0]);
-    ops_attention_backward(c->stream, call_gradient(c, n->in[0]), call_gradient(c, n->out[0]),
-                           call_value(c, n->in[0]), call_value(c, n->out[0]), call_stats(c, n, 0),
-                           c->rows, c->T, call_width(c, n->out[0]), c->model->config.heads);
+static inline void attention_backward_input(const OpCall *o) {
+    first_write(o, o->node->in[0]);
+    ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0], o->rows,
+                           o->T, o->width, o->call->model->config.heads);
 }
 static inline double attention_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
                                      double T) {
-    return 2.0 * (double)gpt_dim(m, u->values[n->out[0]].width) * T; // causal: half of 2 * 2 T C
+    return 2.0 * gpt_dim(m, u->values[n->out[0]].width) * T; // causal: half of 2 * 2 T C
 }
 
 // -------------------------------------------------------------------------------------------------
 // Sums
-static inline void add_forward(UnitCall *c, const OpNode *n) {
-    ops_residual(c->stream, call_value(c, n->out[0]), call_value(c, n->in[0]),
-                 call_value(c, n->in[1]), call_rows(c) * call_width(c, n->out[0]));
+static inline void add_forward(const OpCall *o) {
+    ops_residual(o->s, o->out[0], o->in[0], o->in[1], o->N * o->width);
 }
-static inline void add_backward_input(UnitCall *c, const OpNode *n) {
-    const Real *dout = call_gradient(c, n->out[0]);
-    add_to_gradient(c, n->in[0], dout);
-    add_to_gradient(c, n->in[1], dout);
+static inline void add_backward_input(const OpCall *o) {
+    add_to_gradient(o, 0, o->dout[0]);
+    add_to_gradient(o, 1, o->dout[0]);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Classifier
 static inline void classifier_run(const UnitCall *c, const OpNode *n, ClassifierResults r,
                                   Real *logits) {
-    ops_classifier(c->stream, (float *)c->buffers.value[n->out[0]], r.dx, r.dweight,
-                   r.dlogits ? r.dlogits : logits, call_value(c, n->in[0]), call_param(c, n, 0),
-                   c->targets, call_rows(c), r.each, call_width(c, n->in[0]),
-                   c->model->config.vocab, c->model->config.padded_vocab, r.scale, r.accumulate);
+    const OpCall o = op_call(c, n, NULL);
+    ops_classifier(o.s, (float *)c->buffers.value[n->out[0]], r.dx, r.dweight,
+                   r.dlogits ? r.dlogits : logits, o.in[0], o.params[0], c->targets, o.N, r.each,
+                   o.in_width, c->model->config.vocab, c->model->config.padded_vocab, r.scale,
+                   r.accumulate);
 }
-static inline void classifier_backward_input(UnitCall *c, const OpNode *n) {
-    ClassifierResults results = c->classifier;
-    results.dx = call_gradient(c, n->in[0]);
-    call_first_write(c, n->in[0]);
-    classifier_run(c, n, results, NULL);
+static inline void classifier_backward_input(const OpCall *o) {
+    ClassifierResults results = o->call->classifier;
+    results.dx = o->din[0];
+    first_write(o, o->node->in[0]);
+    classifier_run(o->call, o->node, results, NULL);
 }
 static inline double classifier_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
                                       double T) {
     (void)T;
-    return 2.0 * (double)(m->config.padded_vocab * gpt_dim(m, u->values[n->in[0]].width));
+    return 2.0 * (m->config.padded_vocab * gpt_dim(m, u->values[n->in[0]].width));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -358,7 +353,7 @@ typedef enum {
 typedef struct {
     const char *name;
     // NULL: the kind has no such part. A kind without parameters has only the first two.
-    void (*part[PARTS])(UnitCall *c, const OpNode *n);
+    void (*part[PARTS])(const OpCall *o);
     // floating-point operations of the forward part, for one token of a sample of T tokens; NULL: 0
     double (*flops)(const GptModel *m, const UnitSpec *u, const OpNode *n, double T);
 } OpKind;
@@ -393,13 +388,14 @@ static const OpKind op_kinds[OP_KINDS] = {
 
 // Runs one part of all operations: the forward part from the first to the last, the others from the
 // last to the first. Recomputation leaves out operations that only make the unit's output.
-static inline void unit_pass(UnitCall *c, OpPart part) {
+static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
-    c->written = 1u << VALUE_Y;
+    unsigned written = 1u << VALUE_Y;
     for (int i = 0; i < count; i++) {
         const OpNode *n = &c->unit->ops[part == PART_FORWARD ? i : count - 1 - i];
         const bool skipped = c->recompute && n->out[0] == VALUE_Y;
-        if (op_kinds[n->kind].part[part] && !skipped) { op_kinds[n->kind].part[part](c, n); }
+        const OpCall o = op_call(c, n, &written);
+        if (op_kinds[n->kind].part[part] && !skipped) { op_kinds[n->kind].part[part](&o); }
     }
 }
 
@@ -416,7 +412,7 @@ static inline const OpNode *gpt_classifier(const GptModel *m) {
 // Computes the losses alone (evaluation). logits is a buffer (N, Vp), or NULL if the workspace
 // holds them.
 static inline void unit_losses(const UnitCall *c, Real *logits) {
-    const ClassifierResults none = {.each = call_rows(c)};
+    const ClassifierResults none = {.each = c->rows * c->T};
     classifier_run(c, gpt_classifier(c->model), none, logits);
 }
 // Returns the values that the classifier reads (N, width), and those that it makes: losses (N).
@@ -441,16 +437,15 @@ static inline void head_logits(Stream *s, const GptModel *m, const UnitStates *u
 static inline UnitBuffers unit_buffers_from(const UnitCall *c, int64_t row) {
     UnitBuffers b = c->buffers;
     for (int v = 0; v < c->unit->value_count; v++) {
-        const int64_t at = row * call_width(c, v);
-        if (!b.value[v]) { continue; }
-        b.value[v] = c->unit->values[v].type == VALUE_FLOATS
-                         ? (void *)((float *)b.value[v] + at)
-                         : (void *)real_at((Real *)b.value[v], at);
+        const ValueSpec *spec = &c->unit->values[v];
+        const size_t size = spec->type == VALUE_FLOATS ? sizeof(float) : ops_real_bytes();
+        if (b.value[v]) {
+            b.value[v] = (char *)b.value[v] + row * gpt_dim(c->model, spec->width) * size;
+        }
     }
     for (int g = GRADIENT_X; g < c->unit->gradient_count; g++) {
-        if (!b.gradient[g]) { continue; }
-        b.gradient[g] =
-            real_at(b.gradient[g], row * gpt_dim(c->model, c->unit->gradients[g].width));
+        const int64_t width = gpt_dim(c->model, c->unit->gradients[g].width);
+        if (b.gradient[g]) { b.gradient[g] = real_at(b.gradient[g], row * width); }
     }
     return b;
 }
@@ -469,7 +464,7 @@ static inline double gpt_forward_flops(const GptModel *m, UnitClass c, double to
 }
 // A backward pass has two products for each product of the forward pass.
 static inline double gpt_step_flops(const GptModel *m, double tokens, double T) {
-    return 3.0 * ((double)m->config.layers * gpt_forward_flops(m, UNIT_BLOCK, tokens, T) +
+    return 3.0 * (m->config.layers * gpt_forward_flops(m, UNIT_BLOCK, tokens, T) +
                   gpt_forward_flops(m, UNIT_HEAD, tokens, T));
 }
 

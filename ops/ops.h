@@ -1,5 +1,5 @@
 // ops.h: the tensor operations. This header declares each operation once. ops_cpu.h (OpenMP and
-// CBLAS) and ops_cuda.cuh (CUDA) implement them.
+// oneDNN or a CBLAS) and ops_cuda.cuh (CUDA) implement them.
 //
 // Every operation takes the Stream that it runs on as its first argument. On the GPU a stream is a
 // CUDA stream, and the call returns at once. On the CPU a stream is a team of threads, and the call
@@ -15,8 +15,9 @@
 //              PyTorch's Linear and in llm.c. [+]= means = or +=, according to accumulate.
 // accumulate   false: the result is written; true: it is added. The first contribution of a step
 //              is written, so gradient buffers need no clearing pass.
-// Determinism  The same call with the same thread count gives the same bits. Element-wise
-//              operations, norms and optimizers give the same bits for any thread count.
+// Determinism  The same call with the same number of threads gives the same bits. Any number gives
+//              the same bits where the library's products allow it (gemm_same_in_all_tiles() on the
+//              CPU), and in operations without products everywhere.
 // Aliasing     Arguments must not overlap unless a comment allows it.
 // Zero rows    are legal: nothing is read, and a gradient with accumulate = false becomes zero.
 #ifndef OPS_H
@@ -59,7 +60,9 @@ static const char *ops_device(double *bf16_flops);
 static void ops_near_cores(char *list, size_t bytes);
 // Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".
 static const char *ops_attention(void);
-// Returns what computes matrix products: "CBLAS" or "cuBLASLt".
+// Returns the type of a Real, which is what products are computed in. Call ops_open() first.
+static DType ops_compute(void);
+// Returns what computes matrix products: "oneDNN", "CBLAS" or "cuBLASLt".
 static const char *ops_products(void);
 // Returns when all work started on s is done. Calls s->progress while it waits.
 static void ops_wait(Stream *s);

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Speed of whole training steps of GPT-2 124M against this machine's own BLAS, in one run: `make
-bench`.
+"""Speed of whole training steps of GPT-2 124M against what this machine's cores can do, in one run:
+`make bench`.
 
     scripts/bench.py [--rounds N] [--part speed|overhead|restart ...]
 
-Every round runs, in turn, the matrix products alone (build/bench_ops: cblas_sgemm on the same
-shapes) and the real program on each shape, so that what else the machine does hits both. Figures
-are medians over the rounds; a ratio is taken within a round. "of sgemm" is the rate of the model's
-arithmetic (products of the blocks, of causal attention and of the classifier) as a share of sgemm's
-rate: 1.00 would mean that everything but the products is free. Then two ranks with one thread each
-against one rank with one thread, and the peak memory against what was predicted.
+Every round runs, in turn, the peak of fused multiply-adds (build/bench_ops) and the real program on
+each shape, so that what else the machine does hits both. Figures are medians over the rounds; a
+ratio is taken within a round. "of the peak" is the rate of the model's arithmetic (products of the
+blocks, of causal attention and of the classifier) as a share of that peak: 1.00 would mean that all
+cores do nothing but multiply. Then two ranks with one thread each against one rank with one thread,
+and the peak memory against what was predicted.
 
 overhead: the share of the training time that the log, the progress and the look for a stop take, on
 GPT-2 124M and on the small model of `make run`. Checksums are of files: what a checkpoint costs is
@@ -109,12 +109,12 @@ def train(folder, ranks, threads, B, T, steps, **model):
     )
 
 
-def sgemm_rates(threads):
-    """GFLOP/s of cblas_sgemm on the products of a step, for each shape."""
+def peak_rate(threads):
+    """GFLOP/s of fp32 multiply-adds of all threads together, at this moment."""
     text = subprocess.run(
-        ["build/bench_ops", str(threads), "2"], check=True, capture_output=True, text=True
+        ["build/bench_ops", str(threads), "peak"], check=True, capture_output=True, text=True
     ).stdout
-    return [float(x) for x in re.findall(r"sgemm alone [\d.]+ ms at ([\d.]+) GFLOP/s", text)]
+    return float(re.search(r"multiply-adds ([\d.]+) GFLOP/s", text).group(1))
 
 
 def spread(values, form="{:.2f}"):
@@ -124,8 +124,8 @@ def spread(values, form="{:.2f}"):
 def speed(folder, rounds, cores):
     ms, shares, pairs, memory = {s: [] for s in SHAPES}, {s: [] for s in SHAPES}, [], None
     for _ in range(rounds):
-        rates = sgemm_rates(cores)
-        for shape, rate in zip(SHAPES, rates):
+        for shape in SHAPES:
+            rate = peak_rate(cores)
             step, end = train(folder, 1, cores, *shape)
             ms[shape].append(step)
             shares[shape].append(flops(*shape[:2]) / (step * 1e6) / rate)
@@ -134,7 +134,7 @@ def speed(folder, rounds, cores):
     print(f"GPT-2 124M, fp32, {cores} threads, {rounds} rounds; ratios: lowest median highest")
     for B, T, _ in SHAPES:
         print(
-            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of sgemm"
+            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of the peak"
             f" {spread(shares[B, T, _])}"
         )
     print(

@@ -3,20 +3,29 @@
 # between the nodes, and for each rank a share of a core and of memory. For root. What was measured
 # on a laptop then says something about a cluster.
 #
-#   scripts/cluster.sh 2x2 --rate 200mbit --cpu 25 -- ./train_gpt FLAG...    makes a cluster of 2 nodes with 2 ranks each, runs
-#                                                                            the program on its 4 ranks, removes the cluster
+#   scripts/cluster.sh 2x2 --rate 200mbit --cpu 25 -- ./train_gpt FLAG...
+#                                                    makes a cluster of 2 nodes with 2 ranks each,
+#                                                    runs the program on its 4 ranks, and removes
+#                                                    the cluster
 #   scripts/cluster.sh up 2x2 --rate 200mbit         makes one that stays, and prints its name
 #   scripts/cluster.sh run -- ./train_gpt FLAG...    runs on it, one run at a time
-#   scripts/cluster.sh cut NODE | mend NODE          pulls the cable of node 0, 1, ...; plugs it in again. Also during a run
-#   scripts/cluster.sh down [--all]                  removes it, and whatever goes on in it; also what a kill -9 has left
-#   scripts/cluster.sh list | check                  which clusters are there; can this machine have one (with these options)?
+#   scripts/cluster.sh cut NODE | mend NODE          pulls the cable of node 0, 1, ...; plugs it in
+#                                                    again. Also during a run
+#   scripts/cluster.sh down [--all]                  removes it, and whatever goes on in it; also
+#                                                    what a kill -9 has left
+#   scripts/cluster.sh list | check                  which clusters are there; can this machine have
+#                                                    one (with these options)?
 #
-#   --rate RATE      of every node's link, in each direction, as tc writes it: 200mbit, 2.5gbit (default: unlimited)
-#   --latency TIME   added to every message between nodes: 100us, 2ms (default: none; needs netem in the kernel)
-#   --cpu PERCENT    of one core, for each rank, at least 10 (default: no limit). A rank cannot borrow what another leaves idle
+#   --rate RATE      of every node's link, in each direction, as tc writes it: 200mbit, 2.5gbit
+#                    (default: unlimited)
+#   --latency TIME   added to every message between nodes: 100us, 2ms (default: none; needs
+#                    netem in the kernel)
+#   --cpu PERCENT    of one core, for each rank, at least 10 (default: no limit). A rank cannot
+#                    borrow what another leaves idle
 #   --memory SIZE    of each rank: 512M, 2G (default: no limit). A rank that takes more is killed
 #   --name NAME      of the cluster (default: a free one, or the only one there is)
-#   --json FILE      of a run: {"nodes":[{"name":"node0","sent":BYTES,"received":BYTES},...],"seconds":S,"status":CODE}
+#   --json FILE      of a run: {"nodes":[{"name":"node0","sent":BYTES,"received":BYTES},...],
+#                    "seconds":S,"status":CODE}
 #
 # After a run, stderr and --json tell what each node's interface sent and received meanwhile.
 # SIGUSR1 goes on to mpirun; Ctrl-C and SIGTERM end the run (and the one-shot form's cluster). Exit
@@ -43,8 +52,8 @@ gso_bytes=16384 # what leaves a node at once: the smaller, the smoother the rate
 burst_bytes=20000
 
 say() { echo "cluster: $*" >&2; }
-fail() { # STATUS MESSAGE
-    say "$2"
+fail() { # STATUS WORD...
+    say "${@:2}"
     exit "$1"
 }
 
@@ -87,8 +96,10 @@ check_input() { # SHAPE: sets nodes, ranks, cores
         fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
     most=$(most_cpu)
     [ "${cpu:-0}" -le "$most" ] ||
-        fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores get at most $most each"
-    [ -z "$rate" ] || probe tc qdisc add dev lo root tbf rate "$rate" burst $burst_bytes latency 400ms ||
+        fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores" \
+            "get at most $most each"
+    [ -z "$rate" ] ||
+        probe tc qdisc add dev lo root tbf rate "$rate" burst $burst_bytes latency 400ms ||
         fail $status_input "--rate $rate is no rate that tc knows, such as 200mbit"
     [ -z "$latency" ] || probe tc qdisc add dev lo root netem delay "$latency" ||
         fail $status_input "--latency $latency is no time that tc knows, such as 2ms"
@@ -123,12 +134,15 @@ check_machine() {
             missing+=("for --memory: a cgroup that passes on the memory controller")
     fi
     [ ${#missing[@]} = 0 ] ||
-        fail $status_missing "this machine cannot be a cluster; missing: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
+        fail $status_missing "this machine cannot be a cluster; missing:" \
+            "$(printf '%s; ' "${missing[@]}" | sed 's/; $//')"
 }
 
 own_cores() { # prints the numbers of the cores that this process may use
     local part
-    for part in $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status | tr , ' '); do seq -s ' ' "${part%-*}" "${part#*-}"; done | paste -sd' '
+    for part in $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status | tr , ' '); do
+        seq -s ' ' "${part%-*}" "${part#*-}"
+    done | paste -sd' '
 }
 # Cores of one rank: its quota in whole cores, or its part of the machine.
 cores_per_rank() {
@@ -141,13 +155,20 @@ cores_per_rank() {
 most_cpu() {
     local machine total=$((nodes * ranks))
     machine=$(wc -w <<<"$cores")
-    if ((total <= machine)); then echo $((100 * (machine / total))); else echo $((100 / ((total + machine - 1) / machine))); fi
+    if ((total <= machine)); then
+        echo $((100 * (machine / total)))
+    else
+        echo $((100 / ((total + machine - 1) / machine)))
+    fi
 }
-node_cores() { # NODE: prints the cores that its ranks live on, for taskset; more ranks than cores go round
+# Prints the cores that a node's ranks live on, for taskset; more ranks than cores go round.
+node_cores() { # NODE
     local all list='' i count
     read -ra all <<<"$cores"
     count=$((ranks * $(cores_per_rank)))
-    for ((i = 0; i < count && i < ${#all[@]}; i++)); do list+=,${all[($1 * count + i) % ${#all[@]}]}; done
+    for ((i = 0; i < count && i < ${#all[@]}; i++)); do
+        list+=,${all[($1 * count + i) % ${#all[@]}]}
+    done
     echo "${list#,}"
 }
 
@@ -164,7 +185,8 @@ cgroup_parent() { # CONTROLLER
     while read -r _ mount type options _; do
         [[ $type = cgroup && ,$options, = *,$1,* ]] || continue
         own=$mount$(awk -F: -v c="$1" '("," $2 ",") ~ ("," c ",") { print $3 }' /proc/self/cgroup)
-        if [ -d "$own" ]; then echo "$own"; else echo "$mount"; fi # a container may see only its own part
+        # a container may see only its own part
+        if [ -d "$own" ]; then echo "$own"; else echo "$mount"; fi
         return
     done </proc/self/mounts
     while read -r _ mount type _; do
@@ -174,7 +196,8 @@ cgroup_parent() { # CONTROLLER
         own=${own%/}
         until cgroup_passes_on "$own" "$1" || [ "$own" = "$mount" ]; do own=$(dirname "$own"); done
         # one without processes could; and the root of all, which alone has no type
-        if cgroup_passes_on "$own" "$1" || [ -z "$(cat "$own/cgroup.procs")" ] || [ ! -e "$own/cgroup.type" ]; then
+        if cgroup_passes_on "$own" "$1" || [ -z "$(cat "$own/cgroup.procs")" ] ||
+            [ ! -e "$own/cgroup.type" ]; then
             echo "$own"
             return
         fi
@@ -196,7 +219,8 @@ limit_memory() { # DIRECTORY. Swapping is no memory.
         [ ! -e "$1/memory.swap.max" ] || echo 0 >"$1/memory.swap.max"
     else
         echo "$memory" >"$1/memory.limit_in_bytes"
-        [ ! -e "$1/memory.memsw.limit_in_bytes" ] || echo "$memory" >"$1/memory.memsw.limit_in_bytes"
+        [ ! -e "$1/memory.memsw.limit_in_bytes" ] ||
+            echo "$memory" >"$1/memory.memsw.limit_in_bytes"
     fi
 }
 pass_on() { # DIRECTORY CONTROLLER: version 2 only; noted, to be taken back
@@ -222,7 +246,8 @@ make_cgroups() { # CONTROLLER: one for each rank, in one of the cluster's own
 remove_cgroups() {
     local top controller file try
     [ ! -e "$state/cgroups" ] || while read -r top; do
-        for ((try = 0; try < 100; try++)); do # ends with the last process in it, which takes the kernel a moment
+        # ends with the last process in it, which takes the kernel a moment
+        for ((try = 0; try < 100; try++)); do
             find "$top" -depth -type d -exec rmdir {} + 2>/dev/null || true
             [ -e "$top" ] || break
             sleep 0.05
@@ -231,7 +256,8 @@ remove_cgroups() {
             fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
     done <"$state/cgroups"
     [ ! -e "$state/passed_on" ] || while read -r controller file; do
-        { echo "-$controller" >"$file"; } 2>/dev/null || true # gone, or somebody else uses it by now
+        # it may be gone, or somebody else uses it by now
+        { echo "-$controller" >"$file"; } 2>/dev/null || true
     done <"$state/passed_on"
 }
 
@@ -240,16 +266,21 @@ remove_cgroups() {
 shape_link() { # INTERFACE COMMAND...: the command goes before tc, to reach another network
     local bytes
     if [ -n "$rate" ]; then
-        "${@:2}" tc qdisc add dev "$1" root handle 1: tbf rate "$rate" burst $burst_bytes latency 400ms
-        bytes=$("${@:2}" tc -j qdisc show dev "$1" | sed -n 's/.*"rate":\([0-9]*\).*/\1/p') # a second
+        "${@:2}" tc qdisc add dev "$1" root handle 1: tbf rate "$rate" burst $burst_bytes \
+            latency 400ms
+        # of a second
+        bytes=$("${@:2}" tc -j qdisc show dev "$1" | sed -n 's/.*"rate":\([0-9]*\).*/\1/p')
         # timers are good for bursts of a millisecond, not for shorter ones
-        ((bytes / 1000 <= burst_bytes)) || "${@:2}" tc qdisc change dev "$1" root handle 1: tbf rate "$rate" burst $((bytes / 1000)) latency 400ms
+        ((bytes / 1000 <= burst_bytes)) ||
+            "${@:2}" tc qdisc change dev "$1" root handle 1: tbf rate "$rate" \
+                burst $((bytes / 1000)) latency 400ms
     fi
 }
 delay_link() { # INTERFACE
     [ -n "$latency" ] || return 0
     # shellcheck disable=SC2046 # two words or one
-    tc qdisc add dev "$1" $([ -n "$rate" ] && echo parent 1:1 || echo root) netem delay "$latency" limit 100000
+    tc qdisc add dev "$1" $([ -n "$rate" ] && echo parent 1:1 || echo root) netem \
+        delay "$latency" limit 100000
 }
 no_ipv6() { # for the links that will be made: it talks unasked, and the bytes are counted
     [ ! -e /proc/sys/net/ipv6 ] || echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6
@@ -261,7 +292,8 @@ hold_switch() { # is process 1: nothing outlives it
     ip link add name switch mtu 9000 type bridge
     ip link set switch up
     for ((n = 0; n < nodes; n++)); do
-        unshare --net --uts --ipc --mount --propagation slave -- bash "$self" hold-node "$name" "$n" &
+        unshare --net --uts --ipc --mount --propagation slave -- \
+            bash "$self" hold-node "$name" "$n" &
         until [ -e "$state/node$n" ]; do
             kill -0 $! || exit
             sleep 0.01
@@ -280,7 +312,8 @@ hold_node() { # NODE
     mount -t tmpfs tmpfs /dev/shm
     no_ipv6
     ip link set lo up
-    ip link add name eth0 mtu 9000 gso_max_size $gso_bytes type veth peer name "port$1" mtu 9000 netns 1
+    ip link add name eth0 mtu 9000 gso_max_size $gso_bytes \
+        type veth peer name "port$1" mtu 9000 netns 1
     "${at_switch[@]}" ip link set "port$1" master switch gso_max_size $gso_bytes up
     shape_link "port$1" "${at_switch[@]}"
     ip address add "$network.$(($1 + 1))/24" dev eth0
@@ -291,8 +324,8 @@ hold_node() { # NODE
     exec sleep infinity
 }
 enter_node() { # NODE WORD...: what mpirun calls in place of ssh; the words are a line for the shell
-    exec nsenter --target "$(<"$state/$1")" --net --uts --ipc --mount -- taskset -c "$(node_cores "${1#node}")" \
-        bash -c "cd ${CLUSTER_DIRECTORY@Q} && ${*:2}"
+    exec nsenter --target "$(<"$state/$1")" --net --uts --ipc --mount -- \
+        taskset -c "$(node_cores "${1#node}")" bash -c "cd ${CLUSTER_DIRECTORY@Q} && ${*:2}"
 }
 
 # --------------------------------------------------------------------------------------------------
@@ -333,7 +366,8 @@ holders() { # [PROGRAM]
     for file in /proc/[0-9]*/cmdline; do
         words=()
         { mapfile -d '' words <"$file"; } 2>/dev/null || true
-        if [[ ${#words[@]} -gt 3 && "${words[-2]} ${words[-1]}" = "hold-switch $name" && ${words[0]} = "${1-${words[0]}}" ]]; then
+        if [[ ${#words[@]} -gt 3 && "${words[-2]} ${words[-1]}" = "hold-switch $name" &&
+            ${words[0]} = "${1-${words[0]}}" ]]; then
             file=${file%/cmdline}
             echo "${file#/proc/}"
         fi
@@ -343,7 +377,9 @@ find_switch() {
     local holder
     load
     switch=
-    for holder in $(holders bash); do # a process that it has forked looks like it until it becomes another program; only it is the first of its namespace
+    # A process that it has forked looks like it until it becomes another program; only it is the
+    # first of its namespace.
+    for holder in $(holders bash); do
         if grep -qs $'^NSpid:.*\t1$' "/proc/$holder/status"; then switch=$holder; fi
     done
     [[ $switch && -e $state/ready ]] ||
@@ -353,7 +389,8 @@ inside() { nsenter --target "$switch" --pid --net --mount -- "$@"; }
 
 write_files() {
     local n
-    printf '%s=%q\n' nodes "$nodes" ranks "$ranks" rate "$rate" latency "$latency" cpu "$cpu" memory "$memory" cores "$cores" >"$state/settings"
+    printf '%s=%q\n' nodes "$nodes" ranks "$ranks" rate "$rate" latency "$latency" \
+        cpu "$cpu" memory "$memory" cores "$cores" >"$state/settings"
     echo "127.0.0.1 localhost" >"$state/hosts"
     for ((n = 0; n < nodes; n++)); do echo "$network.$((n + 1)) node$n" >>"$state/hosts"; done
     printf 'exec bash %q enter-node %q "$@"\n' "$self" "$name" >"$state/enter"
@@ -364,14 +401,15 @@ write_files() {
     echo 'exec "$@"' >>"$state/rank"
 }
 up() { # SHAPE
-    local holder
+    local holder link
     check_machine
     check_input "$1"
     trap remove EXIT # until it is up
     claim_name
     write_files
     # a session of its own: Ctrl-C does not reach it
-    setsid unshare --pid --fork --net --mount --propagation slave -- bash "$self" hold-switch "$name" </dev/null >"$state/messages" 2>&1 &
+    setsid unshare --pid --fork --net --mount --propagation slave -- \
+        bash "$self" hold-switch "$name" </dev/null >"$state/messages" 2>&1 &
     holder=$!
     disown
     until [ -e "$state/ready" ]; do
@@ -379,8 +417,10 @@ up() { # SHAPE
             fail $status_failed "cannot make the cluster: $(<"$state/messages")"
         sleep 0.02
     done
-    say "$name: $nodes nodes of $ranks ranks; a link $([ -n "$rate" ] && echo "of $rate" || echo "without limit")${latency:+, latency $latency}$(
-    )${cpu:+; $cpu % of a core for a rank}${memory:+; $memory for a rank}"
+    link="${rate:+of $rate}"
+    say "$name: $nodes nodes of $ranks ranks; a link ${link:-without limit}$(
+    )${latency:+, latency $latency}${cpu:+; $cpu % of a core for a rank}$(
+    )${memory:+; $memory for a rank}"
 }
 remove() { # all that there is of it, however far it came
     local try left doomed
@@ -398,7 +438,8 @@ remove() { # all that there is of it, however far it came
         sleep 0.05
     done
     [ -z "$left" ] ||
-        fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
+        fail $status_failed "processes $left do not end;" \
+            "what is known of the cluster stays in $state"
     remove_cgroups
     rm -rf "$state"
     rmdir $states 2>/dev/null || true
@@ -414,22 +455,28 @@ read_traffic() { # prints, for each node, the bytes its interface has sent and r
     local n
     for ((n = 0; n < nodes; n++)); do
         # shellcheck disable=SC2016 # awk's
-        inside nsenter --target "$(<"$state/node$n")" --net -- awk -F '[: ]+' '$2 == "eth0" { print $11, $3 }' /proc/net/dev
+        inside nsenter --target "$(<"$state/node$n")" --net -- \
+            awk -F '[: ]+' '$2 == "eth0" { print $11, $3 }' /proc/net/dev
     done
 }
 report() { # BEFORE AFTER MICROSECONDS STATUS
-    paste -d' ' <(echo "$1") <(echo "$2") | awk -v microseconds="$3" -v status="$4" -v json="$json" '
+    paste -d' ' <(echo "$1") <(echo "$2") |
+        awk -v microseconds="$3" -v status="$4" -v json="$json" '
         { sent = $3 - $1; received = $4 - $2
-          printf "cluster: node%d sent %d bytes, received %d bytes\n", NR - 1, sent, received >"/dev/stderr"
-          all = all (NR > 1 ? "," : "") sprintf("{\"name\":\"node%d\",\"sent\":%d,\"received\":%d}", NR - 1, sent, received) }
-        END { if (json) printf "{\"nodes\":[%s],\"seconds\":%.3f,\"status\":%d}\n", all, microseconds / 1e6, status >json }'
+          printf "cluster: node%d sent %d bytes, received %d bytes\n", NR - 1, sent, received \
+              >"/dev/stderr"
+          all = all (NR > 1 ? "," : "") sprintf( \
+              "{\"name\":\"node%d\",\"sent\":%d,\"received\":%d}", NR - 1, sent, received) }
+        END { if (json) printf "{\"nodes\":[%s],\"seconds\":%.3f,\"status\":%d}\n", \
+              all, microseconds / 1e6, status >json }'
 }
 signal_run() { { inside kill "-$1" "$(<"$state/run")"; } 2>/dev/null || true; } # SIGNAL
 end_run() { # kills what a run has left
     [ -e "$state/ready" ] || return 0
     # shellcheck disable=SC2016,SC2046 # expanded inside; several numbers
-    inside bash -c 'for p in /proc/[0-9]*; do case " 1 $$ $* " in *" ${p#/proc/} "*) ;; *) kill -9 "${p#/proc/}" ;; esac; done' \
-        end_run $(cat "$state"/node*) 2>/dev/null || true
+    inside bash -c 'for p in /proc/[0-9]*; do
+            case " 1 $$ $* " in *" ${p#/proc/} "*) ;; *) kill -9 "${p#/proc/}" ;; esac
+        done' end_run $(cat "$state"/node*) 2>/dev/null || true
 }
 stop_run() { # NUMBER of a signal: gently; what does not end in 5 s is killed by the trap of EXIT
     local try
@@ -445,8 +492,9 @@ run() {
     for ((n = 0; n < nodes; n++)); do hosts+=,node$n:$ranks; done
     # shellcheck disable=SC2054 # commas within words
     line=(mpirun --oversubscribe --bind-to none --host "${hosts#,}" -np $((nodes * ranks))
-        --mca plm_rsh_agent "bash $state/enter" --mca orte_tmpdir_base /dev/shm --mca pml ob1 --mca btl self,vader,tcp
-        --mca btl_tcp_if_include "$network.0/24" --mca oob_tcp_if_include "$network.0/24" --mca mpi_yield_when_idle 1
+        --mca plm_rsh_agent "bash $state/enter" --mca orte_tmpdir_base /dev/shm
+        --mca pml ob1 --mca btl self,vader,tcp --mca mpi_yield_when_idle 1
+        --mca btl_tcp_if_include "$network.0/24" --mca oob_tcp_if_include "$network.0/24"
         bash "$state/rank" "${command[@]}")
     export CLUSTER_DIRECTORY=$PWD OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     [ -z "$json" ] || : >"$json" || fail $status_input "cannot write $json"
@@ -454,7 +502,8 @@ run() {
     before=$(read_traffic)
     start=${EPOCHREALTIME//[.,]/}
     # shellcheck disable=SC2016 # expanded inside
-    inside bash -c 'echo $$ >"$1/run"; exec bash "$1/enter" node0 "$2"' run "$state" "${line[*]@Q}" <&0 &
+    inside bash -c 'echo $$ >"$1/run"; exec bash "$1/enter" node0 "$2"' \
+        run "$state" "${line[*]@Q}" <&0 &
     child=$!
     trap 'signal_run USR1; interrupted=yes' USR1
     trap 'stop_run 1' HUP

@@ -4,8 +4,9 @@
 #
 #   scripts/launch.sh [option ...] -- ./train_gpt --flag value ...
 #
-#   --restarts N                how often to start again without progress before giving up (default 3). A newer checkpoint
-#                               in the program's --out is progress and begins the count anew.
+#   --restarts N                how often to start again without progress before giving up (default
+#                               3). A newer checkpoint in the program's --out is progress and begins
+#                               the count anew.
 #   --ranks R                   ranks on this machine, more than cores too; or mpirun's own -np R,
 #                               --hostfile FILE ...
 #   --continue                  resume at the first start too, if --out holds a checkpoint: one
@@ -73,7 +74,8 @@ done
 
 names='/step_([0-9]{8}|[1-9][0-9]{8,17})/manifest$'
 checkpoints() {
-    [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true
+    [ -n "$out" ] || return 0
+    stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true
 }
 newest() { checkpoints | grep -vxFf <(echo "$earlier") | sort -V -k 2 | tail -n 1 || true; }
 

@@ -4,7 +4,8 @@
     python3 scripts/lint.py [FOLDER]      of the project; default: the one that this script is in
 
     spaces     trailing white space, tabs
-    columns    lines of Python and of the Makefile of more than 100 columns (clang-format keeps C's)
+    columns    lines of Python, of the shell and of the Makefile of more than 100 columns
+               (clang-format keeps C's)
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
@@ -154,7 +155,7 @@ class Project:
 
     def columns(self):
         for name, text in self.text.items():
-            if name.endswith(".py") or name == "Makefile":
+            if name.endswith((".py", ".sh")) or name == "Makefile":
                 for number, line in enumerate(text.expandtabs(4).split("\n"), 1):
                     if len(line) > COLUMNS:
                         self.say(name, number, f"a line of {len(line)} columns")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh: gets what the project needs from outside. The only list of packages is the one below.
 #
-#   scripts/setup.sh build     compiler, MPI, BLAS, Python
+#   scripts/setup.sh build     compiler, MPI, oneDNN, Python
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
 #   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI
@@ -25,12 +25,15 @@ g++                     command  g++
 make                    command  make
 libopenmpi-dev          command  mpicc
 openmpi-bin             command  mpirun
-libopenblas-openmp-dev  library  openblas blis mkl_rt
 python3                 command  python3
 python3-venv            module   ensurepip
 '
+# Matrix products on the CPU: oneDNN, or else any BLAS, which is slower.
+products_best='libdnnl-dev header dnnl.h'
+products_needs='libopenblas-openmp-dev library dnnl openblas blis mkl_rt'
 test_needs='
 libcmocka-dev           header   cmocka.h
+libopenblas-openmp-dev  library  openblas blis mkl_rt
 libsodium-dev           header   sodium.h
 clang-format            command  clang-format
 cppcheck                command  cppcheck clang-tidy
@@ -107,6 +110,17 @@ setup_system() { # TABLE
     fi
 }
 
+setup_products() {
+    local missing
+    missing=$(missing_from "$products_best")
+    if [ -n "$missing" ]; then
+        if ! (setup_system "$products_best"); then
+            say "going on without oneDNN: a BLAS multiplies matrices, which is slower"
+        fi
+        setup_system "$products_needs"
+    fi
+}
+
 # missing_packages NAME...: those that .venv has not got.
 missing_packages() {
     .venv/bin/python -c 'import importlib.metadata, sys
@@ -143,8 +157,14 @@ setup_python() { # LIBRARIES DATA
 }
 
 case ${1-} in
-build) setup_system "$build_needs" ;;
-test) setup_system "$build_needs$test_needs" ;;
+build)
+    setup_system "$build_needs"
+    setup_products
+    ;;
+test)
+    setup_system "$build_needs$test_needs"
+    setup_products
+    ;;
 python) setup_python "$python_needs" "$python_data" ;;
 cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
 cudnn) setup_python "" "$cudnn_data" ;;

@@ -19,7 +19,7 @@ typedef struct {
 
 static inline int manifest_write(const char *folder, const Store *s, const Progress *p,
                                  const char *flags, const StateReport *reports) {
-    TextBuffer t = {NULL, 0, 0};
+    TextBuffer t = {};
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s->model, s->optimizer);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
@@ -30,7 +30,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     }
     // the losses of private steps are not published in checkpoints
     bool shown = !*p->privacy || !strcmp(p->privacy, "none");
-    const OutlierWindow empty = {0, {0}};
+    const OutlierWindow empty = {};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
     manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
     text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags,
@@ -40,56 +40,69 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
                  (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
     manifest_add_matmuls(&t, p->matmuls);
-    Checksum sum = checksum_begin();
-    checksum_add(&sum, t.text, t.length);
-    char seal[64];
-    manifest_seal(seal, sizeof seal, &sum);
-    text_add(&t, "%s", seal);
-    char path[1100];
-    snprintf(path, sizeof path, "%s/manifest", folder);
+    text_add(&t, "%s", manifest_seal(t.text, t.length).at);
     FileWriter w;
-    writer_open(&w, path);
+    writer_open(&w, text_of("%s/manifest", folder).at);
     writer_add(&w, t.text, t.length);
     free(t.text);
     return writer_close(&w);
 }
+static inline Text state_file_path(const char *folder, int64_t file) {
+    return text_of("%s/state_%05" PRId64, folder, file);
+}
 
-// Saves OUT/step_N. A failure (disk full, folder missing) is a warning: returns false, and training
-// continues. All ranks call it.
+// Saves OUT/step_N, and writes its path to *path. A failure (disk full, folder missing) is a
+// warning: returns false, and training continues. All ranks call it.
 static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep,
-                                   const char *flags, char *path, size_t path_bytes) {
-    char temporary[1100], file[1200];
+                                   const char *flags, Text *path) {
     Comm *comm = s->comm;
+    const bool first = comm->rank == 0;
     store_wait_all(s);
-    for (int storage = 0; storage < s->model->storages; storage++) {
-        store_forget_errors(s, storage);
-    }
-    checkpoint_folder(path, path_bytes, out, p->step, "");
-    int turn = comm->rank == 0 ? checkpoint_half_make(out, p->step) : 0;
+    for (int i = 0; i < s->model->storages; i++) { store_forget_errors(s, i); }
+    *path = checkpoint_folder(out, p->step, "");
+    int turn = first ? checkpoint_half_make(out, p->step) : 0;
     comm_broadcast(comm, &turn, sizeof turn, 0);
     const int made = turn < 0 ? -turn : 0;
-    checkpoint_half(temporary, sizeof temporary, out, p->step, turn);
-    snprintf(file, sizeof file, "%s/state_%05d", temporary, comm->rank);
+    const Text temporary = checkpoint_half(out, p->step, turn);
     uint64_t bytes = 0, checksum = 0;
-    int error = made ? made : state_file_write(file, s, &bytes, &checksum);
+    int error =
+        made ? made
+             : state_file_write(state_file_path(temporary.at, comm->rank).at, s, &bytes, &checksum);
     StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32),
                         (double)(checksum & 0xffffffffu)};
     StateReport *reports = new_array(StateReport, comm->ranks, "checkpoint");
     comm_all_gather_small(comm, &mine, reports, sizeof mine);
     for (int r = 0; r < comm->ranks && !error; r++) { error = (int)reports[r].failed; }
-    if (comm->rank == 0 && !error) { error = manifest_write(temporary, s, p, flags, reports); }
-    if (comm->rank == 0 && !error) { error = folder_publish(temporary, path, out); }
+    if (first && !error) { error = manifest_write(temporary.at, s, p, flags, reports); }
+    if (first && !error) { error = folder_publish(temporary.at, path->at, out); }
     comm_broadcast(comm, &error, sizeof error, 0);
-    if (comm->rank == 0 && error) {
-        if (!made) { folder_remove(temporary); }
+    if (first && error) {
+        if (!made) { folder_remove(temporary.at); }
         fprintf(
             stderr,
             "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n",
-            path, strerror(error), EXIT_RESOURCES);
+            path->at, strerror(error), EXIT_RESOURCES);
     }
-    if (comm->rank == 0 && !error) { checkpoints_prune(out, p->step, keep); }
+    if (first && !error) { checkpoints_prune(out, p->step, keep); }
     free(reports);
     return !error;
+}
+// Reads the state files that a manifest lists. filled: [kinds][storages] elements that were read.
+static inline bool checkpoint_load_states(const char *folder, const char *manifest, int64_t files,
+                                          Store *s, const GptModel *from, int64_t *filled,
+                                          Text *why) {
+    for (int64_t i = 0; i < files; i++) {
+        uint64_t bytes = 0, checksum = 0;
+        if (!manifest_file(manifest, i, &bytes, &checksum)) {
+            *why = text_of("%s/manifest: no entry for file %" PRId64, folder, i);
+            return false;
+        }
+        if (!state_file_read(state_file_path(folder, i).at, s, from,
+                             i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why)) {
+            return false;
+        }
+    }
+    return states_are_whole(folder, s, from, filled, why);
 }
 // Fills store and progress from one checkpoint, of model `from`. A run that resumes passes the
 // store's own model. Otherwise a new run begins with the checkpoint, in which as many blocks share
@@ -98,38 +111,27 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
 // only if the result is true on all ranks. Returns false, with the reason, if it is incomplete,
 // invalid or of another model.
 static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p,
-                                   char *why, size_t why_bytes) {
+                                   Text *why) {
     const bool resumes = from == s->model;
-    char *text = manifest_read(folder, why, why_bytes);
+    char *text = manifest_read(folder, why);
     if (!text) { return false; }
-    TextBuffer model = {NULL, 0, 0};
+    TextBuffer model = {};
     manifest_add_model(&model, from, s->optimizer);
     const char *line = manifest_line(text, "model");
+    const int length = line ? (int)strcspn(line, "\n") : 0;
     int64_t files = 0, *filled = new_array(int64_t, FILE_KINDS * from->storages, "checkpoint");
-    bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
-    if (!same) {
-        snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder,
-                 line ? (int)strcspn(line, "\n") : 1, line ? line : "?");
+    bool good = line && !strncmp(line, model.text + strlen("model "), length + 1);
+    if (!good) {
+        *why = text_of("%s: of another model or optimizer: %.*s", folder, line ? length : 1,
+                       line ? line : "?");
+    } else if (!manifest_progress(text, p, &files)) {
+        *why = text_of("%s/manifest: a field is missing or out of range", folder);
+        good = false;
     }
-    bool good = same && manifest_progress(text, p, &files);
     for (int i = 0; good && s->policy.p2p && i < s->model->storages; i++) {
         s->progress[i].version = resumes ? p->step : 0;
     }
-    if (same && !good) {
-        snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder);
-    }
-    for (int64_t i = 0; good && i < files; i++) {
-        char path[1200];
-        snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
-        uint64_t bytes = 0, checksum = 0;
-        good = manifest_file(text, i, &bytes, &checksum);
-        if (!good) {
-            snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i);
-        }
-        good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes,
-                                       checksum, filled, why, why_bytes);
-    }
-    good = good && states_are_whole(folder, s, from, filled, why, why_bytes);
+    good = good && checkpoint_load_states(folder, text, files, s, from, filled, why);
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
     s->pending =
@@ -154,18 +156,19 @@ static inline void store_count_updates(Store *s, const Progress *p) {
 // program (2) if it holds no valid checkpoint. All ranks call it.
 static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share) {
     struct stat info;
-    char why[1400] = "", optimizer[8];
+    Text why = text_of("?");
+    char optimizer[8];
     if (stat(folder, &info) || !S_ISDIR(info.st_mode)) { return false; }
-    char *text = manifest_read(folder, why, sizeof why);
+    char *text = manifest_read(folder, &why);
     const bool good = text && manifest_model(text, config, share, optimizer);
     const char *line = text ? manifest_line(text, "model") : NULL;
     if (line && !good) {
-        snprintf(why, sizeof why, "a model that this program does not know: %.*s",
-                 (int)strcspn(line, "\n"), line);
+        why = text_of("a model that this program does not know: %.*s", (int)strcspn(line, "\n"),
+                      line);
     }
     if (!good) {
         die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint",
-            "%s: no checkpoint: %s", folder, why);
+            "%s: no checkpoint: %s", folder, why.at);
     }
     gpt_config_check(config, folder);
     free(text);
@@ -175,15 +178,15 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
 // verifies, are complete.
 static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config,
                                     GptShare *share) {
-    char why[1400], path[1200], optimizer[8];
+    Text why;
+    char optimizer[8], *text = manifest_read(folder, &why);
     int64_t files = 0;
-    char *text = manifest_read(folder, why, sizeof why);
     bool good = text && manifest_model(text, config, share, optimizer) &&
                 manifest_int(text, "files", &files) && files <= MANIFEST_FILES;
     for (int64_t i = comm->rank; good && i < files; i += comm->ranks) {
         uint64_t bytes = 0, checksum = 0;
-        snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
-        good = manifest_file(text, i, &bytes, &checksum) && state_file_whole(path, bytes, checksum);
+        good = manifest_file(text, i, &bytes, &checksum) &&
+               state_file_whole(state_file_path(folder, i).at, bytes, checksum);
     }
     free(text);
     return good;
@@ -196,9 +199,8 @@ static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfi
     bool found = false;
     int64_t *steps = checkpoint_steps(out, comm, &count);
     for (int i = 0; i < count && !found; i++) {
-        char path[1100];
-        checkpoint_folder(path, sizeof path, out, steps[i], "");
-        found = comm_agree_min(comm, checkpoint_whole(path, comm, config, share));
+        const Text path = checkpoint_folder(out, steps[i], "");
+        found = comm_agree_min(comm, checkpoint_whole(path.at, comm, config, share));
     }
     free(steps);
     return found;
@@ -211,9 +213,8 @@ static inline bool checkpoint_matmuls(const char *out, const char *library,
     int64_t *steps = checkpoint_list(out, &count);
     char *text = NULL;
     for (int i = 0; i < count && !text; i++) {
-        char path[1100], why[1400];
-        checkpoint_folder(path, sizeof path, out, steps[i], "");
-        text = manifest_read(path, why, sizeof why);
+        Text why;
+        text = manifest_read(checkpoint_folder(out, steps[i], "").at, &why);
     }
     const bool found = text && manifest_matmuls(text, library, choices);
     free(text);
@@ -224,43 +225,37 @@ static inline bool checkpoint_matmuls(const char *out, const char *library,
 // (2). anew: the moments of blocks are reset. All ranks call it.
 static inline void checkpoint_begin(const char *folder, Store *s, const GptModel *from, bool anew,
                                     Progress *p) {
-    Progress of;
-    char why[1400] = "";
-    memset(&of, 0, sizeof of);
-    bool good = checkpoint_load(folder, s, from, &of, why, sizeof why);
+    Progress of = {};
+    Text why;
+    bool good = checkpoint_load(folder, s, from, &of, &why);
     if (!comm_agree_min(s->comm, good)) {
         die(EXIT_INPUT, "another checkpoint may be whole", "--model %s: %s", folder,
-            good ? "not valid on another rank" : why);
+            good ? "not valid on another rank" : why.at);
     }
     p->updates = of.updates;
     p->restarted = anew ? of.updates : of.restarted;
-    for (int i = 0; anew && i < s->model->storages; i++) {
-        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) {
-            continue;
-        }
-        store_clear_moments(s, i);
-    }
+    if (anew) { store_reset_blocks(s); }
     store_count_updates(s, p);
     store_masters_changed(s);
 }
-// Loads the newest valid checkpoint of OUT, or ends the program (2) if none is valid. All ranks
-// call it.
-static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path,
-                                     size_t path_bytes) {
+// Loads the newest valid checkpoint of OUT and returns its folder, or ends the program (2) if none
+// is valid. All ranks call it.
+static inline Text checkpoint_resume(const char *out, Store *s, Progress *p) {
     int count;
     int64_t *steps = checkpoint_steps(out, s->comm, &count);
     for (int i = 0; i < count; i++) {
-        checkpoint_folder(path, path_bytes, out, steps[i], "");
-        char why[1400] = "";
-        bool good = checkpoint_load(path, s, s->model, p, why, sizeof why);
+        const Text path = checkpoint_folder(out, steps[i], "");
+        Text why;
+        const bool good = checkpoint_load(path.at, s, s->model, p, &why);
         if (comm_agree_min(s->comm, good)) {
             store_count_updates(s, p);
             store_masters_changed(s);
             free(steps);
-            return;
+            return path;
         }
         if (!good) {
-            fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path, why);
+            fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path.at,
+                    why.at);
         }
     }
     die(EXIT_INPUT,

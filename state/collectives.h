@@ -44,60 +44,55 @@ static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage
     m[0] = plain;
     if (s->bucket_of[storage] < 0) { return 1; }
     const Bucket *b = &s->buckets[s->bucket_of[storage]];
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1},
-                between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
-    m[0] = inside;
-    m[1] = between;
-    return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
+    const int hops = storage > b->last ? 0 : bucket_hops(b);
+    for (int h = 0; h < hops; h++) {
+        const ZeroMessage hop = {COMM_ALL_TO_ALL, b->hop[h].group, b->hop[h].to, 1};
+        m[h] = hop;
+    }
+    return hops;
 }
 
 // Returns the bytes of memory traffic that a gather or reduction causes apart from its messages:
 // records are written by the ranks that quantize, and read by those that add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool secondary) {
-    double elements = (double)gpt_storage_elements(s->model, storage),
-           size = (double)dtype_size(s->dtype);
+    double elements = gpt_storage_elements(s->model, storage), size = dtype_size(s->dtype);
     const int64_t *records =
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
-    double coded = (double)records[store_process_group(s, storage)->all.n];
+    double coded = records[store_process_group(s, storage)->all.n];
     // written, summed inside the node, written again, summed; the second part is small
     if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
-    double kept = (store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE) && !secondary
+    double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
                       ? elements * 2 * size / store_process_group(s, storage)->partition.n
                       : 0;
     return kept + (store_gathers_records(s, secondary) ? coded + elements * size : 0);
 }
 
-// Copies `slice`, this member's part of the message, to its position in the whole array, and starts
-// the gather. slice NULL: the part is copied from the host.
-static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole,
-                                const char *slice, int64_t step) {
-    char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
-    if (!slice) {
-        store_bring_parameters(s, storage, place);
-        if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
-    } else if (place != slice) {
-        ops_copy(s->stream, place, slice,
-                 (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
-    }
-    const CommLabel label = {"parameters", storage, step};
-    s->progress[storage].gathering =
-        comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
-}
-// Starts to gather the parameters of a storage at this version. secondary: from the hpZ secondary
+// Starts to gather the parameters of a storage at this version: copies this member's part of the
+// message to its position in the whole array, and sends it. secondary: from the hpZ secondary
 // copies, if they are of this version. All members must call it, in the same order among all
 // collectives. Neither the storage, nor another one in the same slot, may be acquired.
 static inline void store_prefetch(Store *s, int storage, int64_t version, bool secondary,
                                   int64_t step) {
-    assert(version == s->progress[storage].updates);
+    StorageProgress *p = &s->progress[storage];
+    assert(version == p->updates);
     (void)version;
-    secondary = secondary && s->progress[storage].secondary_valid;
-    bool coded = store_gathers_records(s, secondary);
+    secondary = secondary && p->secondary_valid;
+    const bool coded = store_gathers_records(s, secondary);
     const StateKind from = secondary ? STATE_SECONDARY : coded ? STATE_RECORDS : STATE_PARAMETERS;
-    const bool on_host = from == STATE_PARAMETERS && store_place(s, from, storage) == PLACE_HOST;
-    store_gather(s, storage, store_gather_message(s, storage, secondary),
-                 store_full(s, coded ? from : STATE_PARAMETERS, storage),
-                 on_host ? NULL : store_at(s, from, storage, 0), step);
-    s->progress[storage].arriving = secondary ? GATHER_SECONDARY : GATHER_PRIMARY;
+    const ZeroMessage m = store_gather_message(s, storage, secondary);
+    char *whole = store_full(s, coded ? from : STATE_PARAMETERS, storage),
+         *place = whole + m.bounds[m.group->me] * m.element_bytes;
+    if (from == STATE_PARAMETERS && store_on_host(s, from, storage)) {
+        store_bring_parameters(s, storage, place);
+        if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
+    } else {
+        const char *slice = store_at(s, from, storage, 0);
+        const size_t bytes = slice_length(m.bounds, m.group->me) * m.element_bytes;
+        if (place != slice) { ops_copy(s->stream, place, slice, bytes); }
+    }
+    const CommLabel label = {"parameters", storage, step};
+    p->gathering = comm_all_gather_begin(s->comm, label, m.group, whole, m.bounds, m.element_bytes);
+    p->arriving = secondary ? GATHER_SECONDARY : GATHER_PRIMARY;
 }
 // Makes gathered data ready for use: turns records into parameters, and copies this rank's part of
 // them to the hpZ secondary copy.
@@ -107,10 +102,9 @@ static inline void store_unpack_arrived(Store *s, int storage) {
         ops_dequantize(s->stream, whole, s->dtype, store_full(s, STATE_RECORDS, storage),
                        gpt_storage_elements(s->model, storage), s->policy.weights);
     }
-    if (!(store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE)) { return; }
+    if (store_place(s, STATE_SECONDARY, storage) != PLACE_DEVICE) { return; }
     const int64_t *bounds = layout_slices(&s->layout, SLICES_SECONDARY, storage),
-                  me = store_process_group(s, storage)->partition.me,
-                  size = (int64_t)dtype_size(s->dtype);
+                  me = store_process_group(s, storage)->partition.me, size = dtype_size(s->dtype);
     ops_copy(s->stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
              (size_t)(slice_length(bounds, (int)me) * size));
     s->progress[storage].secondary_valid = true;
@@ -124,7 +118,7 @@ static inline const Real *store_lend(Store *s, int storage, const void *stored) 
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
     s->progress[storage].unpacked_at = s->unpacked_used;
-    s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
+    s->unpacked_used += store_unpacked_size(s->model, storage);
     assert(s->unpacked_used <= s->unpacked_bytes);
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
     return copy;
@@ -137,29 +131,25 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 // Returns the parameters of a storage in compute precision, valid until store_release. version: the
 // number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p ||
-           (version == s->progress[storage].updates &&
-            (!store_gathers_for_use(s, storage) || s->progress[storage].arriving)));
-    comm_wait(s->comm, &s->progress[storage].gathering);
-    if (store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST) {
+    StorageProgress *p = &s->progress[storage];
+    const bool p2p = s->policy.p2p;
+    assert(p2p || (version == p->updates && (!store_gathers_for_use(s, storage) || p->arriving)));
+    comm_wait(s->comm, &p->gathering);
+    if (store_on_host(s, STATE_PARAMETERS, storage)) {
         ops_follow(s->stream, store_param_link(s, storage));
     }
-    if (s->policy.p2p) { store_await_version(s, storage, version); }
-    if (s->progress[storage].arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
-    s->progress[storage].arriving = GATHER_NONE;
+    if (p2p) { store_await_version(s, storage, version); }
+    if (p->arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
+    p->arriving = GATHER_NONE;
     return store_lend(s, storage,
-                      s->policy.p2p ? store_at(s, STATE_PARAMETERS, storage, version)
-                                    : store_full(s, STATE_PARAMETERS, storage));
+                      p2p ? store_at(s, STATE_PARAMETERS, storage, version)
+                          : store_full(s, STATE_PARAMETERS, storage));
 }
 // Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
 static inline void store_release(Store *s, int storage) {
+    const size_t at = s->progress[storage].unpacked_at;
     if (--s->held == 0) { s->unpacked_used = 0; }
-    if (s->progress[storage].unpacked_at +
-            (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(),
-                             64) ==
-        s->unpacked_used) {
-        s->unpacked_used = s->progress[storage].unpacked_at;
-    }
+    if (at + store_unpacked_size(s->model, storage) == s->unpacked_used) { s->unpacked_used = at; }
 }
 
 // Waits until all states are complete, before they are read other than by store_acquire. All
@@ -179,65 +169,69 @@ static inline void store_wait_all(Store *s) {
 
 // Waits for the reduction of a storage's gradient. Its slot is free afterwards.
 static inline void store_finish_reduce(Store *s, int storage) {
-    comm_wait(s->comm, &s->progress[storage].reducing);
-    if (!s->progress[storage].adds_to_shard) { return; }
+    StorageProgress *p = &s->progress[storage];
+    comm_wait(s->comm, &p->reducing);
+    if (!p->adds_to_shard) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
     ops_accumulate(s->stream, store_floats(s, STATE_GRADIENT, storage, 0),
                    store_full_gradient(s, storage) + begin, n);
-    s->progress[storage].adds_to_shard = false;
+    p->adds_to_shard = false;
 }
 // Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
 // it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
-    int before = slot < 0 ? storage : s->occupant[slot];
-    if (s->progress[storage].first_write && before >= 0 &&
-        store_place(s, STATE_GRADIENT, before) == PLACE_HOST) {
-        store_free_slot(s);
+    const int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage),
+              before = slot < 0 ? storage : s->occupant[slot];
+    bool *first = &s->progress[storage].first_write;
+    if (*first && before >= 0) {
+        if (store_on_host(s, STATE_GRADIENT, before)) { store_free_slot(s); }
+        store_finish_reduce(s, before);
     }
-    if (s->progress[storage].first_write && before >= 0) { store_finish_reduce(s, before); }
     if (slot >= 0) { s->occupant[slot] = storage; }
-    *accumulate = !s->progress[storage].first_write;
-    s->progress[storage].first_write = false;
+    *accumulate = !*first;
+    *first = false;
     return store_full_gradient(s, storage);
 }
 
+// Starts the next exchange of a bucket. step: of the gradient.
+static inline void exchange_begin(Store *s, BucketExchange *p, int storage) {
+    const RecordExchange *x = &p->bucket->hop[p->hop];
+    const CommLabel label = {"gradient", storage, p->step};
+    p->request = comm_all_to_all_begin(s->comm, label, x->group, p->sent[p->hop], x->to,
+                                       p->received[p->hop], x->from, 1);
+    p->hop++;
+}
 // Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
 // owners on the other nodes.
 static inline void exchange_send_on(Store *s, BucketExchange *p) {
     const Bucket *b = p->bucket;
-    if (p->hop != 1 || b->process_group->across.n == 1) { return; }
+    if (p->hop != 1 || bucket_hops(b) == 1) { return; }
     const Group *all = &b->process_group->all;
     const int local = group_local(all, all->me);
-    const char *in = p->received;
+    const char *in = p->received[0];
     comm_wait(s->comm, &p->request);
     for (int storage = b->first; storage >= b->last; storage--) {
         for (int n = 0; n < all->nodes; n++) {
             int64_t before = 0,
                     elements = slice_length(store_slices(s, storage), group_at(all, n, local));
             for (int q = b->first; q > storage; q--) { before += store_records(s, q, n, local); }
-            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1],
-                               all->locals, elements, s->policy.gradients);
+            ops_requantize_sum(s->stream, p->sent[1] + b->hop[1].to[n] + before, in,
+                               b->hop[0].from[1], all->locals, elements, s->policy.gradients);
             in += store_records(s, storage, n, local);
         }
     }
-    const CommLabel label = {"gradient", b->last, p->step};
-    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->across, p->onward,
-                                       b->to_nodes, p->arrived, b->from_nodes, 1);
-    p->hop = 2;
+    exchange_begin(s, p, b->last);
 }
 // Ends a bucket's exchanges: adds what arrived last to this rank's slices.
 static inline void exchange_finish(Store *s, BucketExchange *p) {
     if (!p->hop) { return; }
-    const Group *all = &p->bucket->process_group->all,
-                *senders = p->hop == 2 ? &p->bucket->process_group->across
-                                       : &p->bucket->process_group->node;
-    const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
-    const char *in = p->hop == 2 ? p->arrived : p->received;
+    const Group *all = &p->bucket->process_group->all;
+    const RecordExchange *x = &p->bucket->hop[p->hop - 1];
+    const char *in = p->received[p->hop - 1];
     comm_wait(s->comm, &p->request);
     for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
         float *slice = store_floats(s, STATE_GRADIENT, storage, 0);
-        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n,
+        ops_dequantize_sum(s->stream, slice, p->add, in, x->from[1], x->group->n,
                            store_own_elements(s, storage), s->policy.gradients);
         in += store_records(s, storage, group_node(all, all->me), group_local(all, all->me));
     }
@@ -250,7 +244,6 @@ static inline BucketExchange *exchange_newest(Store *s) {
 // Begins the exchange of a bucket. Older exchanges advance by one message, so all members must
 // begin exchanges in the same order.
 static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
-    const Group *all = &b->process_group->all;
     int index = (int)(s->exchanges++ % EXCHANGES);
     BucketExchange *p = &s->exchange[index];
     exchange_finish(s, p);
@@ -258,10 +251,12 @@ static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add,
     p->bucket = b;
     p->add = add;
     p->step = step;
-    p->sent = s->exchange_base + (size_t)index * s->exchange_bytes;
-    p->received = p->sent + round_up(b->to_node[all->locals], 64);
-    p->onward = p->received + round_up(b->from_node[all->locals], 64);
-    p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
+    char *at = s->exchange_base + index * s->exchange_bytes;
+    for (int h = 0; h < HOPS; h++) {
+        p->sent[h] = at;
+        p->received[h] = at + exchange_bytes(&b->hop[h], b->hop[h].to);
+        at = p->received[h] + exchange_bytes(&b->hop[h], b->hop[h].from);
+    }
     return p;
 }
 // Quantizes some elements of this rank's contribution to a gradient.
@@ -282,7 +277,7 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     for (int l = 0; l < all->locals; l++) {
-        char *out = p->sent + b->to_node[l];
+        char *out = p->sent[0] + b->hop[0].to[l];
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
         for (int n = 0; n < all->nodes; n++) {
             int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
@@ -291,24 +286,21 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
             out += store_records(s, storage, n, l);
         }
     }
-    if (storage > b->last) { return; }
-    const CommLabel label = {"gradient", storage, step};
-    p->request = comm_all_to_all_begin(s->comm, label, &b->process_group->node, p->sent, b->to_node,
-                                       p->received, b->from_node, 1);
-    p->hop = 1;
+    if (storage == b->last) { exchange_begin(s, p, storage); }
 }
 
 // Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
 // contribution. All of them must call it, with storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
-    bool accumulate, add = s->progress[storage].summed &&
-                           !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
-    if (s->progress[storage].first_write) {
+    StorageProgress *p = &s->progress[storage];
+    const bool on_host = store_on_host(s, STATE_GRADIENT, storage), add = p->summed && !on_host;
+    bool accumulate;
+    if (p->first_write) {
         ops_zero(s->stream, store_gradient(s, storage, &accumulate),
                  store_full_bytes(s, STATE_GRADIENT, storage));
     }
-    s->progress[storage].first_write = true;
-    s->progress[storage].summed |= !(store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
+    p->first_write = true;
+    p->summed |= !on_host;
     if (s->bucket_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
@@ -317,13 +309,12 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     store_own(s, storage, &begin);
     float *grad = store_full_gradient(s, storage),
           *slice = store_floats(s, STATE_GRADIENT, storage, 0);
-    // true: the slice of the sum stays in the slot
-    const bool there = add || (store_place(s, STATE_GRADIENT, storage) == PLACE_HOST);
-    s->progress[storage].adds_to_shard = add;
+    p->adds_to_shard = add;
     const CommLabel label = {"gradient", storage, step};
-    s->progress[storage].reducing =
-        comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all, grad,
-                                  there ? grad + begin : slice, store_slices(s, storage), s->wire);
+    // with the first two, the slice of the sum stays in the slot
+    p->reducing = comm_reduce_scatter_begin(s->comm, label, &store_process_group(s, storage)->all,
+                                            grad, add || on_host ? grad + begin : slice,
+                                            store_slices(s, storage), s->wire);
 }
 
 #endif

@@ -227,7 +227,7 @@ static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char 
     for (int i = 0; i < DISK_PIECES; i++) {
         DiskBuffer *buffer = &d->buffer[i];
         buffer->disk = d;
-        buffer->at = buffers + (size_t)i * buffer_bytes;
+        buffer->at = buffers + i * buffer_bytes;
         pthread_mutex_init(&buffer->lock, NULL);
         pthread_cond_init(&buffer->changed, &clock);
         const int error = pthread_create(&buffer->thread, NULL, disk_work, buffer);
@@ -264,7 +264,7 @@ static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory,
     DiskBuffer *buffer = &d->buffer[0];
     for (int64_t from = at, end = at + bytes, n; from < end; from += n) {
         const int64_t first = from / DISK_GRAIN * DISK_GRAIN,
-                      length = min_i64((int64_t)buffer_bytes, round_up(end, DISK_GRAIN) - first);
+                      length = min_i64(buffer_bytes, round_up(end, DISK_GRAIN) - first);
         char *there = (char *)memory + (from - at);
         n = min_i64(end, first + length) - from;
         const bool whole = from == first && n == length;

@@ -11,32 +11,33 @@
 #include <sys/file.h>    // flock
 #include <sys/syscall.h> // renameat2
 
-static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step,
-                                     const char *suffix) {
-    snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
+static inline Text checkpoint_folder(const char *out, int64_t step, const char *suffix) {
+    return text_of("%s/step_%08" PRId64 "%s", out, step, suffix);
+}
+// Returns what follows a prefix and a number of so many digits; NULL if the name does not begin so.
+// Only the shortest numbers may begin with 0.
+static inline const char *name_after_number(const char *name, const char *prefix, size_t least,
+                                            size_t most) {
+    const size_t n = strlen(prefix);
+    if (strncmp(name, prefix, n)) { return NULL; }
+    const size_t digits = strspn(name + n, "0123456789");
+    const bool good = digits >= least && digits <= most && (digits == least || name[n] != '0');
+    return good ? name + n + digits : NULL;
 }
 // Returns the step of a checkpoint's folder, if its name is exactly as checkpoint_folder() makes
 // it; else -1. *rest: what follows the digits.
-enum { STEP_DIGITS = 8, STEP_DIGITS_MOST = 18 };
 static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
-    if (strncmp(name, "step_", 5)) { return -1; }
-    const size_t digits = strspn(name + 5, "0123456789");
-    if (digits < STEP_DIGITS || digits > STEP_DIGITS_MOST) { return -1; }
-    if (digits > STEP_DIGITS && name[5] == '0') { return -1; }
-    *rest = name + 5 + digits;
-    return strtoll(name + 5, NULL, 10);
+    *rest = name_after_number(name, "step_", 8, 18);
+    return *rest ? strtoll(name + 5, NULL, 10) : -1;
 }
-// Makes the name of the folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp
-// if others exist that cannot be removed.
+// Returns the folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp if others
+// exist that cannot be removed.
 enum { HALVES = 9 };
-static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step,
-                                   int turn) {
-    char suffix[16] = ".tmp";
-    if (turn > 1) { snprintf(suffix, sizeof suffix, ".%d.tmp", turn); }
-    checkpoint_folder(path, bytes, out, step, suffix);
+static inline Text checkpoint_half(const char *out, int64_t step, int turn) {
+    return checkpoint_folder(out, step, turn > 1 ? text_of(".%d.tmp", turn).at : ".tmp");
 }
 static inline bool checkpoint_is_half(const char *name) {
-    const char *rest = "";
+    const char *rest;
     if (checkpoint_step_of(name, &rest) < 0) { return false; }
     if (rest[0] == '.' && rest[1] >= '2' && rest[1] <= '0' + HALVES) { rest += 2; }
     return !strcmp(rest, ".tmp");
@@ -44,14 +45,10 @@ static inline bool checkpoint_is_half(const char *name) {
 // Is this the name of a checkpoint's file: manifest, state_00000 ..., or one of these while it is
 // written?
 static inline bool checkpoint_file_name(const char *name) {
-    const char *end = name + strlen("manifest");
-    if (strncmp(name, "manifest", strlen("manifest"))) {
-        if (strncmp(name, "state_", 6)) { return false; }
-        const size_t digits = strspn(name + 6, "0123456789");
-        if (digits < 5 || digits > 9 || (digits > 5 && name[6] == '0')) { return false; }
-        end = name + 6 + digits;
-    }
-    return !*end || !strcmp(end, ".tmp");
+    const size_t n = strlen("manifest");
+    const char *end =
+        strncmp(name, "manifest", n) ? name_after_number(name, "state_", 5, 9) : name + n;
+    return end && (!*end || !strcmp(end, ".tmp"));
 }
 // Removes a checkpoint's file from an open folder. Returns false if the file remains, or is none of
 // a checkpoint.
@@ -91,11 +88,9 @@ static inline void folder_remove(const char *path) {
 }
 // Is this a folder, not a link to one, with a manifest in it?
 static inline bool folder_has_manifest(const char *path) {
-    struct stat info;
-    char manifest[1200];
-    snprintf(manifest, sizeof manifest, "%s/manifest", path);
-    if (lstat(path, &info) || !S_ISDIR(info.st_mode)) { return false; }
-    return !lstat(manifest, &info) && S_ISREG(info.st_mode);
+    struct stat folder, manifest;
+    return !lstat(path, &folder) && S_ISDIR(folder.st_mode) &&
+           !lstat(text_of("%s/manifest", path).at, &manifest) && S_ISREG(manifest.st_mode);
 }
 static inline int compare_i64_descending(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -104,23 +99,18 @@ static inline int compare_i64_descending(const void *a, const void *b) {
 // Lists the steps whose folders are named like checkpoints, newest first. The caller frees the
 // list.
 static inline int64_t *checkpoint_list(const char *out, int *count) {
-    int64_t *steps = NULL;
-    int capacity = 0;
+    int64_t *steps = NULL, capacity = 0;
     *count = 0;
     DIR *d = opendir(out);
     for (struct dirent *e; d && (e = readdir(d));) {
-        const char *rest = "";
+        const char *rest;
         const int64_t step = checkpoint_step_of(e->d_name, &rest);
         if (step < 0 || *rest) { continue; }
-        if (*count == capacity) {
-            capacity = 2 * capacity + 16;
-            steps = (int64_t *)realloc(steps, (size_t)capacity * sizeof(int64_t));
-            if (!steps) { die(EXIT_RESOURCES, NULL, "too many checkpoints in %s", out); }
-        }
+        steps = grow_array(int64_t, steps, *count, &capacity, "checkpoints");
         steps[(*count)++] = step;
     }
     if (d) { closedir(d); }
-    if (steps) { qsort(steps, (size_t)*count, sizeof *steps, compare_i64_descending); }
+    if (steps) { qsort(steps, *count, sizeof *steps, compare_i64_descending); }
     return steps;
 }
 
@@ -129,120 +119,119 @@ static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count)
     int64_t *steps = comm->rank == 0 ? checkpoint_list(out, count) : NULL;
     comm_broadcast(comm, count, sizeof *count, 0);
     if (!steps) { steps = new_array(int64_t, *count + 1, "checkpoints"); }
-    comm_broadcast(comm, steps, (size_t)*count * sizeof *steps, 0);
+    comm_broadcast(comm, steps, *count * sizeof *steps, 0);
     return steps;
 }
 
 // Makes a folder, and the missing ones above it. Returns 0 or an errno.
 static inline int folder_make(const char *out) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s", out);
-    for (char *end = path; *end;) { // one parent after another, then the folder itself
+    Text path = text_of("%s", out);
+    for (char *end = path.at; *end;) { // one parent after another, then the folder itself
         end += 1 + strcspn(end + 1, "/");
         char next = *end;
         *end = 0;
-        if (mkdir(path, 0777) && errno != EEXIST) { return errno; }
+        if (mkdir(path.at, 0777) && errno != EEXIST) { return errno; }
         *end = next;
     }
     struct stat info;
-    return stat(path, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    return stat(path.at, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 
 // Takes the lock of OUT, for as long as the process lives: a second run in the same folder ends
 // here (2).
 static inline void out_folder_lock(const char *out) {
-    char path[1100];
+    const Text path = text_of("%s/lock", out);
     struct stat info;
-    snprintf(path, sizeof path, "%s/lock", out);
-    const char *hint = "remove it: the program makes a file of this name";
-    const mode_t mode = lstat(path, &info) ? S_IFREG : info.st_mode;
-    if (!S_ISREG(mode)) { die(EXIT_INPUT, hint, "%s is %s", path, file_kind_name(mode)); }
-    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    const mode_t mode = lstat(path.at, &info) ? S_IFREG : info.st_mode;
+    if (!S_ISREG(mode)) {
+        die(EXIT_INPUT, "remove it: the program makes a file of this name", "%s is %s", path.at,
+            file_kind_name(mode));
+    }
+    const int fd = open(path.at, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (fd < 0) {
         die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out,
             strerror(errno));
     }
     if (!flock(fd, LOCK_EX | LOCK_NB)) { return; }
-    const bool taken = errno == EWOULDBLOCK;
-    if (taken) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
-    hint = "choose a file system for --out that has locks";
-    die(EXIT_RESOURCES, hint, "cannot lock %s: %s", path, strerror(errno));
+    if (errno == EWOULDBLOCK) {
+        die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out);
+    }
+    die(EXIT_RESOURCES, "choose a file system for --out that has locks", "cannot lock %s: %s",
+        path.at, strerror(errno));
 }
 // Refuses a folder named OUT/stop: it would stop each run after its first step, and could not be
 // removed.
 static inline void out_folder_check_stop(const char *out) {
-    char path[1100];
+    const Text path = text_of("%s/stop", out);
     struct stat info;
-    snprintf(path, sizeof path, "%s/stop", out);
-    const char *hint = "remove it: a file of this name stops a run";
-    const bool folder = !stat(path, &info) && S_ISDIR(info.st_mode);
-    if (folder) { die(EXIT_INPUT, hint, "%s is a folder", path); }
+    if (!stat(path.at, &info) && S_ISDIR(info.st_mode)) {
+        die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path.at);
+    }
 }
 // Removes what a crash has left half-written, and warns of names that resemble a checkpoint's but
 // are none.
 static inline void out_folder_clean(const char *out) {
-    char path[1100], odd[1100] = "";
+    Text odd;
     int64_t odds = 0;
     DIR *d = opendir(out);
     for (struct dirent *e; d && (e = readdir(d));) {
-        const char *rest = "", *name = e->d_name;
-        snprintf(path, sizeof path, "%s/%s", out, name);
+        const char *rest, *name = e->d_name;
+        const Text path = text_of("%s/%s", out, name);
         const bool half = checkpoint_is_half(name);
         const bool whole = checkpoint_step_of(name, &rest) >= 0 && !*rest;
-        if (half) { folder_remove(path); }
+        if (half) { folder_remove(path.at); }
         if (half || whole || strncmp(name, "step_", 5)) { continue; }
-        if (!odds++) { snprintf(odd, sizeof odd, "%s", path); }
+        if (!odds++) { odd = path; }
     }
     if (d) { closedir(d); }
     if (!odds) { return; }
-    fprintf(stderr, "warning: %s", odd);
+    fprintf(stderr, "warning: %s", odd.at);
     if (odds > 1) { fprintf(stderr, " and %" PRId64 " others of %s", odds - 1, out); }
     fprintf(stderr, ": no checkpoint has such a name (step_00000020 has); left as found\n");
 }
 // Makes a new folder OUT/earlier-N.
-static inline void earlier_folder_make(char *path, size_t bytes, const char *out) {
+static inline Text earlier_folder_make(const char *out) {
     enum { EARLIER_MOST = 1000000 };
-    for (int n = 1; n <= EARLIER_MOST; n++) {
-        snprintf(path, bytes, "%s/earlier-%d", out, n);
-        if (!mkdir(path, 0777)) { return; }
-        if (errno != EEXIST) { break; }
+    for (int n = 1;; n++) {
+        const Text path = text_of("%s/earlier-%d", out, n);
+        if (!mkdir(path.at, 0777)) { return path; }
+        if (errno == EEXIST && n < EARLIER_MOST) { continue; }
+        die(EXIT_RESOURCES, "an earlier run's checkpoints belong there: choose another --out",
+            "cannot make %s: %s", path.at, strerror(errno));
     }
-    const char *hint = "an earlier run's checkpoints belong there: choose another --out";
-    die(EXIT_RESOURCES, hint, "cannot make %s: %s", path, strerror(errno));
 }
 // Moves an entry of OUT into a folder of OUT. A link with a relative target is made again. Returns
 // 0 or an errno.
 static inline int earlier_move(const char *out, const char *name, const char *folder) {
-    char from[1400], to[1400], target[PATH_BYTES + 4] = "../";
-    snprintf(from, sizeof from, "%s/%s", out, name);
-    snprintf(to, sizeof to, "%s/%s", folder, name);
-    const ssize_t n = readlink(from, target + 3, PATH_BYTES);
-    if (n <= 0 || n == PATH_BYTES || target[3] == '/') { return rename(from, to) ? errno : 0; }
+    char target[PATH_BYTES + 4] = "../";
+    const Text from = text_of("%s/%s", out, name), to = text_of("%s/%s", folder, name);
+    const ssize_t n = readlink(from.at, target + 3, PATH_BYTES);
+    if (n <= 0 || n == PATH_BYTES || target[3] == '/') {
+        return rename(from.at, to.at) ? errno : 0;
+    }
     target[3 + n] = 0;
-    return symlink(target, to) || unlink(from) ? errno : 0;
+    return symlink(target, to.at) || unlink(from.at) ? errno : 0;
 }
 // Moves the checkpoints of an earlier run, with its key and record of private steps, to
 // OUT/earlier-N, so that nothing is lost or mixed up.
 static inline void out_folder_set_aside(const char *out) {
-    char target[1200], name[40];
-    int count;
-    int64_t *steps = checkpoint_list(out, &count);
-    if (count) { earlier_folder_make(target, sizeof target, out); }
     // Key and record go first: a private run cannot continue without them.
     static const char *const along[] = {"dp_key", "dp_steps"};
-    for (int i = 0; i < (count ? count + 2 : 0); i++) {
-        if (i >= 2) { snprintf(name, sizeof name, "step_%08" PRId64, steps[i - 2]); }
-        const char *entry = i < 2 ? along[i] : name;
-        const int error = earlier_move(out, entry, target);
+    int count;
+    int64_t *steps = checkpoint_list(out, &count);
+    if (!count) { return; }
+    const Text folder = earlier_folder_make(out);
+    for (int i = 0; i < count + 2; i++) {
+        const Text name =
+            i < 2 ? text_of("%s", along[i]) : text_of("step_%08" PRId64, steps[i - 2]);
+        const int error = earlier_move(out, name.at, folder.at);
         if (error && (i >= 2 || error != ENOENT)) {
-            const char *why = strerror(error), *hint = "choose another --out";
-            die(EXIT_RESOURCES, hint, "cannot move %s/%s to %s: %s", out, entry, target, why);
+            die(EXIT_RESOURCES, "choose another --out", "cannot move %s/%s to %s: %s", out, name.at,
+                folder.at, strerror(error));
         }
     }
-    if (count) {
-        printf("note: %d checkpoints of an earlier run moved to %s", count, target);
-        printf(" (to go on from them: --resume 1)\n");
-    }
+    printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n",
+           count, folder.at);
     free(steps);
 }
 // Makes OUT, locks and cleans it, and moves the checkpoints of an earlier run away unless this run
@@ -282,10 +271,9 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     for (int64_t i = 0, kept = 0; keep && i < count; i++) {
-        char path[1100];
-        checkpoint_folder(path, sizeof path, out, steps[i], "");
-        const bool counts = steps[i] <= saved && folder_has_manifest(path);
-        if (counts && ++kept > keep) { folder_remove(path); }
+        const Text path = checkpoint_folder(out, steps[i], "");
+        const bool counts = steps[i] <= saved && folder_has_manifest(path.at);
+        if (counts && ++kept > keep) { folder_remove(path.at); }
     }
     free(steps);
 }
@@ -293,10 +281,9 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
 // (checkpoint_half), or minus an errno.
 static inline int checkpoint_half_make(const char *out, int64_t step) {
     for (int turn = 1;; turn++) {
-        char path[1100];
-        checkpoint_half(path, sizeof path, out, step, turn);
-        folder_remove(path);
-        if (!mkdir(path, 0777)) { return turn; }
+        const Text path = checkpoint_half(out, step, turn);
+        folder_remove(path.at);
+        if (!mkdir(path.at, 0777)) { return turn; }
         if (errno != EEXIST || turn == HALVES) { return -errno; }
     }
 }

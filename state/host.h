@@ -85,7 +85,7 @@ static inline void store_await_stored(Store *s, int storage, int piece) {
 static inline void store_move(Store *s, Stream *link, void *host, void *device, int64_t bytes,
                               bool in) {
     if (in) {
-        ops_from_host(link, device, host, (size_t)bytes);
+        ops_from_host(link, device, host, bytes);
     } else {
         ops_to_host_later(link, host, device, (size_t)bytes);
     }
@@ -99,7 +99,7 @@ static inline char *store_round_delayed(Store *s, int storage, int piece, Offloa
     if (s->dtype == DTYPE_FP32) { return master; }
     store_own(s, storage, &first);
     ops_wait(&buffer->link);
-    ops_round_host(s->stream, (uint16_t *)(void *)buffer->at, (const float *)(void *)master, n,
+    ops_round_host(s->stream, (uint16_t *)buffer->at, (const float *)(const void *)master, n,
                    store_rounding(s, storage, first + begin));
     return buffer->at;
 }
@@ -139,7 +139,7 @@ static inline void store_finish_adding(Store *s, int slot) {
     r->count = 0;
 }
 static inline void store_add_on_host(Store *s, float *sum, float *slice, int64_t n) {
-    const int64_t most = (int64_t)(s->sum_bytes / sizeof(float));
+    const int64_t most = s->sum_bytes / sizeof(float);
     for (int64_t at = 0, count; at < n; at += count) {
         const int slot = s->pieces_added++ % MOVING_PIECES;
         SumBuffer *r = &s->adding[slot];
@@ -155,12 +155,13 @@ static inline void store_add_on_host(Store *s, float *sum, float *slice, int64_t
 // Moves the sum of a storage's gradient from its slot to the host, or adds it to this step's sum
 // there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
-    const bool adds = s->progress[storage].summed && store_sum_place(s, storage) == SUM_IS_ADDED;
+    StorageProgress *p = &s->progress[storage];
+    const bool adds = p->summed && store_sum_place(s, storage) == SUM_IS_ADDED;
     int64_t begin, n = store_own(s, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
     float *slice = store_full_gradient(s, storage) + begin;
-    comm_wait(s->comm, &s->progress[storage].reducing);
-    s->progress[storage].summed = true;
+    comm_wait(s->comm, &p->reducing);
+    p->summed = true;
     if (!n) { return; }
     if (adds) {
         ops_wait(store_sum_link(s, storage)); // the first part must have arrived
@@ -199,25 +200,25 @@ static inline void store_finish_sums(Store *s) {
 // Updates the working parameters after masters were written from outside, if either is on the host.
 // Uses state_piece for what is not in host memory.
 static inline void store_round_on_host(Store *s, int storage) {
-    const bool masters = store_place(s, STATE_MASTER, storage) == PLACE_HOST,
-               parameters = store_place(s, STATE_PARAMETERS, storage) == PLACE_HOST;
+    const bool masters = store_on_host(s, STATE_MASTER, storage),
+               parameters = store_on_host(s, STATE_PARAMETERS, storage);
     const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
     if (s->dtype == DTYPE_FP32) { // delayed updates: both exist
         ops_from_host(s->stream, store_newest(s, storage), store_at(s, STATE_MASTER, storage, 0),
-                      (size_t)own * sizeof(float));
+                      own * sizeof(float));
         ops_wait(s->stream); // the next operation may update these masters
         return;
     }
     for (int64_t at = 0, n; at < own; at += n) {
         n = min_i64(most, own - at);
-        uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at,
+        uint16_t *out = (uint16_t *)store_newest(s, storage) + at,
                  *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);
         if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
         round_part(halves,
                    masters ? store_floats(s, STATE_MASTER, storage, 0) + at : state_piece.floats, 0,
                    n, store_rounding(s, storage, begin + at));
-        if (!parameters) { ops_from_host(s->stream, out, halves, (size_t)n * sizeof(uint16_t)); }
+        if (!parameters) { ops_from_host(s->stream, out, halves, n * sizeof(uint16_t)); }
     }
 }
 

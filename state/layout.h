@@ -25,108 +25,88 @@
 // -------------------------------------------------------------------------------------------------
 // Owners of storages
 typedef struct {
-    int count;   // different lists of ranks
-    int *size;   // [count]
-    int **ranks; // [count][size] ascending
-    int *blocks; // [count] their blocks that may share slots
-    int *of;     // [storages] index of the list of its ranks
-    bool *tied;  // [storages] several stages use it, or blocks that alternate with others
+    int n;      // ranks
+    int *ranks; // [n] ascending
+    int blocks; // their blocks that may share slots
+} OwnerList;
+typedef struct {
+    int count;        // different lists of ranks
+    OwnerList *lists; // [count]
+    int *of;          // [storages] index of the list of its ranks
+    bool *tied;       // [storages] several stages use it, or blocks that alternate with others
     // [storages] whether it is a block that shares slots with others; tied storages do not
     bool *turns;
 } Owners;
 
-// Returns one more than the largest rank of a placement, whose stages have each unit once, in
-// order, and no rank twice.
-static inline int placement_ranks(const GptModel *m, const Placement *p) {
-    int most = 0, units = 0;
-    for (int s = 0; s < p->stages; s++) {
-        assert(p->stage[s].first_unit == units && p->stage[s].units > 0 &&
-               p->stage[s].replicas > 0);
-        units += p->stage[s].units;
-        for (int i = 0; i < p->stage[s].replicas; i++) {
-            most = (int)max_i64(most, p->stage[s].ranks[i] + 1);
-        }
-    }
-    assert(units == m->units);
-    (void)m;
-    return most;
-}
 // Returns which stages use each storage: [storages][stages].
 static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     bool *uses = new_array(bool, m->storages * p->stages, "owners");
-    for (int s = 0; s < p->stages; s++) {
-        for (int u = p->stage[s].first_unit; u < p->stage[s].first_unit + p->stage[s].units; u++) {
-            int used[2];
-            for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
-                uses[(size_t)used[k] * (size_t)p->stages + (size_t)s] = true;
-            }
+    for (int u = 0; u < m->units; u++) {
+        int used[2];
+        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
+            uses[used[k] * p->stages + placement_stage_of_unit(p, u)] = true;
         }
     }
     return uses;
 }
-// Lists the ranks of these stages in `list`, in order. Returns how many there are; *stages: the
-// number of stages.
-static inline int placement_list_ranks(const Placement *p, const bool *used, int *list, int ranks,
-                                       int *stages) {
-    bool *marked = new_array(bool, ranks, "owners");
-    int n = 0;
-    *stages = 0;
+// Lists the ranks of these stages in order. The caller frees the list.
+static inline OwnerList placement_list_ranks(const Placement *p, const bool *used) {
+    int most = 0, all = 0;
     for (int s = 0; s < p->stages; s++) {
-        *stages += used[s];
+        for (int i = 0; i < p->stage[s].replicas; i++) {
+            most = max_i64(most, p->stage[s].ranks[i] + 1);
+            all += used[s];
+        }
+    }
+    bool *marked = new_array(bool, most, "owners");
+    OwnerList list = {.n = 0, .ranks = new_array(int, all, "owners")};
+    for (int s = 0; s < p->stages; s++) {
         for (int i = 0; used[s] && i < p->stage[s].replicas; i++) {
             marked[p->stage[s].ranks[i]] = true;
         }
     }
-    for (int r = 0; r < ranks; r++) {
-        if (marked[r]) { list[n++] = r; }
+    for (int r = 0; r < most; r++) {
+        if (marked[r]) { list.ranks[list.n++] = r; }
     }
     free(marked);
-    return n;
+    return list;
 }
 static inline Owners owners_new(const GptModel *m) {
-    Owners h;
-    h.count = 0;
-    h.size = new_array(int, m->storages, "owners");
-    h.ranks = new_array(int *, m->storages, "owners");
-    h.blocks = new_array(int, m->storages, "owners");
-    h.of = new_array(int, m->storages, "owners");
-    h.tied = new_array(bool, m->storages, "owners");
-    h.turns = new_array(bool, m->storages, "owners");
+    const Owners h = {.count = 0,
+                      .lists = new_array(OwnerList, m->storages, "owners"),
+                      .of = new_array(int, m->storages, "owners"),
+                      .tied = new_array(bool, m->storages, "owners"),
+                      .turns = new_array(bool, m->storages, "owners")};
     return h;
 }
-// Returns the index of a list of ranks, which is added if it is new.
-static inline int owners_list(Owners *h, const int *ranks, int n) {
-    const size_t bytes = (size_t)n * sizeof(int);
-    for (int i = 0; i < h->count; i++) {
-        if (h->size[i] == n && !memcmp(h->ranks[i], ranks, bytes)) { return i; }
+// Gives a storage its list of ranks, which is added if it is new, and otherwise freed.
+static inline void owners_set(Owners *h, const GptModel *m, int storage, OwnerList list,
+                              bool tied) {
+    int k = 0;
+    while (k < h->count && (h->lists[k].n != list.n ||
+                            memcmp(h->lists[k].ranks, list.ranks, list.n * sizeof(int)))) {
+        k++;
     }
-    h->size[h->count] = n;
-    h->ranks[h->count] = new_array(int, n, "owners");
-    memcpy(h->ranks[h->count], ranks, bytes);
-    return h->count++;
-}
-static inline void owners_set(Owners *h, const GptModel *m, int storage, int list, bool tied) {
-    h->of[storage] = list;
+    if (k < h->count) {
+        free(list.ranks);
+    } else {
+        h->lists[h->count++] = list;
+    }
+    h->of[storage] = k;
     h->tied[storage] = tied;
-    h->turns[storage] = gpt_storage_class(m, storage) == STORAGE_BLOCK && !tied;
-    h->blocks[list] += h->turns[storage];
+    h->turns[storage] = gpt_storage_is_block(m, storage) && !tied;
+    h->lists[k].blocks += h->turns[storage];
 }
 static inline Owners owners_make(const GptModel *m, const Placement *p) {
-    const int ranks = placement_ranks(m, p);
     Owners h = owners_new(m);
-    int *list = new_array(int, ranks, "owners");
     bool *uses = placement_uses(m, p);
-    const bool *used = uses;
-    for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
-        // the same list as of the storage before
-        const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages);
-        const int n = same ? 0 : placement_list_ranks(p, used, list, ranks, &stages);
-        const bool alternates =
-            share_alternates(m->share) && gpt_storage_class(m, i) == STORAGE_BLOCK;
-        owners_set(&h, m, i, same ? h.of[i - 1] : owners_list(&h, list, n),
-                   stages > 1 || alternates);
+    for (int i = 0; i < m->storages; i++) {
+        const bool *used = uses + i * p->stages;
+        int stages = 0;
+        for (int s = 0; s < p->stages; s++) { stages += used[s]; }
+        owners_set(&h, m, i, placement_list_ranks(p, used),
+                   stages > 1 || (share_alternates(m->share) && gpt_storage_is_block(m, i)));
     }
-    free(list);
     free(uses);
     return h;
 }
@@ -134,22 +114,21 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
 static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
     Owners h = owners_new(m);
     for (int i = 0; i < m->storages; i++) {
-        owners_set(&h, m, i, owners_list(&h, &owner[i], 1), false);
+        const OwnerList one = {.n = 1, .ranks = new_array(int, 1, "owners")};
+        one.ranks[0] = owner[i];
+        owners_set(&h, m, i, one, false);
     }
     return h;
 }
 static inline void owners_free(Owners *h) {
-    for (int i = 0; i < h->count; i++) { free(h->ranks[i]); }
-    free(h->size);
-    free(h->ranks);
-    free(h->blocks);
+    for (int i = 0; i < h->count; i++) { free(h->lists[i].ranks); }
+    free(h->lists);
     free(h->of);
     free(h->tied);
     free(h->turns);
-    memset(h, 0, sizeof *h);
 }
 // Returns how many ranks own a storage.
-static inline int holders_of(const Owners *h, int storage) { return h->size[h->of[storage]]; }
+static inline int holders_of(const Owners *h, int storage) { return h->lists[h->of[storage]].n; }
 
 // Return whether the whole parameters, or the whole gradient, of a storage exist only during each
 // use. A single rank has no gradients to divide.
@@ -184,7 +163,7 @@ static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_w
 // Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
 // save memory. on_host: its slice is on the host.
 static inline int shared_slot(const Owners *h, int storage, bool apart, bool on_host) {
-    const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
+    const int n = holders_of(h, storage), blocks = h->lists[h->of[storage]].blocks;
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
     bool shares = h->turns[storage] && (on_host || spared >= SHARED_SLOTS);
     return shares ? storage % SHARED_SLOTS : -1;
@@ -271,7 +250,7 @@ static inline void slices_free(Slices *s) {
 // The owners of some storages, as one rank sees them, and the subgroups in which hpZ and qgZ
 // exchange. partition: this rank's, of hpZ; node: this rank's node; across: the ranks with this
 // rank's local index on all nodes. If the owners are not spread evenly over several nodes, node has
-// all of them and across only this rank. A rank that is no owner has `all` only.
+// all of them and across only this rank. A rank that is no owner has only `all`, and its slices.
 // Slices are in elements (WHOLE, SECONDARY) or in bytes of records (WEIGHTS, GRADIENTS).
 typedef enum {
     SLICES_WHOLE,
@@ -287,12 +266,10 @@ typedef struct {
 
 static inline ProcessGroup process_group_make(const Group *ranks, const int *list, int n,
                                               int partition) {
-    ProcessGroup p;
-    memset(&p, 0, sizeof p);
-    p.all = group_part(ranks, list, n);
+    ProcessGroup p = {.all = group_part(ranks, list, n)};
     const Group *all = &p.all;
     if (all->me < 0) { return p; }
-    int *members = (int *)checked_malloc((size_t)n * sizeof(int), "groups"), k = 0;
+    int *members = new_array(int, n, "groups"), k = 0;
     for (int i = all->me / partition * partition; i < n && k < partition; i++) { members[k++] = i; }
     p.partition = group_part(all, members, k);
     for (k = 0; k < all->locals; k++) { members[k] = group_at(all, group_node(all, all->me), k); }
@@ -303,16 +280,16 @@ static inline ProcessGroup process_group_make(const Group *ranks, const int *lis
     return p;
 }
 static inline ProcessGroup process_group_of_all(const Group *ranks) {
-    int *list = (int *)checked_malloc((size_t)ranks->n * sizeof(int), "ranks");
+    int *list = new_array(int, ranks->n, "ranks");
     for (int i = 0; i < ranks->n; i++) { list[i] = i; }
     ProcessGroup p = process_group_make(ranks, list, ranks->n, 1);
     free(list);
     return p;
 }
 static inline void process_group_slice(ProcessGroup *p, const GptModel *m, const ZeroPolicy *z) {
-    if (p->all.me < 0) { return; }
     const int64_t grain = zero_grain(z);
     p->slices[SLICES_WHOLE] = slices_make(m, p->all.n, grain, NULL);
+    if (p->all.me < 0) { return; }
     p->slices[SLICES_SECONDARY] = slices_make(m, p->partition.n, NORM_CHUNK, NULL);
     p->slices[SLICES_WEIGHTS] =
         slices_make(m, p->all.n, grain, z->quantized_weights ? &z->weights : NULL);
@@ -371,7 +348,7 @@ static inline Layout layout_make(const GptModel *m, const Group *ranks, const Pl
     l.process_groups = new_array(ProcessGroup, l.owners.count, "process groups");
     for (int i = 0; i < l.owners.count; i++) {
         l.process_groups[i] =
-            process_group_make(ranks, l.owners.ranks[i], l.owners.size[i], z->partition);
+            process_group_make(ranks, l.owners.lists[i].ranks, l.owners.lists[i].n, z->partition);
         process_group_slice(&l.process_groups[i], m, z);
     }
     return l;

@@ -59,15 +59,15 @@ __attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t,
     va_start(args, format);
     int n = vsnprintf(NULL, 0, format, args);
     va_end(args);
-    if (t->length + (size_t)n + 1 > t->capacity) {
-        t->capacity = 2 * t->capacity + (size_t)n + 1024;
+    if (t->length + n + 1 > t->capacity) {
+        t->capacity = 2 * t->capacity + n + 1024;
         t->text = (char *)realloc(t->text, t->capacity);
         if (!t->text) { die(EXIT_RESOURCES, NULL, "cannot hold a text of %zu bytes", t->capacity); }
     }
     va_start(args, format);
-    vsnprintf(t->text + t->length, (size_t)n + 1, format, args);
+    vsnprintf(t->text + t->length, n + 1, format, args);
     va_end(args);
-    t->length += (size_t)n;
+    t->length += n;
 }
 
 static inline void manifest_add_window(TextBuffer *t, const char *name, const OutlierWindow *w) {
@@ -112,9 +112,7 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
 // Reads the manifest's entry for a state file: its size and checksum.
 static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes,
                                  uint64_t *checksum) {
-    char key[32];
-    snprintf(key, sizeof key, "file%" PRId64, file);
-    const char *entry = manifest_line(text, key);
+    const char *entry = manifest_line(text, text_of("file%" PRId64, file).at);
     return entry && sscanf(entry, "%" SCNu64 " %16" SCNx64, bytes, checksum) == 2;
 }
 // Reads a text of at least one character; `missing` if the line is missing.
@@ -167,9 +165,7 @@ static inline bool manifest_matmuls(const char *text, const char *library, Matmu
                       !strcmp(found, library);
     if (!same || !manifest_int(text, "matmuls", &count) || count > MATMUL_CHOICES) { return false; }
     for (int i = 0; i < count; i++) {
-        char key[32];
-        snprintf(key, sizeof key, "matmul%d", i);
-        const char *line = manifest_line(text, key);
+        const char *line = manifest_line(text, text_of("matmul%d", i).at);
         const bool good =
             line && bytes_from_hex(choices->choice[i].bytes, line, MATMUL_CHOICE_BYTES);
         if (!good || line[2 * MATMUL_CHOICE_BYTES] != '\n') { return false; }
@@ -178,42 +174,31 @@ static inline bool manifest_matmuls(const char *text, const char *library, Matmu
     return true;
 }
 
-// Makes the last line: the checksum of all text before it.
-static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) {
-    snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum));
+// Returns the last line: the checksum of all text before it.
+static inline Text manifest_seal(const char *text, size_t bytes) {
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, text, bytes);
+    return text_of("checksum %016" PRIx64 "\n", checksum_end(&sum));
 }
 
 // Reads a manifest and checks it against the checksum in its last line. Returns NULL, with the
 // reason, if it is incomplete or changed.
-static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/manifest", folder);
-    FILE *f = open_regular(path);
+static inline char *manifest_read(const char *folder, Text *why) {
+    const Text path = text_of("%s/manifest", folder);
+    FILE *f = open_regular(path.at);
     if (!f) {
-        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        *why = text_of("%s: %s", path.at, strerror(errno));
         return NULL;
     }
-    char *text = (char *)checked_malloc(MANIFEST_MAX + 1, "manifest");
-    size_t n = fread(text, 1, MANIFEST_MAX, f);
+    char *text = new_array(char, MANIFEST_MAX + 1, "manifest");
+    const size_t n = fread(text, 1, MANIFEST_MAX, f);
     fclose(f);
-    text[n] = 0;
-    char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n'
-                     ? (char *)memrchr(text, '\n', n - 1)
-                     : NULL;
-    bool good = last;
-    if (good) {
-        char expected[64];
-        Checksum sum = checksum_begin();
-        checksum_add(&sum, text, (size_t)(last + 1 - text));
-        manifest_seal(expected, sizeof expected, &sum);
-        good = !strcmp(last + 1, expected);
-    }
-    if (!good) {
-        snprintf(why, why_bytes, "%s: torn or changed", path);
-        free(text);
-        return NULL;
-    }
-    return text;
+    const bool ends = n > 1 && strlen(text) == n && text[n - 1] == '\n';
+    const char *before = ends ? (const char *)memrchr(text, '\n', n - 1) : NULL;
+    if (before && !strcmp(before + 1, manifest_seal(text, before + 1 - text).at)) { return text; }
+    *why = text_of("%s: torn or changed", path.at);
+    free(text);
+    return NULL;
 }
 // Parses which blocks share, from the text after "share=" to the end of the line: N (consecutive
 // blocks), or Nx (blocks with equal numbers modulo N). Returns false if it is neither.

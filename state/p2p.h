@@ -33,9 +33,12 @@ static inline void requests_wait(Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) { comm_wait(s->comm, &m->open[i]); }
     m->count = 0;
 }
-static inline void requests_post(Store *s, PendingRequests *m, CommLabel label, bool send, int peer,
-                                 int channel, void *data, size_t bytes) {
-    m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data, bytes);
+// Posts a message of a storage's whole parameters or gradient (kind), to or from `peer`.
+static inline void requests_post(Store *s, PendingRequests *m, bool send, StateKind kind,
+                                 int storage, int64_t step, int peer, int channel, void *data) {
+    const CommLabel label = {kind == STATE_GRADIENT ? "gradient" : "parameters", storage, step};
+    m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data,
+                                             store_full_bytes(s, kind, storage));
 }
 // Returns the first message that is not known to be complete; number 0 if all are, and then the
 // list is empty.
@@ -70,11 +73,10 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     } else {
         store_open_version(s, storage, version);
     }
-    const CommLabel label = {"parameters", storage, step};
-    requests_post(
-        s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), label,
-        send, peer, parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version),
-        store_full_bytes(s, STATE_PARAMETERS, storage));
+    PendingRequests *requests =
+        store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV);
+    requests_post(s, requests, send, STATE_PARAMETERS, storage, step, peer,
+                  parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
 // last use has ended.
@@ -85,10 +87,8 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
              : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
     assert(send == store_holds(s, storage));
     if (!send) { requests_wait(s, requests); }
-    const CommLabel label = {"parameters", storage, step};
-    requests_post(s, requests, label, send, peer, 0,
-                  store_at(s, STATE_PARAMETERS, storage, send ? version : slot),
-                  store_full_bytes(s, STATE_PARAMETERS, storage));
+    requests_post(s, requests, send, STATE_PARAMETERS, storage, step, peer, 0,
+                  store_at(s, STATE_PARAMETERS, storage, send ? version : slot));
 }
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
@@ -256,8 +256,8 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     const size_t bytes = store_full_bytes(s, STATE_GRADIENT, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
-    const CommLabel label = {"gradient", storage, step};
     if (!send) {
+        const CommLabel label = {"gradient", storage, step};
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
         s->head_coming[micro % s->policy.p2p->heads] =
@@ -268,16 +268,14 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     // the piece has no samples
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
     *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), label, true, peer, 0, made,
-                  bytes);
+    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
+                  step, peer, 0, made);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     PendingRequests *requests =
         store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    const CommLabel label = {"gradient", storage, step};
-    requests_post(s, requests, label, send, peer, sum_channel(storage),
-                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0),
-                  store_full_bytes(s, STATE_GRADIENT, storage));
+    requests_post(s, requests, send, STATE_GRADIENT, storage, step, peer, sum_channel(storage),
+                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0));
 }
 
 #endif

@@ -31,14 +31,18 @@ typedef struct {
     uint32_t key[8];
 } StoreNoise;
 
+// An exchange of records among the ranks of a group.
+typedef struct {
+    const Group *group;
+    int64_t *to, *from; // [group->n + 1] bounds in bytes of what each rank gets; of what each sends
+} RecordExchange;
 // Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
-// in this order.
+// in this order, by two exchanges: inside nodes, then between them.
+enum { HOPS = 2 };
 typedef struct {
     const ProcessGroup *process_group; // owners of the storages
     int first, last;
-    // bounds in bytes of the records sent to and received from each member of this rank's node, and
-    // sent to and received from each node
-    int64_t *to_node, *from_node, *to_nodes, *from_nodes;
+    RecordExchange hop[HOPS];
 } Bucket;
 // The exchange of a bucket in flight.
 typedef struct {
@@ -47,8 +51,7 @@ typedef struct {
     bool add;             // the slices hold sums of earlier micro-steps
     int64_t step;
     CommRequest request;
-    // records sent to and received from members of the node, then other nodes
-    char *sent, *received, *onward, *arrived;
+    char *sent[HOPS], *received[HOPS]; // records
 } BucketExchange;
 
 // Messages that use a buffer. The buffer may be written again when they are complete.
@@ -159,6 +162,9 @@ static inline State *store_record(const Store *s, StateKind kind, int storage) {
 static inline Place store_place(const Store *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
 }
+static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
+    return store_place(s, kind, storage) == PLACE_HOST;
+}
 static inline SumPlace store_sum_place(const Store *s, int storage) {
     return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
 }
@@ -205,28 +211,27 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
 // of the head and a block, since wte may stay acquired (UnitMap: kept_gathered). In evaluations the
 // embedding may follow the head while wte stays. The copies form a stack, so the space of lnf below
 // wte is then unused.
+static inline int64_t store_unpacked_size(const GptModel *m, int storage) {
+    return round_up(gpt_storage_elements(m, storage) * ops_real_bytes(), 64);
+}
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
     const GptModel *m = l->model;
-    size_t most = 0,
-           block =
-               (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
+    const int head = m->units - 1;
+    int64_t most = 0;
     for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
-        int storages[2], n = gpt_unit_storages(m, unit, storages);
-        size_t bytes = 0;
+        int storages[2];
+        int64_t bytes = 0;
         bool mine = true; // this rank holds all of the unit, so it computes it
-        for (int i = 0; i < n; i++) {
+        for (int i = gpt_unit_storages(m, unit, storages) - 1; i >= 0; i--) {
             mine = mine &&
                    (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
-            bytes += (size_t)round_up(
-                gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
+            bytes += store_unpacked_size(m, storages[i]);
         }
-        if (unit == m->units - 1 && policy->keeps_gathered) { bytes += block; }
-        if (unit == 0) {
-            bytes += (size_t)round_up(m->class_elements[gpt_unit_spec(m, UNIT_HEAD)->storages[0]] *
-                                          (int64_t)ops_real_bytes(),
-                                      64);
+        if (unit == head && policy->keeps_gathered) {
+            bytes += store_unpacked_size(m, m->first_block);
         }
-        if (mine && bytes > most) { most = bytes; }
+        if (unit == 0) { bytes += store_unpacked_size(m, m->first_after); }
+        if (mine) { most = max_i64(most, bytes); }
     }
     return most;
 }
@@ -248,36 +253,32 @@ static inline int64_t store_column(const Store *s, int storage, int local) {
 // the slices of all owners with its local index. The second sends to each node the sums for its
 // owner with this rank's local index.
 static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
-    const Group *all = &store_process_group(s, first)->all;
-    const int node = group_node(all, all->me), local = group_local(all, all->me),
-              sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
-    int64_t *bounds[4];
-    for (int k = 0; k < 4; k++) { bounds[k] = new_array(int64_t, sizes[k] + 1, "buckets"); }
-    Bucket b = {
-        store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
-    for (int storage = first; storage >= last; storage--) {
-        for (int l = 0; l < all->locals; l++) {
-            b.to_node[l + 1] += store_column(s, storage, l);
-            b.from_node[l + 1] += store_column(s, storage, local);
+    const ProcessGroup *owners = store_process_group(s, first);
+    const Group *all = &owners->all;
+    const int node = group_node(all, all->me), local = group_local(all, all->me);
+    Bucket b = {.process_group = owners, .first = first, .last = last};
+    for (int h = 0; h < HOPS; h++) {
+        RecordExchange *x = &b.hop[h];
+        const int n = h ? all->nodes : all->locals;
+        x->group = h ? &owners->across : &owners->node;
+        x->to = new_array(int64_t, n + 1, "buckets");
+        x->from = new_array(int64_t, n + 1, "buckets");
+        for (int i = 0; i < n; i++) {
+            x->to[i + 1] = x->to[i];
+            x->from[i + 1] = x->from[i];
+            for (int k = last; k <= first; k++) {
+                x->to[i + 1] += h ? store_records(s, k, i, local) : store_column(s, k, i);
+                x->from[i + 1] += h ? store_records(s, k, node, local) : store_column(s, k, local);
+            }
         }
-        for (int n = 0; n < all->nodes; n++) {
-            b.to_nodes[n + 1] += store_records(s, storage, n, local);
-            b.from_nodes[n + 1] += store_records(s, storage, node, local);
-        }
-    }
-    for (int k = 0; k < 4; k++) {
-        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
     }
     return b;
 }
-// Returns the bytes of the records that an exchange of the bucket sends and receives.
-static inline int64_t bucket_bytes(const Bucket *b) {
-    const Group *all = &b->process_group->all;
-    int64_t inside =
-        round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
-    int64_t between =
-        round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
-    return inside + (b->process_group->across.n > 1 ? between : 0);
+// Returns how many exchanges a bucket has: 1 if all owners are on one node.
+static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ? HOPS : 1; }
+// Returns the bytes of the records that are sent, or received, in an exchange.
+static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
+    return round_up(bounds[x->group->n], 64);
 }
 // Plans the buckets. The storages of a bucket are neighbours and have the same process group.
 static inline void store_plan_buckets(Store *s) {
@@ -298,7 +299,12 @@ static inline void store_plan_buckets(Store *s) {
         }
         Bucket *b = &s->buckets[s->bucket_count++];
         *b = store_plan_bucket(s, first, storage);
-        s->exchange_bytes = (size_t)max_i64((int64_t)s->exchange_bytes, bucket_bytes(b));
+        int64_t bytes = 0;
+        for (int h = 0; h < bucket_hops(b); h++) {
+            bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +
+                     exchange_bytes(&b->hop[h], b->hop[h].from);
+        }
+        s->exchange_bytes = max_i64(s->exchange_bytes, bytes);
         elements = 0;
     }
 }
@@ -312,79 +318,64 @@ static inline bool store_delays(const Store *s) {
 // -------------------------------------------------------------------------------------------------
 // The table, filled from the policies
 
-// Returns where a kind of state of a storage is.
-static inline Place store_choose_place(const Store *s, const Offload *o, StateKind kind,
-                                       int storage) {
-    const ZeroPolicy *z = &s->policy;
-    bool here = true;
-    switch (kind) {
-    case STATE_MASTER: here = s->dtype != DTYPE_FP32 || store_delays(s); break;
-    case STATE_PARAMETERS:
-    case STATE_GRADIENT: break;
-    // storages that several stages use are not gathered for each use
-    case STATE_SECONDARY: here = z->partition > 1 && !s->layout.owners.tied[storage]; break;
-    case STATE_RECORDS: here = z->quantized_weights; break;
-    case STATE_ERRORS: here = z->feedback && s->bucket_count > 0; break;
-    case STATE_MADE:
-    case STATE_RECEIVED:
-    case STATE_PIECES: here = z->p2p != NULL; break;
-    default: here = optimizer_keeps(s->optimizer, kind);
-    }
-    return !here                                                         ? PLACE_NONE
-           : kind < OPTIMIZER_KINDS && offload_on_disk(o, storage, kind) ? PLACE_DISK
-           : kind < HOST_KINDS && offload_has(o, storage, kind)          ? PLACE_HOST
-                                                                         : PLACE_DEVICE;
-}
-// Returns the buffer of a kind on the device, with these states on the host; nothing is in it yet.
-static inline StateBuffer store_choose_buffer(const Store *s, const Offload *o, StateKind kind) {
-    ZeroPolicy z = s->policy;
-    z.offload = o;
-    const bool gradient = kind == STATE_GRADIENT;
-    const size_t size = gradient ? sizeof(float) : dtype_size(s->dtype);
-    StateBuffer b;
-    switch (kind) {
-    case STATE_PARAMETERS:
-    case STATE_GRADIENT:
-        b = buffer_of((gradient ? zero_gradient_stage(&z) >= 2 : z.stage >= 3) ? BUFFER_SLOTS
-                                                                               : BUFFER_FULL,
-                      SLICES_WHOLE, size);
-        b.travels = true;
-        return b;
-    case STATE_SECONDARY: return buffer_of(BUFFER_SLICES, SLICES_SECONDARY, size);
-    case STATE_RECORDS:
-        b = buffer_of(BUFFER_SLOTS, SLICES_WEIGHTS, 1);
-        b.travels = s->policy.quantized_weights;
-        return b;
-    case STATE_ERRORS: return buffer_of(BUFFER_FULL, SLICES_WHOLE, sizeof(uint16_t));
-    default:
-        return buffer_of(z.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, SLICES_WHOLE, sizeof(float));
-    }
-}
-// Fills the record of a state. layout: of its buffer on the device.
-static inline void store_fill_record(const Store *s, const Offload *o, StateKind kind,
-                                     BufferLayout layout, int storage, State *x) {
-    const Owners *h = &s->layout.owners;
-    ZeroPolicy z = s->policy;
-    z.offload = o;
-    memset(x, 0, sizeof *x);
-    x->place = store_choose_place(s, o, kind, storage);
-    x->copy_of = kind == STATE_PREVIOUS || (kind == STATE_MASTER && x->place == PLACE_NONE)
-                     ? STATE_PARAMETERS
-                     : kind;
-    if (kind == STATE_PARAMETERS) { x->apart = zero_param_apart(&z); }
-    if (kind == STATE_GRADIENT) {
-        x->apart = z.accumulates && layout == BUFFER_SLOTS && zero_divides(&z, h, storage);
-    }
-    x->versions = 1;
-    x->whole = -1;
-}
 // Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
 // which no record has its position yet. x: [storages]
 static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, StateKind kind,
                                           State *x) {
-    const StateBuffer b = store_choose_buffer(s, o, kind);
+    const Owners *h = &s->layout.owners;
+    const size_t size = dtype_size(s->dtype);
+    ZeroPolicy z = s->policy;
+    z.offload = o;
+    StateBuffer b = {.layout = z.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, .size = sizeof(float)};
+    bool here = true;
+    switch (kind) {
+    case STATE_MASTER: here = s->dtype != DTYPE_FP32 || store_delays(s); break;
+    case STATE_PARAMETERS:
+        b.layout = z.stage >= 3 ? BUFFER_SLOTS : BUFFER_FULL;
+        b.size = size;
+        b.travels = true;
+        break;
+    case STATE_GRADIENT:
+        b.layout = zero_gradient_stage(&z) >= 2 ? BUFFER_SLOTS : BUFFER_FULL;
+        b.travels = true;
+        break;
+    case STATE_SECONDARY:
+        here = z.partition > 1;
+        b.layout = BUFFER_SLICES;
+        b.cut = SLICES_SECONDARY;
+        b.size = size;
+        break;
+    case STATE_RECORDS:
+        here = b.travels = z.quantized_weights;
+        b.layout = BUFFER_SLOTS;
+        b.cut = SLICES_WEIGHTS;
+        b.size = 1;
+        break;
+    case STATE_ERRORS:
+        here = z.feedback && s->bucket_count > 0;
+        b.layout = BUFFER_FULL;
+        b.size = sizeof(uint16_t);
+        break;
+    case STATE_MADE:
+    case STATE_RECEIVED:
+    case STATE_PIECES: here = z.p2p; break;
+    default: here = optimizer_keeps(s->optimizer, kind);
+    }
     for (int i = 0; i < s->model->storages; i++) {
-        store_fill_record(s, o, kind, b.layout, i, &x[i]);
+        // storages that several stages use are not gathered for each use
+        const bool exists = here && !(kind == STATE_SECONDARY && h->tied[i]);
+        const bool own = kind != STATE_PREVIOUS && (exists || kind != STATE_MASTER),
+                   divided = kind == STATE_GRADIENT && z.accumulates && b.layout == BUFFER_SLOTS &&
+                             zero_divides(&z, h, i);
+        const Place away = kind < OPTIMIZER_KINDS && offload_on_disk(o, i, kind) ? PLACE_DISK
+                           : kind < HOST_KINDS && offload_has(o, i, kind)        ? PLACE_HOST
+                                                                                 : PLACE_DEVICE;
+        const State state = {.place = exists ? away : PLACE_NONE,
+                             .copy_of = own ? kind : STATE_PARAMETERS,
+                             .apart = divided || (kind == STATE_PARAMETERS && zero_param_apart(&z)),
+                             .versions = 1,
+                             .whole = -1};
+        x[i] = state;
     }
     return b;
 }
@@ -414,13 +405,13 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
     store_fill_versions(s, x);
-    buffer_plan_versions(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m);
-    buffer_plan_versions(&b[STATE_GRADIENT], x[STATE_GRADIENT], m);
+    buffer_plan_versions(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, NULL, 1, false);
+    buffer_plan_versions(&b[STATE_GRADIENT], x[STATE_GRADIENT], m, NULL, 1, false);
     if (r->borrows) {
         // slots of borrowed parameters, and of gradients that are sent to their owners
         buffer_add_stages(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, r, BORROWED_SLOTS);
-        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m);
-        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m);
+        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, NULL, 1, false);
+        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, NULL, 1, false);
         buffer_add_stages(&b[STATE_MADE], x[STATE_MADE], m, r, r->grad_slots);
         for (int i = 1; i < m->storages; i++) {
             x[STATE_MADE][i].slice += r->grad_slot[i] * x[STATE_MADE][i].stride;
@@ -431,12 +422,12 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
         for (int i = 0; i < m->storages; i++) {
             class_of[i] = (unsigned char)gpt_storage_class(m, i);
         }
-        buffer_plan_shared(&b[STATE_MADE], x[STATE_MADE], m, class_of, STORAGE_CLASSES, r->stays);
-        buffer_plan_shared(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, r->grad_slot, r->grad_slots,
-                           false);
+        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, class_of, STORAGE_CLASSES, r->stays);
+        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, r->grad_slot, r->grad_slots,
+                             false);
         // a piece's gradient of one storage is added up before that of the next storage begins
-        buffer_plan_shared(&b[STATE_PIECES], x[STATE_PIECES], m, class_of, STORAGE_CLASSES,
-                           !r->stays && !share_alternates(m->share));
+        buffer_plan_versions(&b[STATE_PIECES], x[STATE_PIECES], m, class_of, STORAGE_CLASSES,
+                             !r->stays && !share_alternates(m->share));
         free(class_of);
     }
     for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
@@ -455,8 +446,8 @@ static inline void store_plan_states(Store *s) {
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
         x[k] = s->states + k * storages;
         s->device[k] = store_fill_kind(s, s->policy.offload, kind, x[k]);
-        s->host[k] = buffer_of(kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE,
-                               s->device[k].size);
+        s->host[k].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
+        s->host[k].size = s->device[k].size;
         s->host[k].on_host = true;
         if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], x[k], &s->layout); }
         buffer_plan(&s->host[k], x[k], &s->layout);
@@ -479,7 +470,7 @@ typedef struct {
 enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 static inline int store_piece_parts(const Store *s, const Offload *o, int storage,
                                     PiecePart parts[PIECE_PARTS]) {
-    const int64_t word = (int64_t)sizeof(float), size = (int64_t)dtype_size(s->dtype);
+    const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
     const bool cpu = o && o->cpu_update;
     int n = 0;
@@ -497,6 +488,10 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
     if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
     return n;
 }
+// Returns the elements of the longest piece of this rank's slice.
+static inline int64_t store_longest_piece(const Store *s, int storage) {
+    return min_i64(offload_piece(s->model), store_own_elements(s, storage));
+}
 // Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
 // states on the host.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
@@ -505,7 +500,7 @@ static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int st
     for (int k = store_piece_parts(s, o, storage, parts) - 1; k >= 0; k--) {
         bytes += parts[k].size;
     }
-    return bytes * min_i64(offload_piece(s->model), store_own_elements(s, storage));
+    return bytes * store_longest_piece(s, storage);
 }
 // Returns the bytes of an OffloadBuffer, with these states on the host.
 static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
@@ -513,7 +508,7 @@ static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o
     for (int i = 0; i < s->model->storages; i++) {
         most = max_i64(most, store_piece_bytes(s, o, i));
     }
-    return (size_t)round_up(most, 64);
+    return round_up(most, 64);
 }
 // Returns the bytes of a SumBuffer; 0 if no gradient is added to a sum on the host.
 static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
@@ -521,31 +516,29 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
         const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED &&
                           zero_reduces_often(&s->policy, &s->layout.owners, i);
-        most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
+        most = max_i64(most, adds ? store_longest_piece(s, i) : 0);
     }
-    return (size_t)round_up(most * (int64_t)sizeof(float), 64);
+    return round_up(most * (int64_t)sizeof(float), 64);
 }
 // Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
 // rounded up to DISK_GRAIN.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
     return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
-// Returns the bytes of all pieces of this rank's slice. *longest: bytes of the longest piece.
-static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage,
-                                             int64_t *longest) {
-    const int64_t own = store_own_elements(s, storage),
-                  piece = min_i64(own, offload_piece(s->model));
-    *longest = store_stored_bytes(o, storage, piece);
-    return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
+// Returns the bytes of all pieces of this rank's slice.
+static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage) {
+    const int64_t own = store_own_elements(s, storage), piece = store_longest_piece(s, storage);
+    return piece ? own / piece * store_stored_bytes(o, storage, piece) +
+                       store_stored_bytes(o, storage, own % piece)
+                 : 0;
 }
 // Returns the bytes of a DiskBuffer, with these states on disk.
 static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
-    int64_t most = 0, longest;
+    int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        store_all_stored_bytes(s, o, i, &longest);
-        most = max_i64(most, longest);
+        most = max_i64(most, store_stored_bytes(o, i, store_longest_piece(s, i)));
     }
-    return (size_t)most;
+    return most;
 }
 // Returns the bytes of all DiskBuffers, with space to align the first one.
 static inline size_t store_disk_buffers_bytes(size_t slot) {
@@ -553,13 +546,12 @@ static inline size_t store_disk_buffers_bytes(size_t slot) {
 }
 static inline void store_plan_disk(Store *s) {
     const Offload *o = s->policy.offload;
-    const size_t n = (size_t)s->model->storages;
-    int64_t longest;
+    const size_t n = s->model->storages;
     s->first_stored = new_array(int, n + 1, "layout");
     s->disk_at = new_array(int64_t, n + 1, "layout");
     for (int i = 0; i < s->model->storages; i++) {
         s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
-        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
+        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i);
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
     s->disk_buffers.on_host = true;
@@ -571,7 +563,7 @@ static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->mo
 // Plans the pieces of offloaded states, and the buffers through which they move.
 static inline void store_plan_pieces(Store *s) {
     const Offload *o = s->policy.offload;
-    const size_t storages = (size_t)s->model->storages;
+    const size_t storages = s->model->storages;
     s->pieces = new_array(int, 2 * storages + 1, "layout");
     s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
@@ -594,8 +586,7 @@ static inline void store_plan_pieces(Store *s) {
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
                                ZeroPolicy policy, DType dtype, DType wire,
                                const Optimizer *optimizer) {
-    Store s;
-    memset(&s, 0, sizeof s);
+    Store s = {};
     s.model = m;
     s.policy = policy;
     s.dtype = dtype;
@@ -632,7 +623,7 @@ static inline size_t store_scratch_bytes(const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         longest = max_i64(longest, store_own_elements(s, i));
     }
-    return (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
+    return min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 // Returns the bytes of host memory for offloaded states and the buffers through which they move.
 static inline size_t store_host_bytes(const Store *s) {

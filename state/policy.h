@@ -104,7 +104,6 @@ typedef struct {
     int micros, pieces; // micro-batches of a step; pieces of a micro-batch
     bool in_turns;
 } Pieces;
-static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
 static inline int piece_number(const Pieces *p, int micro, int within) {
     return p->in_turns ? within * p->micros + micro : micro * p->pieces + within;
 }
@@ -188,8 +187,7 @@ typedef struct {
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool keeps_gathered) {
-    ZeroPolicy z;
-    memset(&z, 0, sizeof z);
+    ZeroPolicy z = {};
     z.stage = (int)o->zero;
     z.partition = (int)o->zero_hpz_partition_size;
     z.accumulates = accumulates;

@@ -17,33 +17,26 @@ typedef struct {
     int64_t state, storage, begin, count;
 } StatePiece;
 
-// Copies n elements of the previous version of the parameters (cyclic.h) to state_piece, or from
-// it. The store has them in working precision, files have fp32.
+// Read and write n elements of a state, from element `at` of what this rank has of it on. The store
+// has the previous version of the parameters (cyclic.h) in working precision, files have fp32.
 static uint16_t state_halves[STATE_PIECE_FLOATS];
-static inline void previous_to_host(const Store *s, int storage, int64_t at, int64_t n) {
-    const bool half = s->dtype == DTYPE_BF16;
-    store_read_state(s, STATE_PREVIOUS, storage, at, n,
-                     half ? (void *)state_halves : (void *)state_piece.floats);
+static inline bool state_is_half(const Store *s, StateKind kind) {
+    return kind == STATE_PREVIOUS && s->dtype == DTYPE_BF16;
+}
+static inline void state_to_piece(const Store *s, StateKind kind, int storage, int64_t at,
+                                  int64_t n) {
+    const bool half = state_is_half(s, kind);
+    store_read_state(s, kind, storage, at, n, half ? (void *)state_halves : state_piece.floats);
     for (int64_t i = 0; half && i < n; i++) {
         state_piece.floats[i] = bf16_to_float(state_halves[i]);
     }
 }
-static inline void previous_from_host(const Store *s, int storage, int64_t at, int64_t n) {
-    const bool half = s->dtype == DTYPE_BF16;
-    for (int64_t i = 0; half && i < n; i++) {
-        state_halves[i] = float_to_bf16(state_piece.floats[i]);
-    }
-    store_write_state(s, STATE_PREVIOUS, storage, at, n,
-                      half ? (void *)state_halves : (void *)state_piece.floats);
-    ops_wait(s->stream);
-}
-static inline void writer_add_previous(FileWriter *w, const Store *s, int storage) {
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    for (int64_t at = 0, n; at < elements; at += n) {
-        n = min_i64(STATE_PIECE_FLOATS, elements - at);
-        previous_to_host(s, storage, at, n);
-        writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
-    }
+static inline void state_from_floats(const Store *s, StateKind kind, int storage, int64_t at,
+                                     int64_t n, const float *floats) {
+    const bool half = state_is_half(s, kind);
+    for (int64_t i = 0; half && i < n; i++) { state_halves[i] = float_to_bf16(floats[i]); }
+    store_write_state(s, kind, storage, at, n, half ? (const void *)state_halves : floats);
+    if (kind == STATE_PREVIOUS) { ops_wait(s->stream); }
 }
 // Returns what this rank writes of a state: its slice, or a whole previous version. Several ranks
 // may have that version; its keeper writes it.
@@ -67,21 +60,22 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     FileWriter w;
     writer_open(&w, path);
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
+    const int storages = s->model->storages;
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
-        for (int kind = 0; kind < FILE_KINDS; kind++) {
-            for (int storage = 0; storage < s->model->storages && store_has_state(s, kind);
-                 storage++) {
-                const StatePiece piece = state_piece_written(s, kind, storage);
-                if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
-                if (pass == 0) { header.pieces++; }
-                if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-                if (pass == 2 && kind == STATE_PREVIOUS && piece.count) {
-                    writer_add_previous(&w, s, storage);
-                }
-                if (pass == 2 && kind != STATE_PREVIOUS) {
-                    writer_add_state(&w, s, kind, storage, piece.count);
-                }
+        for (int i = 0; i < FILE_KINDS * storages; i++) {
+            const StateKind kind = i / storages;
+            const StatePiece piece = state_piece_written(s, kind, i % storages);
+            if (!store_has_state(s, kind) ||
+                (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, i % storages))) {
+                continue;
+            }
+            header.pieces += pass == 0;
+            if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
+            for (int64_t at = 0, n; pass == 2 && at < piece.count; at += n) {
+                n = min_i64(STATE_PIECE_FLOATS, piece.count - at);
+                state_to_piece(s, kind, i % storages, at, n);
+                writer_add(&w, state_piece.bytes, n * sizeof(float));
             }
         }
     }
@@ -135,11 +129,7 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
         int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first),
                 high = min_i64(at + n, first + own);
         if (low >= high) { continue; }
-        if (kind == STATE_PREVIOUS) {
-            previous_from_host(s, i, at, n);
-        } else {
-            store_write_state(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
-        }
+        state_from_floats(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
     }
 }
 // Reads the data of a piece and stores what this rank needs. sum NULL: a piece that is not needed
@@ -163,24 +153,21 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
 // storages of `from` + storage] counts elements: pieces must follow one another without gap or
 // overlap, in the order of the files. Returns false, with the reason, if the file must not be used.
 static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify,
-                                   uint64_t bytes, uint64_t checksum, int64_t *filled, char *why,
-                                   size_t why_bytes) {
+                                   uint64_t bytes, uint64_t checksum, int64_t *filled, Text *why) {
     FILE *f = open_regular(path);
     if (!f) {
-        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        *why = text_of("%s: %s", path, strerror(errno));
         return false;
     }
     Checksum checked = checksum_begin(), *sum = verify ? &checked : NULL;
     StateHeader header;
     struct stat info;
-    uint64_t most = (uint64_t)FILE_KINDS * (uint64_t)from->storages;
+    const uint64_t most = FILE_KINDS * from->storages;
     bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes &&
                 read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
                 header.version == STATE_VERSION && header.pieces <= most;
-    StatePiece *pieces = good ? (StatePiece *)checked_malloc(
-                                    (size_t)header.pieces * sizeof(StatePiece), "piece table")
-                              : NULL;
-    good = good && read_checked(f, sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
+    StatePiece *pieces = good ? new_array(StatePiece, header.pieces, "piece table") : NULL;
+    good = good && read_checked(f, sum, pieces, header.pieces * sizeof(StatePiece));
     for (uint64_t i = 0; good && i < header.pieces; i++) {
         const StatePiece *piece = &pieces[i];
         good = state_piece_fits(s, from, piece);
@@ -190,9 +177,7 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
         *count += piece->count;
     }
     good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
-    if (!good) {
-        snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path);
-    }
+    if (!good) { *why = text_of("%s: torn or changed (checksum, size or piece table)", path); }
     free(pieces);
     fclose(f);
     return good;
@@ -200,7 +185,7 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
 // Checks that the files held all elements of each state that this model has.
 // filled: [kinds][storages] elements that were read.
 static inline bool states_are_whole(const char *folder, const Store *s, const GptModel *from,
-                                    const int64_t *filled, char *why, size_t why_bytes) {
+                                    const int64_t *filled, Text *why) {
     bool good = true;
     for (int i = 0; good && i < FILE_KINDS * from->storages; i++) {
         int storage = i % from->storages;
@@ -212,8 +197,8 @@ static inline bool states_are_whole(const char *folder, const Store *s, const Gp
                                                       : 0;
         good = filled[i] == expected;
         if (!good) {
-            snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_name(kind),
-                     storage, filled[i] ? "whole" : "there");
+            *why = text_of("%s: %s of storage %d is not %s", folder, state_name(kind), storage,
+                           filled[i] ? "whole" : "there");
         }
     }
     return good;

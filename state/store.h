@@ -56,7 +56,7 @@ static inline float *store_full_gradient(const Store *s, int storage) {
 }
 // Returns the bytes of a version of a storage's whole array.
 static inline size_t store_full_bytes(const Store *s, StateKind kind, int storage) {
-    return (size_t)gpt_storage_elements(s->model, storage) * s->device[kind].size;
+    return gpt_storage_elements(s->model, storage) * s->device[kind].size;
 }
 // Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
@@ -96,7 +96,7 @@ static inline void store_allocate_offload(Store *s) {
     buffer_allocate(&s->offload_buffers, MEMORY_BUFFERS, "slots of offloaded states");
     buffer_allocate(&s->sum_buffers, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) {
-        s->adding[i].at = (float *)(void *)(s->sum_buffers.base + (size_t)i * s->sum_bytes);
+        s->adding[i].at = (float *)(void *)(s->sum_buffers.base + i * s->sum_bytes);
     }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         s->offload_buffer[i].at = s->offload_buffers.base + (size_t)i * s->offload_buffer_bytes;
@@ -129,7 +129,7 @@ static inline void store_allocate_offload(Store *s) {
 // Allocates the memory of a planned store, after store_join. comm and stream must outlive the
 // store. All ranks call it, in the same order among their collectives.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
-    size_t n = (size_t)s->model->storages;
+    size_t n = s->model->storages;
     s->comm = comm;
     s->stream = stream;
     for (int kind = 0; kind < STATE_KINDS; kind++) {
@@ -205,10 +205,10 @@ static inline void store_free(Store *s) {
     free(s->head_begun);
     free(s->head_coming);
     for (int i = 0; i < s->bucket_count; i++) {
-        free(s->buckets[i].to_node);
-        free(s->buckets[i].from_node);
-        free(s->buckets[i].to_nodes);
-        free(s->buckets[i].from_nodes);
+        for (int h = 0; h < HOPS; h++) {
+            free(s->buckets[i].hop[h].to);
+            free(s->buckets[i].hop[h].from);
+        }
     }
     free(s->buckets);
     free(s->bucket_of);
@@ -262,7 +262,7 @@ static inline int64_t store_place_on_disk(const Store *s, StateKind kind, int st
 static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at,
                                      int64_t n, float *memory, bool writes) {
     const int64_t own = store_own_elements(s, storage), most = offload_piece(s->model),
-                  word = (int64_t)sizeof(float);
+                  word = sizeof(float);
     for (int64_t from = at, count; from < at + n; from += count) {
         const int64_t piece = from / most, within = from % most,
                       elements = min_i64(most, own - piece * most);
@@ -278,14 +278,14 @@ static inline void store_access_disk(const Store *s, StateKind kind, int storage
 static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
                                 void *memory, bool writes) {
     const State *x = store_record(s, kind, storage);
-    const int64_t size = (int64_t)s->device[x->copy_of].size,
+    const int64_t size = s->device[x->copy_of].size,
                   version = store_now(s, storage) + (kind == STATE_PREVIOUS);
     if (x->place == PLACE_DISK) {
         store_access_disk(s, kind, storage, at, n, (float *)memory, writes);
         return;
     }
     char *state = store_at(s, kind, storage, version) + at * size;
-    const size_t bytes = (size_t)(n * size);
+    const size_t bytes = n * size;
     if (x->place == PLACE_HOST) {
         memcpy(writes ? state : memory, writes ? memory : state, bytes);
     } else if (writes) {
@@ -302,14 +302,16 @@ static inline void store_write_state(const Store *s, StateKind kind, int storage
                                      int64_t n, const void *in) {
     store_access(s, kind, storage, at, n, (void *)(uintptr_t)in, true);
 }
-// Sets the moments of a storage to zero.
-static inline void store_clear_moments(const Store *s, int storage) {
-    const int64_t own = store_own_elements(s, storage);
+// Sets the moments of the blocks' storages to zero.
+static inline void store_reset_blocks(const Store *s) {
     memset(state_piece.bytes, 0, sizeof state_piece.bytes);
-    for (int k = 0; k < s->optimizer->moments; k++) {
-        for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
-            store_write_state(s, STATE_MOMENT + k, storage, at,
-                              min_i64(STATE_PIECE_FLOATS, own - at), state_piece.floats);
+    for (int i = s->model->first_block; i < s->model->first_after; i++) {
+        const int64_t own = store_own_elements(s, i);
+        for (int k = 0; k < s->optimizer->moments; k++) {
+            for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
+                store_write_state(s, STATE_MOMENT + k, i, at, min_i64(STATE_PIECE_FLOATS, own - at),
+                                  state_piece.floats);
+            }
         }
     }
 }

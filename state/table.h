@@ -72,14 +72,6 @@ typedef struct {
     size_t held, slot_bytes; // bytes of the states themselves, and of the slots
     char *base;
 } StateBuffer;
-static inline StateBuffer buffer_of(BufferLayout layout, SliceKind cut, size_t size) {
-    StateBuffer b;
-    memset(&b, 0, sizeof b);
-    b.layout = layout;
-    b.cut = cut;
-    b.size = size;
-    return b;
-}
 
 // Return the bytes of a storage's whole array, and of this rank's slice of it.
 static inline int64_t buffer_full_bytes(const Layout *l, const StateBuffer *b, int storage) {
@@ -146,84 +138,29 @@ static inline void buffer_plan(StateBuffer *b, State *x, const Layout *l) {
         b->held += (size_t)(b->layout == BUFFER_FULL ? buffer_full_bytes(l, b, i)
                                                      : buffer_slice_bytes(l, b, i));
     }
-    b->slot_bytes = (size_t)at - b->held;
+    b->slot_bytes = at - b->held;
     if (b->travels) { buffer_plan_slots(b, x, l, at); }
-}
-
-// The bytes of such a buffer, kept up to date while slices leave it and return, one at a time.
-typedef struct {
-    int64_t slices;          // bytes of slices, and of whole arrays that stay
-    int64_t slot_bytes;      // bytes of slots of one storage, each rounded up
-    int users[SHARED_SLOTS]; // storages that use each shared slot
-    int64_t shared;          // bytes of each shared slot
-    Largest last_slot;       // one more than the last storage that has its own slot
-} BufferSum;
-// Adds (times 1) or removes (-1) a storage's part, as its record is now.
-static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const StateBuffer *b,
-                                  const State *x, int storage, int times) {
-    if (!layout_holds(l, storage)) { return; }
-    const int64_t whole = buffer_full_padded(l, b, storage);
-    const int slot = state_slot(l, x, storage);
-    if (state_stays_full(l, b, x, storage)) {
-        sum->slices += times * whole;
-        return;
-    }
-    if (x->place == PLACE_DEVICE) { sum->slices += times * buffer_slice_padded(l, b, storage); }
-    if (slot >= 0) {
-        sum->users[slot] += times;
-        sum->shared = whole;
-    } else {
-        sum->slot_bytes += times * round_up(whole, 64);
-        largest_set(&sum->last_slot, storage, times > 0 ? storage + 1 : 0);
-    }
-}
-static inline BufferSum buffer_sum(const Layout *l, const StateBuffer *b, const State *x) {
-    BufferSum sum = {0, 0, {0}, 0, largest_make(l->model->storages)};
-    for (int i = 0; i < l->model->storages; i++) { buffer_sum_add(&sum, l, b, &x[i], i, 1); }
-    return sum;
-}
-static inline void buffer_sum_free(BufferSum *sum) { free(sum->last_slot.node); }
-// Returns `held` and `slot_bytes` of buffer_plan() together.
-static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l,
-                                       const StateBuffer *b) {
-    const int last = (int)largest_of(&sum->last_slot) - 1;
-    int64_t at = sum->slices;
-    for (int slot = 0; slot < SHARED_SLOTS; slot++) {
-        if (sum->users[slot]) { at = round_up(at, 64) + sum->shared; }
-    }
-    if (last < 0) { return at; }
-    const int64_t whole = buffer_full_padded(l, b, last);
-    return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
 }
 
 // -------------------------------------------------------------------------------------------------
 // Whole arrays in point-to-point mode
 
-// Plans all versions of each storage, one storage after another.
-static inline void buffer_plan_versions(StateBuffer *b, State *x, const GptModel *m) {
-    for (int i = 0; i < m->storages; i++) {
-        x[i].stride = gpt_storage_elements(m, i) * (int64_t)b->size;
-        x[i].slice = x[i].whole = (int64_t)b->held;
-        b->held += (size_t)(x[i].versions * x[i].stride);
-    }
-}
-// Plans slots for storages that are never stored at the same time. slot: [storages] the slot of
-// each; storages with 0 versions have none.
-static inline void buffer_plan_shared(StateBuffer *b, State *x, const GptModel *m,
-                                      const unsigned char *slot, int slots, bool one_at_a_time) {
-    int64_t at = 0;
+// Plans the versions of each storage in slots: of storages that are in use at the same time one
+// after another, otherwise in the same place. slot: [storages] the slot of each; NULL: all have
+// slot 0. Storages with 0 versions have none.
+static inline void buffer_plan_versions(StateBuffer *b, State *x, const GptModel *m,
+                                        const unsigned char *slot, int slots, bool one_at_a_time) {
     for (int k = 0; k < slots; k++) {
         int64_t used = 0;
         for (int i = 0; i < m->storages; i++) {
-            if (!x[i].versions || slot[i] != k) { continue; }
+            if (!x[i].versions || (slot && slot[i] != k)) { continue; }
             x[i].stride = gpt_storage_elements(m, i) * (int64_t)b->size;
-            x[i].slice = x[i].whole = at + (one_at_a_time ? 0 : used);
+            x[i].slice = x[i].whole = b->held + (one_at_a_time ? 0 : used);
             const int64_t bytes = x[i].versions * x[i].stride;
             used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
         }
-        at += used;
+        b->held += used;
     }
-    b->slot_bytes = (size_t)at;
 }
 // Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
 // of a stage that have no version yet are stored one after another, and stages use the same slots.
@@ -248,7 +185,7 @@ static inline void buffer_add_stages(StateBuffer *b, State *x, const GptModel *m
         x[i].versions = slots;
         x[i].stride = most;
     }
-    b->slot_bytes += (size_t)(slots * most);
+    b->slot_bytes += slots * most;
 }
 
 static inline void buffer_allocate(StateBuffer *b, MemoryKind kind, const char *what) {

@@ -55,7 +55,7 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         const double mean = store_mean(s, i);
         if (!n) { continue; }
         const float *sum_of_slice = store_floats(s, STATE_GRADIENT, i, step);
-        if (store_place(s, STATE_GRADIENT, i) == PLACE_HOST) {
+        if (store_on_host(s, STATE_GRADIENT, i)) {
             ops_square_sum_host(s->stream, sum, sum_of_slice, n, NORM_CHUNK, mean * mean);
         } else {
             ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, mean * mean);
@@ -69,8 +69,7 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
 // gradient; each storage counts once. All ranks must call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
     BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
-    ExactSum sum;
-    memset(&sum, 0, sizeof sum);
+    ExactSum sum = {};
     exchange_send_on(s, newest);
     exchange_finish(s, older);
     exchange_finish(s, newest);
@@ -101,11 +100,12 @@ static inline void store_forget_errors(Store *s, int storage) {
 
 // Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
+    StorageProgress *p = &s->progress[storage];
     // a gradient is clipped, reduced, given its noise and then used, in this order
-    assert(store_holds(s, storage) && s->progress[storage].noised == s->noise.on);
+    assert(store_holds(s, storage) && p->noised == s->noise.on);
     if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
-    s->progress[storage].noised = false;
-    if (++s->progress[storage].updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+    p->noised = false;
+    if (++p->updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
 // The memory that an update works on: `count` elements of a storage from `first` on, on the device
 // or on the host.
@@ -135,9 +135,8 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
 // Finds the memory of an update with the gradient of a step: of this rank's slice, or of one of its
 // pieces.
 static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step, int piece) {
-    UpdatePlaces p;
+    UpdatePlaces p = {};
     int64_t begin, first;
-    memset(&p, 0, sizeof p);
     p.count = store_piece(s, storage, piece, &begin);
     store_own(s, storage, &first);
     p.first = first + begin;
@@ -152,8 +151,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
 // The same of a delayed update: this rank's whole slice, all of it on the host. The device's
 // parameters are of another version.
 static inline UpdatePlaces store_find_delayed(const Store *s, int storage, int64_t step) {
-    UpdatePlaces p;
-    memset(&p, 0, sizeof p);
+    UpdatePlaces p = {};
     p.count = store_own(s, storage, &p.first);
     p.cpu_update = true;
     for (int kind = 0; kind <= STATE_GRADIENT; kind++) {
@@ -171,7 +169,7 @@ static OptimizerKernel *const optimizer_kernels[][2] = {
 // Updates n elements, from element `at` of the places on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
                                          OptimizerStep o) {
-    const int64_t word = (int64_t)sizeof(float);
+    const int64_t word = sizeof(float);
     char *parameters = p->at[STATE_PARAMETERS], *master = p->at[STATE_MASTER] + at * word;
     const DType dtype = parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
     UpdateSlice u = {

@@ -1,28 +1,28 @@
-// bench_ops.c: how fast the tensor operations are, against what this machine's BLAS and memory
-// allow. `make bench-ops`
+// bench_ops.c: how fast the tensor operations are, against what this machine can do. `make
+// bench-ops`
 //
-// For each shape of GPT-2 124M: every operation of a training step with its time, rate and bound in
-// the same run.
-//   matrix products    the bound is cblas_sgemm alone on the same shape, threaded by the BLAS
-//                      itself; a ratio of 1 means that bias, GELU and the cutting into tiles cost
-//                      nothing
-//   attention          the bound is sgemm's rate (of the large product above it) on the
-//                      multiplications below the diagonal
-//   samples            for private training: products as attention's, of half the pairs of rows,
-//                      the head's with dlogits; and passes
-//   quantization       the bound is ops_copy() of as many bytes; records of 256 elements
-//   the rest           the bound is a plain pass that reads and writes as many bytes
-// Times are the best of several; operation and bound are timed in turn, so that what else the
-// machine does hits both. Usage: bench_ops [threads] [rounds]
+// For each shape of GPT-2 124M: every operation of a training step with its time, its rate, the
+// time at the machine's limit, and the share of the limit that it reaches.
+//   products           the limit is the peak of fused multiply-adds in fp32 of all threads: of
+//                      layers, of causal attention (the multiplications below the diagonal), and of
+//                      private training (half the pairs of rows)
+//   quantization       the limit is ops_copy() of as many bytes; records of 256 elements
+//   the rest           the limit is a plain pass that reads and writes as many bytes
+// Times are the best of several. The peaks are measured before each shape, since what else the
+// machine does changes. Usage: bench_ops [threads] [rounds], or bench_ops THREADS peak
 #include "ops/cpu/ops_cpu.h"
+#ifdef __AVX512BF16__
+#include <immintrin.h> // the dot product of bf16
+#endif
 
 enum { C = 768, NH = 12, LAYERS = 12, V = 50257, Vp = 50304, ELEMENTS = 124475904, ADAM_PART = 4 };
 
 static int rounds = 5;
 typedef struct {
-    double ops, sgemm, attention_flops, sgemm_flops;
-} Step; // seconds of a whole step, summed as rows are printed
+    double seconds, flops; // of operations; of products
+} Step;                    // a whole step, summed as rows are printed
 static Step step;
+static double peak_rate; // flop/s of fused multiply-adds
 static double pass_rate; // bytes/s of a plain pass over memory
 
 static float *filled(int64_t n) {
@@ -44,13 +44,6 @@ static double clock_now(const Stream *s) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k,
-                  const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
-                  int64_t ldc) {
-    cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta,
-                c, (int)ldc);
-}
-
 #define BEST(best, work)                                                                           \
     do {                                                                                           \
         double begin_ = clock_now(s);                                                              \
@@ -59,27 +52,75 @@ static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, 
         if (took_ < (best)) { (best) = took_; }                                                    \
     } while (0)
 
-static void print_head(const char *what) {
-    printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "bound ms", "ratio");
+// One thread's multiply-adds: as many sums as registers hold, so that none waits for another.
+enum { SUMS = 3 * PANEL, PEAK_ROUNDS = 1 << 20 };
+static float multiply_add(void) {
+    Lanes sum[SUMS], factor, term;
+    for (int i = 0; i < LANES; i++) {
+        factor[i] = 0.999f;
+        term[i] = 1e-6f;
+    }
+    for (int j = 0; j < SUMS; j++) { sum[j] = term; }
+    for (int64_t i = 0; i < PEAK_ROUNDS; i++) {
+#pragma GCC unroll 24
+        for (int j = 0; j < SUMS; j++) { sum[j] = sum[j] * factor + term; }
+    }
+    for (int j = 1; j < SUMS; j++) { sum[0] += sum[j]; }
+    return sum[0][0];
 }
-static void row_matmul(const char *name, int calls, double seconds, double sgemm, double flops) {
-    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
-           flops / seconds * 1e-9, sgemm * 1e3, sgemm / seconds);
-    step.ops += calls * seconds;
-    step.sgemm += calls * sgemm;
-    step.sgemm_flops += calls * flops;
+// The same with dot products of bf16 pairs; 0 where the CPU has none.
+#ifdef __AVX512BF16__
+static float multiply_pairs(void) {
+    __m512 sum[SUMS];
+    const __m512bh pairs = (__m512bh)_mm512_set1_epi32(0x38003800);
+    for (int j = 0; j < SUMS; j++) { sum[j] = _mm512_set1_ps(1e-6f); }
+    for (int64_t i = 0; i < PEAK_ROUNDS; i++) {
+#pragma GCC unroll 24
+        for (int j = 0; j < SUMS; j++) { sum[j] = _mm512_dpbf16_ps(sum[j], pairs, pairs); }
+        __asm__ volatile("" ::: "memory");
+    }
+    for (int j = 1; j < SUMS; j++) { sum[0] += sum[j]; }
+    return sum[0][0];
+}
+static const double pair_flops = 4.0 * LANES * SUMS * PEAK_ROUNDS;
+#else
+static float multiply_pairs(void) { return 0.0f; }
+static const double pair_flops = 0.0;
+#endif
+static float on_all_threads(const Stream *s, float (*work)(void)) {
+    float used = 0.0f;
+#pragma omp parallel num_threads(s->threads) reduction(+ : used)
+    used += work();
+    return used;
+}
+// Returns the best rate of all threads together, in flop/s.
+static double measure_peak(const Stream *s, float (*work)(void), double flops) {
+    double best = 1e9;
+    float used = 0.0f; // so that the work is done
+    for (int i = 0; i < rounds + 2; i++) { BEST(best, used += on_all_threads(s, work)); }
+    if (isnan(used)) { puts("a sum is no number"); }
+    return flops * s->threads / best;
+}
+static void print_peaks(const Stream *s) {
+    peak_rate = measure_peak(s, multiply_add, 2.0 * LANES * SUMS * PEAK_ROUNDS);
+    const double pairs = pair_flops > 0 ? measure_peak(s, multiply_pairs, pair_flops) : 0.0;
+    printf("peak of fp32 multiply-adds %.1f GFLOP/s, of bf16 dot products %.1f GFLOP/s%s\n",
+           peak_rate * 1e-9, pairs * 1e-9, pairs > 0 ? "" : " (this build has none)");
+}
+
+static void print_head(const char *what) {
+    printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "limit ms", "share");
 }
 static void row_product(const char *name, int calls, double seconds, double flops) {
-    double bound = flops * step.sgemm / step.sgemm_flops;
     printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
-           flops / seconds * 1e-9, bound * 1e3, bound / seconds);
-    step.ops += calls * seconds;
-    step.attention_flops += calls * flops;
+           flops / seconds * 1e-9, flops / peak_rate * 1e3, flops / peak_rate / seconds);
+    step.seconds += calls * seconds;
+    step.flops += calls * flops;
 }
 static void row_pass(const char *name, double calls, double seconds, double bytes) {
     printf("%-30s %6.0f %10.3f %7.1f GB/s %10.3f %7.2f\n", name, calls, seconds * 1e3,
            bytes / seconds * 1e-9, bytes / pass_rate * 1e3, bytes / pass_rate / seconds);
-    step.ops += calls * seconds;
+    step.seconds += calls * seconds;
 }
 
 // The three products of a layer with weights (OC, IC), as a step calls them: fc's forward with
@@ -88,16 +129,13 @@ static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int
                          bool gelu_after, bool gelu_before) {
     float *x = filled(N * IC), *w = filled(OC * IC), *y = filled(N * OC), *g = filled(N * OC),
           *bias = filled(OC), *dw = filled(OC * IC), *pre = filled(N * IC);
-    double best[6] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    double best[3] = {1e9, 1e9, 1e9};
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], ops_matmul_forward(s, real(y), gelu_after ? real(g) : NULL, real(x), real(w),
                                          real(bias), N, IC, OC));
-        BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, OC, IC, x, IC, w, IC, 0.0f, y, OC));
-        BEST(best[2], ops_matmul_backward_input(s, real(x), real(y), real(w),
+        BEST(best[1], ops_matmul_backward_input(s, real(x), real(y), real(w),
                                                 gelu_before ? real(pre) : NULL, N, IC, OC));
-        BEST(best[3], sgemm(CblasNoTrans, CblasNoTrans, N, IC, OC, y, OC, w, IC, 0.0f, x, IC));
-        BEST(best[4], ops_matmul_backward_weight(s, dw, bias, real(y), real(x), N, IC, OC, false));
-        BEST(best[5], sgemm(CblasTrans, CblasNoTrans, OC, IC, N, y, OC, x, IC, 0.0f, dw, IC));
+        BEST(best[2], ops_matmul_backward_weight(s, dw, bias, real(y), real(x), N, IC, OC, false));
         // keep numbers ordinary
         for (int64_t j = 0; j < N * IC; j++) { x[j] = (float)(j % 17) * 0.1f - 0.8f; }
     }
@@ -105,8 +143,7 @@ static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int
     for (int k = 0; k < 3; k++) {
         char label[64];
         snprintf(label, sizeof label, "%s %s", name, part[k]);
-        row_matmul(label, LAYERS, best[2 * k], best[2 * k + 1],
-                   2.0 * (double)N * (double)IC * (double)OC);
+        row_product(label, LAYERS, best[k], 2.0 * (double)N * (double)IC * (double)OC);
     }
     ops_free(x);
     ops_free(w);
@@ -123,20 +160,15 @@ static void bench_classifier(Stream *s, int64_t N) {
     float *logits = filled(N * Vp);
     int32_t *targets = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "targets");
     for (int64_t i = 0; i < N; i++) { targets[i] = (int32_t)(i * 37 % V); }
-    double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
+    double best[2] = {1e9, 1e9}, products = 6.0 * (double)N * C * (double)V;
     for (int i = 0; i < (rounds + 1) / 2; i++) {
-        BEST(best[4], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte),
-                                     targets, N, N, C, V, Vp, 1.0f / (float)N, false));
         BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets,
                                      N, N, C, V, Vp, 1.0f / (float)N, false));
-        BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, Vp, C, x, C, wte, C, 0.0f, logits, Vp));
-        BEST(best[2], sgemm(CblasNoTrans, CblasNoTrans, N, C, Vp, logits, Vp, wte, C, 0.0f, dx, C));
-        BEST(best[3], sgemm(CblasTrans, CblasNoTrans, Vp, C, N, logits, Vp, x, C, 0.0f, dwte, C));
+        BEST(best[1], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte),
+                                     targets, N, N, C, V, Vp, 1.0f / (float)N, false));
     }
-    row_matmul("classifier, all of it", 1, best[0], best[1] + best[2] + best[3],
-               6.0 * (double)N * C * (double)V);
-    row_matmul("classifier, keeping dlogits", 0, best[4], best[1] + best[2] + best[3],
-               6.0 * (double)N * C * (double)V);
+    row_product("classifier, all of it", 1, best[0], products);
+    row_product("classifier, keeping dlogits", 0, best[1], products);
     ops_free(x);
     ops_free(wte);
     ops_free(dwte);
@@ -402,6 +434,7 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     char title[64];
     snprintf(title, sizeof title, "%d rows of %d tokens", (int)rows, (int)T);
     print_head(title);
+    print_peaks(s);
     step = optimizer;
     bench_matmul(s, "qkv", N, C, 3 * C, false, false);
     bench_matmul(s, "attproj", N, C, C, false, false);
@@ -412,20 +445,21 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     bench_rows(s, rows, T);
     bench_sample_products(s, rows, T);
     bench_sample_passes(s, rows, T);
-    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f "
-           "GFLOP/s, ratio %.3f; with attention's products at sgemm's rate "
-           "%.3f; workspace %.0f MB\n",
-           (int)N, step.ops * 1e3, optimizer.ops * 1e3, step.sgemm * 1e3,
-           step.sgemm_flops / step.sgemm * 1e-9, step.sgemm / step.ops,
-           (step.sgemm + step.attention_flops * step.sgemm / step.sgemm_flops) / step.ops,
-           (double)s->workspace_bytes * 1e-6);
+    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), products at the peak %.1f ms, "
+           "share %.3f; workspace %.0f MB\n",
+           (int)N, step.seconds * 1e3, optimizer.seconds * 1e3, step.flops / peak_rate * 1e3,
+           step.flops / peak_rate / step.seconds, (double)s->workspace_bytes * 1e-6);
     ops_free(s->workspace);
 }
 
 int main(int argc, char **argv) {
     Stream s = {argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), NULL, NULL, 0, NULL};
-    if (argc > 2) { rounds = atoi(argv[2]); }
-    omp_set_num_threads(s.threads); // for sgemm alone
+    if (argc > 2 && atoi(argv[2]) > 0) { rounds = atoi(argv[2]); }
+    omp_set_num_threads(s.threads);
+    if (argc > 2 && !strcmp(argv[2], "peak")) {
+        print_peaks(&s);
+        return 0;
+    }
     printf("%d threads, best of %d\n", s.threads, rounds);
     bench_optimizers(&s);
     Step optimizer = step;

@@ -663,6 +663,7 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     char *mapped = (char *)mmap(NULL, pages + EMU_PAGE, PROT_NONE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) { return cudaErrorMemoryAllocation; }
+    madvise(mapped, pages, MADV_HUGEPAGE); // fewer pages for emu_protect() to change
     if (place != EMU_DEVICE && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) {
         emu_fail("mprotect failed");
     }

@@ -51,6 +51,9 @@ def environment(everything):
     env = dict(
         os.environ,
         TEST_SEED=os.environ.get("TEST_SEED", str(random.randrange(1 << 30))),
+        OMPI_MCA_pml="ob1",
+        PMIX_MCA_gds="hash",
+        HWLOC_COMPONENTS="-pci,-linuxio",
         OMP_WAIT_POLICY="passive",
     )  # as harness.ENVIRONMENT
     if everything:
@@ -61,8 +64,8 @@ def environment(everything):
 
 
 def commands(env):
-    """(name, command) of each program and module. NCCL's collectives are emulated slowly: of 3 and
-    4 ranks the seed chooses one."""
+    """(name, command) of each program and module. The operations are tested with oneDNN's products
+    for AVX2, too. NCCL's collectives are emulated slowly: of 3 and 4 ranks the seed chooses one."""
     for program in sorted(glob.glob("build/test_*")):
         if "." in os.path.basename(program):
             continue  # what the compiler wrote beside it
@@ -76,6 +79,8 @@ def commands(env):
                 yield f"{name}, {ranks} ranks", [*launch, str(ranks), program]
         else:
             yield name, [program]
+        if name == "test_ops":
+            yield "test_ops, AVX2", ["env", "DNNL_MAX_CPU_ISA=AVX2", program]
     for script in sorted(glob.glob("test/test_*.py")):
         yield os.path.basename(script), [sys.executable, script]
 

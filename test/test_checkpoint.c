@@ -172,11 +172,13 @@ static Progress make_progress(int64_t step, int64_t values) {
 // Saves, and takes what it says on stderr.
 static char said[4096];
 static bool save(Store *s, const Progress *p, int64_t keep, char path[1100]) {
+    Text folder;
     FILE *f = tmpfile();
     int before = dup(STDERR_FILENO);
     fflush(stderr);
     dup2(fileno(f), STDERR_FILENO);
-    bool saved = checkpoint_save(out, s, p, keep, "--steps 5 --lr 1e-3", path, 1100);
+    bool saved = checkpoint_save(out, s, p, keep, "--steps 5 --lr 1e-3", &folder);
+    strcpy(path, folder.at);
     fflush(stderr);
     dup2(before, STDERR_FILENO);
     close(before);
@@ -192,10 +194,10 @@ static void save_step(Store *s, int64_t step, int64_t keep) {
     if (!save(s, &p, keep, path)) { fail_msg("not saved: %s", said); }
 }
 static bool load(const char *folder, Store *s, Progress *p) {
-    char why[1400] = "";
+    Text why = {""};
     memset(p, 0, sizeof *p);
-    bool loaded = checkpoint_load(folder, s, s->model, p, why, sizeof why);
-    assert_int_equal(loaded, !*why); // a refusal has a reason
+    bool loaded = checkpoint_load(folder, s, s->model, p, &why);
+    assert_int_equal(loaded, !*why.at); // a refusal has a reason
     return loaded;
 }
 // The checkpoint of this step is there and is what save_step saved.
@@ -242,11 +244,9 @@ static void test_round_trip(void **state) {
 static void test_resume(void **state) {
     (void)state;
     Store s = make_store(DTYPE_BF16, true), t = make_store(DTYPE_BF16, true);
-    char path[1100];
     for (int step = 10; step <= 12; step++) { save_step(&s, step, 0); }
     Progress p = make_progress(0, 0), expected = make_progress(12, 5);
-    checkpoint_resume(out, &t, &p, path, sizeof path);
-    assert_string_equal(path, path_of("step_00000012"));
+    assert_string_equal(checkpoint_resume(out, &t, &p).at, path_of("step_00000012"));
     assert_true(same_states(&s, &t));
     assert_memory_equal(&p, &expected, sizeof p);
     assert_memory_equal(store_full(&s, STATE_PARAMETERS, 0), store_full(&t, STATE_PARAMETERS, 0),
@@ -258,9 +258,8 @@ static void test_resume(void **state) {
 static Store *resumed_store;
 static Progress resumed_progress;
 static void resume_from(const void *expected) { // the warnings go to the child's stderr
-    char path[1100];
-    checkpoint_resume(out, resumed_store, &resumed_progress, path, sizeof path);
-    _exit(strcmp(path, expected) ? 99 : EXIT_DONE);
+    const Text path = checkpoint_resume(out, resumed_store, &resumed_progress);
+    _exit(strcmp(path.at, expected) ? 99 : EXIT_DONE);
 }
 static void test_resume_skips_what_is_torn(void **state) {
     (void)state;
@@ -296,10 +295,10 @@ static void test_other_models_are_refused(void **state) {
         GptModel other = gpt_model(others[i].config);
         Store t = make_store_of(&other, DTYPE_FP32, others[i].adam);
         Progress p;
-        char why[1400] = "";
-        bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.model, &p, why, sizeof why);
-        if (loaded || !strstr(why, "another model or optimizer")) {
-            fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why);
+        Text why = {""};
+        bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.model, &p, &why);
+        if (loaded || !strstr(why.at, "another model or optimizer")) {
+            fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why.at);
         }
         store_free(&t);
     }

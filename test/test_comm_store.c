@@ -439,10 +439,10 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             if (!everything && zero != (i + saved + 1) % 4) { continue; }
             Rig r;
             Progress p;
-            char why[1400] = "";
+            Text why = {""};
             rig_make(&r, &cases[i], &s);
-            bool good = checkpoint_load(path, &r.store, r.store.model, &p, why, sizeof why);
-            check(good && p.step == 5, why, r.c, &s, -1);
+            bool good = checkpoint_load(path, &r.store, r.store.model, &p, &why);
+            check(good && p.step == 5, why.at, r.c, &s, -1);
             check_states(&r, "states of a checkpoint", STEPS);
             store_initialise(&r.store, 12);
             model_file_load(exported, &r.store, DTYPE_FP32);
@@ -464,18 +464,18 @@ static void test_files(void) {
         Setting s = setting_of(i % 4, PIPELINE_DAPPLE);
         Rig r;
         Progress p;
-        char path[1100], exported[1200];
+        char exported[1200];
+        Text path;
         memset(&p, 0, sizeof p);
         p.step = p.position = p.updates = 5;
         rig_make(&r, &cases[i], &s);
         train_rig(&r);
-        check(checkpoint_save(folder, &r.store, &p, 1, "--steps 5", path, sizeof path), "saves",
-              r.c, &s, -1);
+        check(checkpoint_save(folder, &r.store, &p, 1, "--steps 5", &path), "saves", r.c, &s, -1);
         snprintf(exported, sizeof exported, "%s/model.bin", folder);
         check(!model_file_write(exported, &r.store), "exports", r.c, &s, -1);
         comm_barrier(&comm);
         rig_free(&r);
-        load_everywhere(i, path, exported);
+        load_everywhere(i, path.at, exported);
         comm_barrier(&comm);
     }
     report("checkpoints and model files from each placement to each");
@@ -503,9 +503,7 @@ int main(int argc, char **argv) {
     test_plus_plus();
     test_files();
     if (comm.rank == 0) {
-        char path[1100];
-        checkpoint_folder(path, sizeof path, folder, 5, "");
-        folder_remove(path);
+        folder_remove(checkpoint_folder(folder, 5, "").at);
         folder_remove(folder);
         printf("%d passed, %d failed\n", groups - red_groups, red_groups);
     }

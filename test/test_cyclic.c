@@ -10,9 +10,9 @@
 #include "model/unit.h"
 #include "dataloader.h"
 #include "pipeline.h"
-#include "engine/proof.h"
 #include "zero.h"
-#include "policies.h" // ZERO_POLICY
+#include "cyclic_proof.h" // cyclic_prove
+#include "policies.h"     // ZERO_POLICY
 
 #include "harness.h"
 
@@ -603,7 +603,7 @@ static void test_received(void **state) {
     for (int N = 2; N <= 12; N++) {
         const GptModel m = model_of(3 * N);
         CyclicPlan plan = plan_of(CYCLIC_V2, CYCLIC_DATA, N, 0, 3 * N);
-        plan.way = cyclic_ways(&m, N);
+        plan.way = cyclic_ways(&plan, &m);
         Program p = window_of(&plan, N);
         double total = 0, largest = 0, all = (double)m.parameters;
         for (int s = 0; s < m.storages; s++) {
@@ -779,7 +779,7 @@ static void test_all_are_valid(void **state) {
             plan.pauses = kind / 20;
             plan.recompute = N % 2;
             plan.pieces = N < 8 && plan.mode != CYCLIC_ZERO ? 1 + kind / 4 % 4 : 1;
-            if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
+            if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&plan, &m); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
             cyclic_free(&plan);
         }
@@ -814,7 +814,7 @@ static void test_all_are_valid_late(void **state) {
             plan.pauses = kind / 5;
             plan.recompute = N % 2;
             plan.pieces = N < 8 ? 1 + kind % 3 : 1;
-            plan.way = cyclic_ways(&m, N);
+            plan.way = cyclic_ways(&plan, &m);
             // of many ranks some rules
             const int orders = all ? 64 : N < 8 ? 4 : (kind + N / 8) % 5 == 0;
             for (int seed = 0; seed < orders; seed++) {
@@ -854,7 +854,7 @@ static void test_shared_blocks_are_valid(void **state) {
         plan.waits = rule == 1;
         plan.pauses = i / 300;
         plan.pieces = 1 + i / 25 % 3;
-        plan.way = cyclic_ways(&m, N);
+        plan.way = cyclic_ways(&plan, &m);
         check_shared(&plan, &m, plan.pauses ? 1 + i % 3 : 5);
         cyclic_free(&plan);
     }
@@ -882,6 +882,111 @@ static void test_triangles_are_valid(void **state) {
             cyclic_free(&plan);
         }
     }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Layouts as flags give them (cyclic_plan), drawn at random: what the program does not prove before
+// a run. With TEST_ALL=1 very many of them.
+
+// The part of the proof that the program makes before each run: the validator accepts some steps,
+// or refuses them.
+static void check_at_start(const Program *window, const CyclicPlan *plan, bool valid,
+                           const char *what) {
+    char error[400];
+    Program steps = cyclic_unroll(window, plan, 4, plan->pauses ? 2 : 4);
+    if (schedule_validate(&steps, error, sizeof error) != valid) {
+        fail_msg("%s: at the start it is %s: %s", what, valid ? "refused" : "accepted", error);
+    }
+    cyclic_window_free(&steps);
+}
+typedef struct {
+    uint64_t seed, draws;
+} Draw;
+static int draw(Draw *d, int low, int high) {
+    return low + (int)(random_u64(d->seed, 77, d->draws++) % (uint64_t)(high - low + 1));
+}
+// Blocks that share: in mode data in all ways, else those that follow each other, in one stage.
+static GptShare draw_share(Draw *d, CyclicMode mode, int layers, int *run) {
+    *run = 1;
+    if (draw(d, 0, 2)) { return GPT_SHARE_NONE; }
+    const int number = draw(d, 1, layers);
+    if (mode == CYCLIC_DATA && draw(d, 0, 1)) {
+        return layers % number ? GPT_SHARE_NONE : gpt_share(layers, layers, number);
+    }
+    *run = number;
+    return gpt_share(layers, number, 0);
+}
+// Cuts the units into stages, between blocks that do not share.
+static bool draw_cut(Draw *d, int units, int stages, int run, char *text, size_t bytes) {
+    int borders[MOST + 2], count = 0, first = 0;
+    size_t n = 0;
+    for (int u = 1; u < units; u++) {
+        if (u == 1 || u == units - 1 || (u - 1) % run == 0) { borders[count++] = u; }
+    }
+    if (stages - 1 > count) { return false; }
+    for (int left = stages - 1, k = 0; left; k++) {
+        if (draw(d, 1, count - k) > left) { continue; }
+        n += (size_t)snprintf(text + n, bytes - n, "%d,", borders[k] - first);
+        first = borders[k];
+        left--;
+    }
+    snprintf(text + n, bytes - n, "%d", units - first);
+    return true;
+}
+static void check_layout(uint64_t seed, bool large) {
+    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL};
+    Draw d = {seed, 0};
+    const CyclicMode mode = modes[draw(&d, 0, 3)];
+    const int units = draw(&d, 3, large ? 20 : 9), N = draw(&d, 1, (int)min_i64(units, 12));
+    const bool triangle = mode == CYCLIC_MODEL && N < 6 && draw(&d, 0, 1);
+    const int ranks = mode == CYCLIC_SINGLE ? 1 : triangle ? N * (N + 1) / 2 : N;
+    char cut[200] = "", error[400];
+    int run;
+    const GptShare share = draw_share(&d, mode, units - 2, &run);
+    const bool cuts = draw(&d, 0, 1) || share_is(share);
+    if (ranks == 1 && mode != CYCLIC_SINGLE) { return; } // as single
+    if (cuts && !draw_cut(&d, units, N, run, cut, sizeof cut)) { return; }
+    const int width = 4 << draw(&d, 0, 2), vocab = 128 << draw(&d, 0, 3);
+    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8};
+    const GptModel m = gpt_model_shared(config, share);
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.cyclic = draw(&d, CYCLIC_V1, CYCLIC_V2);
+    o.cyclic_mode = mode;
+    o.cyclic_stages = N;
+    o.cyclic_slack = o.cyclic == CYCLIC_V2 && draw(&d, 0, 1) ? draw(&d, 0, N + 1) : 0;
+    o.cyclic_cut = cut;
+    o.share = "";
+    o.out = "";
+    o.val_every = draw(&d, 0, 1);
+    o.grad_clip = o.cyclic == CYCLIC_V1 && draw(&d, 0, 1);
+    o.recompute = draw(&d, 0, 1) ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    const int64_t pieces = mode == CYCLIC_ZERO ? 1 : draw(&d, 1, large ? 5 : 3),
+                  micro = draw(&d, 1, 3), samples = max_i64(1, draw(&d, 1, N) * pieces * micro);
+    CyclicPlan plan = cyclic_plan(&o, &m, ranks, samples, mode == CYCLIC_ZERO ? samples : micro);
+    Program window = window_of_model(&plan, &m, samples);
+    if (!cyclic_prove_all(&window, &plan, &m, error, sizeof error)) {
+        fail_msg("seed %" PRIu64 " large %d: mode %d rule %d N %d ranks %d slack %d pieces %d "
+                 "waits %d pauses %d recompute %d share %d x %d cut %s samples %d of %d units, "
+                 "width %d, "
+                 "vocab %d: %s",
+                 seed, large, plan.mode, plan.rule, plan.N, plan.ranks, plan.slack, plan.pieces,
+                 plan.waits, plan.pauses, plan.recompute, (int)share.run, (int)share.cycle, cut,
+                 (int)samples, units, width, vocab, error);
+    }
+    check_at_start(&window, &plan, true, "a layout");
+    program_free(&window);
+    cyclic_free(&plan);
+}
+static void test_random_layouts_are_valid(void **state) {
+    (void)state;
+    const uint64_t seed = test_seed(1) << 32;
+    const int small = all_tests() ? 60000 : 600, large = all_tests() ? 3000 : 30;
+    // two that were once refused: blocks of distant stages share
+    check_layout(UINT64_C(12884902152), false);
+    check_layout(UINT64_C(17179869579), false);
+    for (int i = 0; i < small; i++) { check_layout(seed + (uint64_t)i, false); }
+    for (int i = 0; i < large; i++) { check_layout(seed + (uint64_t)i, true); }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1080,7 +1185,7 @@ static CyclicPlan base_plan(Base base) {
     p.waits = base == WAITS;
     p.recompute = base == RECOMPUTES;
     p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
-    if (mode == CYCLIC_DATA) { p.way = cyclic_ways(&m, N); }
+    if (mode == CYCLIC_DATA) { p.way = cyclic_ways(&p, &m); }
     return p;
 }
 static int find_action(const Schedule *s, const Damage *d) {
@@ -1166,6 +1271,9 @@ static void test_damage_is_refused(void **state) {
                         valid ? "VALID " : "", error);
             wrong++;
         }
+        // whatever a rank would wait for for ever, or compute wrongly
+        const bool caught = says(error, "deadlock|runs twice|has not run|rows differ|recomputed");
+        if (caught) { check_at_start(&window, &plan, false, d->name); }
         // of a list that is put off, the order may not matter
         const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_STATS && d->change != UP;
         if (late && cyclic_prove_in_order(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4,
@@ -1221,7 +1329,7 @@ static void reference_carve(Reference *r, Arena *a, int64_t N) {
     for (int u = 0; u < REF_UNITS; u++) {
         unit_carve_values(&r->unit[u], a, &r->m, gpt_unit_class(&r->m, u), N);
     }
-    unit_carve_gradients(&r->work, a, &r->m, UNIT_BLOCK, N);
+    unit_carve_gradients(&r->work, a, &r->m, UNIT_BLOCK, N, false);
     for (int u = 1; u < REF_UNITS; u++) {
         r->x[u] = arena_reals(a, N * r->m.config.channels);
         r->dx[u] = arena_reals(a, N * r->m.config.channels);
@@ -1532,6 +1640,7 @@ int main(void) {
         cmocka_unit_test(test_all_are_valid_late),
         cmocka_unit_test(test_shared_blocks_are_valid),
         cmocka_unit_test(test_triangles_are_valid),
+        cmocka_unit_test(test_random_layouts_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_stability),
         cmocka_unit_test(test_the_program_is_the_reference),

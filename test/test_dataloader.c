@@ -7,6 +7,15 @@
 
 #include "harness.h"
 
+// The program keeps its data sets until it ends.
+static void dataset_close(Dataset *ds) {
+    for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
+    free(ds->shards);
+    free(ds->table);
+    free(ds->rows);
+    memset(ds, 0, sizeof *ds);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Writing files
 
@@ -140,7 +149,7 @@ static void test_sample_by_hand(void **state) {
     assert_memory_equal(inputs, expected_inputs, sizeof inputs);
     assert_memory_equal(targets, expected_targets, sizeof targets);
     assert_int_equal(ds.tokens, 10);
-    assert_int_equal(dataset_whole_windows(&ds), 2); // 10 tokens: 0..4 and 4..8
+    assert_int_equal(ds.windows, 2); // 10 tokens: 0..4 and 4..8
     assert_int_equal(dataset_targets(&ds, 2), 4);
     dataset_close(&ds);
 }
@@ -177,7 +186,7 @@ static void test_sample_rule(void **state) {
         for (int64_t T = 1; T <= 60; T++) {
             Dataset ds = open_all(T, WINDOWS_CONTINUOUS, false, 0);
             check_samples(&ds, stream, n, T, 2 * n + 3);
-            assert_int_equal(dataset_whole_windows(&ds), (n - 1) / T);
+            assert_int_equal(ds.windows, (n - 1) / T);
             dataset_close(&ds);
         }
     }
@@ -368,7 +377,7 @@ static void test_shuffled_epochs(void **state) {
     Dataset ds = open_all(3, WINDOWS_CONTINUOUS, true, 42),
             other = open_all(3, WINDOWS_CONTINUOUS, true, 43);
     const int64_t W = 33; // (100 - 1) div 3
-    assert_int_equal(dataset_whole_windows(&ds), W);
+    assert_int_equal(ds.windows, W);
     int same_epoch = 0, same_seed = 0, same_place = 0;
     for (int64_t e = 0; e < 10; e++) {
         unsigned char seen[33] = {0};
@@ -593,7 +602,7 @@ static void test_documents_by_hand(void **state) {
     };
     const int real[5] = {1, 3, 2, 3, 1};
     Dataset ds = open_all(3, WINDOWS_DOCUMENT, false, 0);
-    assert_int_equal(dataset_whole_windows(&ds), 5);
+    assert_int_equal(ds.windows, 5);
     for (int64_t g = 0; g < 12; g++) { // wraps
         int32_t inputs[3], targets[3];
         dataset_fill(&ds, g, 1, inputs, targets);
@@ -625,7 +634,7 @@ static void check_documents(const uint16_t *stream, int64_t n, int64_t T, bool s
             all += real;
         }
     }
-    assert_int_equal(dataset_whole_windows(&ds), window);
+    assert_int_equal(ds.windows, window);
     // an epoch has each window once
     for (int64_t i = 0; i < window; i++) { sum += dataset_targets(&ds, 3 * window + i); }
     assert_int_equal(sum, all);
@@ -660,7 +669,7 @@ static void test_documents_shuffled(void **state) {
     for (int i = 0; i < 90; i++) { stream[i] = (uint16_t)(i % 9 ? 100 + i : 7); }
     write_shard("a.bin", stream, 90);
     Dataset ds = open_all(4, WINDOWS_DOCUMENT, true, 1); // ten documents of 9: two windows each
-    assert_int_equal(dataset_whole_windows(&ds), 20);
+    assert_int_equal(ds.windows, 20);
     int same = 0, ordered = 0;
     for (int64_t e = 0; e < 10; e++) {
         unsigned char seen[20] = {0};
@@ -695,7 +704,7 @@ static void test_windows_per_document(void **state) {
         o.windows_per_document = most;
         Dataset ds = dataset_open(path_of("*.bin"), o);
         int64_t kept = 0, taken = 0;
-        for (int64_t w = 0, document = -2; w < dataset_whole_windows(&all); w++) {
+        for (int64_t w = 0, document = -2; w < all.windows; w++) {
             const int64_t at = (int64_t)(all.table[w] >> TARGET_BITS);
             int64_t now = -1; // the document in front of the first end-of-text
             while (now + 1 < count && begins[now + 1] <= at) { now++; }
@@ -706,7 +715,7 @@ static void test_windows_per_document(void **state) {
                 kept++;
             }
         }
-        assert_int_equal(dataset_whole_windows(&ds), kept);
+        assert_int_equal(ds.windows, kept);
         dataset_close(&ds);
     }
     dataset_close(&all);
@@ -752,7 +761,7 @@ static void test_labelled(void **state) { // one window each, whatever was asked
     for (int64_t T = 4; T <= 6; T++) {
         for (int shuffle = 0; shuffle < 2; shuffle++) {
             Dataset ds = open_all(T, WINDOWS_CONTINUOUS, shuffle, 3);
-            assert_int_equal(dataset_whole_windows(&ds), 3);
+            assert_int_equal(ds.windows, 3);
             assert_int_equal(ds.labels, 2);
             assert_int_equal(ds.first_label, 500);
             for (int64_t g = 0; g < 6; g++) {
@@ -839,7 +848,7 @@ static void test_choices_by_hand(void **state) {
     for (int64_t T = 6; T <= 1000; T += 994) {
         Dataset ds = open_choices_of(T);
         assert_int_equal(ds.options.T, 6);
-        assert_int_equal(dataset_whole_windows(&ds), 8);
+        assert_int_equal(ds.windows, 8);
         int32_t found[2][48];
         dataset_fill(&ds, 0, 8, found[0], found[1]);
         for (int w = 0; w < 8; w++) {

@@ -235,7 +235,7 @@ class Extract(unittest.TestCase):
         for command in (
             "make run RUN='--steps 500'",
             "make run RUN='--steps 100'",
-            "make BLAS=mkl",
+            "make MATMUL=cblas BLAS=openblas",
         ):
             self.assertIn(command, found)
         self.assertGreater(len([command for command in found if "train_gpt" in command]), 40)

@@ -448,7 +448,7 @@ class Clipping(PrivateCheck):
             check,
             [
                 case
-                for index in sample(range(len(self.DATA)), 5)
+                for index in sample(range(len(self.DATA)), 3)
                 for case in sample([c for c in cases if c[0] == index], 1)
             ],
         )
@@ -1485,7 +1485,7 @@ class Cyclic(PrivateCheck):
                 random.Random(f"{SEED}{at}").choice(
                     [c for c in cases if c[0] == at and c[1]["ranks"] < 2 + at % 3]
                 )
-                for at in sample(range(len(self.DATA)), 4)
+                for at in sample(range(len(self.DATA)), 2)
             ]
         )
         at_once(lambda case: self.check(self.data(case[0], 7), **case[1]), picked)

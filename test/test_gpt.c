@@ -354,7 +354,6 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
     for (int s = 0; s < r->model.storages; s++) {
         assert_int_equal(r->store.progress[s].updates, UPDATES);
     }
-    dataset_close(&shard);
     rig_free(r);
 }
 static void test_ten_steps(void **state) {
@@ -867,7 +866,8 @@ typedef struct {
 static void small_carve(Small *s, Arena *a) {
     for (int u = 0; u < FD_UNITS; u++) {
         unit_carve_values(&s->unit[u], a, &s->model, gpt_unit_class(&s->model, u), FD_N);
-        unit_carve_gradients(&s->gradients[u], a, &s->model, gpt_unit_class(&s->model, u), FD_N);
+        unit_carve_gradients(&s->gradients[u], a, &s->model, gpt_unit_class(&s->model, u), FD_N,
+                             false);
         s->x[u + 1] = arena_reals(a, FD_N * gpt_width(&s->model));
         s->dx[u + 1] = arena_reals(a, FD_N * gpt_width(&s->model));
     }

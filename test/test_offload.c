@@ -151,7 +151,7 @@ static void fill_both_ways(Offload *o, const OffloadScope *f, bool stored) {
     const double excess = ((double)frees(f, o) + 1000) * (draw(12) - 1) / 9;
     memcpy(gone, first, n);
     const int64_t most = plain_fill(&turns, gone, o, f, frees, excess);
-    offload_tier_free(&turns);
+    free(turns.turns);
     memcpy(plain, gone, n);
     memcpy(gone, first, n);
     assert_int_equal(offload_fill(offload_tier(o, f, stored), excess), most);

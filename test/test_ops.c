@@ -6,12 +6,14 @@
 //   - the forward result against the reference; - each gradient against central differences, in
 //   double, of sum(dout * reference forward); - that accumulate = false overwrites (buffers start
 //   as NaN) and accumulate = true adds; - that a second run gives the same bits; and, where ops.h
-//   promises it, that any thread count does; - where results belong to samples: that a sample alone
-//   gives the same bits, and that a NaN in one sample does nothing to the others.
+//   promises it, that any number of threads does; - where results belong to samples: that a sample
+//   alone gives the same bits, and that a NaN in one sample does nothing to the others.
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are
 // numbers that both have. Add an operation: write its two functions, add a row to `operations`, add
 // cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
+#define TILE_WORK 20000    // the same: tiles
+#define GEMM_DEPTH 32      // the same: a slice of the inner dimension
 #define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops/cpu/ops_cpu.h"
@@ -1257,8 +1259,8 @@ typedef struct {
     void (*reference)(const Case *c, double **in, double *out);
     void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad,
                 bool accumulate);
-    bool backward, same_bits; // has gradients; promises the same bits for any thread count
-    int weights;              // from this input on, gradients obey `accumulate`
+    bool backward; // has gradients
+    int weights;   // from this input on, gradients obey `accumulate`
     // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals; NONE:
     // they are only read
     int roundings[2];
@@ -1266,61 +1268,20 @@ typedef struct {
 } Operation;
 enum { NONE = -1 };
 static const Operation operations[] = {
-    {"embedding",
-     embedding_sizes,
-     embedding_reference,
-     embedding_run,
-     true,
-     true,
-     0,
-     {1, 0},
-     false},
-    {"layernorm",
-     layernorm_sizes,
-     layernorm_reference,
-     layernorm_run,
-     true,
-     true,
-     2,
-     {2, 2},
-     false},
-    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1, {3, 2}, false},
-    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0, {1, 0}, false},
-    {"attention",
-     attention_sizes,
-     attention_reference,
-     attention_run,
-     true,
-     true,
-     1,
-     {2, 4},
-     false},
-    {"classifier",
-     classifier_sizes,
-     classifier_reference,
-     classifier_run,
-     true,
-     false,
-     1,
-     {2, 4},
-     false},
-    {"classifier keeping dlogits",
-     kept_sizes,
-     kept_reference,
-     kept_run,
-     true,
-     false,
-     1,
-     {2, 4},
-     false},
-    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0, {0, 0}, false},
-    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0, {0, 0}, false},
+    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, 0, {1, 0}, false},
+    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, 2, {2, 2}, false},
+    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, 1, {3, 2}, false},
+    {"residual", residual_sizes, residual_reference, residual_run, false, 0, {1, 0}, false},
+    {"attention", attention_sizes, attention_reference, attention_run, true, 1, {2, 4}, false},
+    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, 1, {2, 4}, false},
+    {"classifier keeping dlogits", kept_sizes, kept_reference, kept_run, true, 1, {2, 4}, false},
+    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, 0, {0, 0}, false},
+    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, 0, {0, 0}, false},
     {"matmul sample norms",
      matmul_norms_sizes,
      matmul_norms_reference,
      matmul_norms_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
@@ -1329,7 +1290,6 @@ static const Operation operations[] = {
      bias_samples_reference,
      bias_samples_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
@@ -1338,7 +1298,6 @@ static const Operation operations[] = {
      layernorm_samples_reference,
      layernorm_samples_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
@@ -1347,7 +1306,6 @@ static const Operation operations[] = {
      embedding_norms_reference,
      embedding_norms_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
@@ -1356,34 +1314,16 @@ static const Operation operations[] = {
      tied_norms_reference,
      tied_norms_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
-    {"tied rows",
-     tied_rows_sizes,
-     tied_rows_reference,
-     tied_rows_run,
-     false,
-     true,
-     0,
-     {NONE, 0},
-     false},
-    {"token rows",
-     token_rows_sizes,
-     token_rows_reference,
-     token_rows_run,
-     false,
-     true,
-     0,
-     {0, 0},
-     false},
+    {"tied rows", tied_rows_sizes, tied_rows_reference, tied_rows_run, false, 0, {NONE, 0}, false},
+    {"token rows", token_rows_sizes, token_rows_reference, token_rows_run, false, 0, {0, 0}, false},
     {"crossing norms",
      crossing_norms_sizes,
      crossing_norms_reference,
      crossing_norms_run,
      false,
-     true,
      0,
      {NONE, 0},
      true},
@@ -1392,16 +1332,14 @@ static const Operation operations[] = {
      sample_norms_reference,
      sample_norms_run,
      false,
-     true,
      0,
      {0, 0},
      true},
-    {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
+    {"clip factors", factors_sizes, factors_reference, factors_run, false, 0, {0, 0}, true},
     {"matmul backward weight of samples",
      matmul_samples_sizes,
      matmul_samples_reference,
      matmul_samples_run,
-     false,
      false,
      0,
      {NONE, 0},
@@ -1411,7 +1349,6 @@ static const Operation operations[] = {
      embedding_samples_reference,
      embedding_samples_run,
      false,
-     true,
      0,
      {NONE, 0},
      false},
@@ -1420,11 +1357,10 @@ static const Operation operations[] = {
      accumulate_samples_reference,
      accumulate_samples_run,
      false,
-     true,
      0,
      {0, 0},
      false},
-    {"noise", noise_sizes, noise_reference, noise_run, false, true, 0, {0, 0}, false},
+    {"noise", noise_sizes, noise_reference, noise_run, false, 0, {0, 0}, false},
 };
 
 // --- the driver ----------------------------------------------------------------------------------
@@ -1656,7 +1592,10 @@ static void run_case(const Case *c) {
     run_trial(c, &again, c->threads, false);
     check_same(&first, &again);
 #ifdef OPS_CPU_H // a GPU knows no threads of ours
-    for (int threads = 1; threads <= 5 && op->same_bits; threads += threads == 3 ? 2 : 1) {
+    const bool tiles = c->op == MATMUL || c->op == MATMUL_SAMPLES || c->op == CLASSIFIER ||
+                       c->op == CLASSIFIER_KEPT,
+               same = !tiles || gemm_same_in_all_tiles();
+    for (int threads = 1; threads <= 5 && same; threads += threads == 3 ? 2 : 1) {
         run_trial(c, &again, threads, false);
         check_same(&first, &again);
     }
@@ -2229,14 +2168,14 @@ static void test_quantize(void **state) {
 
 static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
-    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},
+    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 1},
                            {MATMUL, 1, 64, 600, 40, 1, 1},
                            {LAYERNORM, 1, 3000, 4, 0, 0, 1},
                            {ATTENTION, 1, 300, 16, 1, 0, 1},
                            {RESIDUAL, 300007, 1, 1, 0, 0, 1},
                            {ADAMW, 300007, 1, 1, 0, 0, 1},
                            {SGD, 300007, 1, 1, 0, 0, 1},
-                           {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2},
+                           {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 1},
                            {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
                            {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},
                            {TIED_NORMS, 1, 100, 40, 30, 0, 1},
@@ -2323,6 +2262,62 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
     assert_true(isnan(gelu_value(NAN)) && fabsf(gelu_slope(-100.0f)) < 1e-30f);
 }
 
+#ifdef OPS_CPU_H
+// An element of a product has the same bits in every tile that has at least TILE_LEAST rows and
+// columns, or all of them (gemm_cpu.h): slices up to the longest that the program uses, and sizes
+// at which the library changes its kernels.
+static int64_t draw(uint64_t *state, int64_t least, int64_t most) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return least + (int64_t)(*state >> 33) % (most - least + 1);
+}
+static int64_t draw_part(uint64_t *state, int64_t whole, int64_t *begin) {
+    *begin = 0;
+    if (whole < 2 * TILE_LEAST || draw(state, 0, 3) == 0) { return whole; }
+    *begin = draw(state, 0, (whole - TILE_LEAST) / 16) * 16;
+    return draw(state, TILE_LEAST, whole - *begin);
+}
+static void check_tile_of_product(uint64_t *state) {
+    const int64_t most = draw(state, 0, 9) ? 300 : 1800, m = draw(state, 1, most),
+                  n = draw(state, 1, most), k = draw(state, 1, 768);
+    const Operand ta = draw(state, 0, 1) ? TRANSPOSED : AS_STORED,
+                  tb = draw(state, 0, 1) ? TRANSPOSED : AS_STORED;
+    const int64_t lda = (ta == TRANSPOSED ? m : k) + draw(state, 0, 9),
+                  ldb = (tb == TRANSPOSED ? k : n) + draw(state, 0, 9), ldc = n + draw(state, 0, 9),
+                  sizes[3] = {(ta == TRANSPOSED ? k : m) * lda, (tb == TRANSPOSED ? n : k) * ldb,
+                              m * ldc};
+    const float beta = (float)draw(state, 0, 1);
+    float *in[3], *tile = (float *)checked_malloc((size_t)sizes[2] * sizeof(float), "tile");
+    for (int i = 0; i < 3; i++) {
+        in[i] = (float *)checked_malloc((size_t)sizes[i] * sizeof(float), "matrix");
+        for (int64_t j = 0; j < sizes[i]; j++) { in[i][j] = (float)draw(state, -999, 999) / 999; }
+    }
+    memcpy(tile, in[2], (size_t)sizes[2] * sizeof(float));
+    int64_t row, col;
+    const int64_t rows = draw_part(state, m, &row), cols = draw_part(state, n, &col);
+    gemm_slice(ta, tb, m, n, k, in[0], lda, in[1], ldb, beta, in[2], ldc);
+    gemm_slice(ta, tb, rows, cols, k, in[0] + (ta == TRANSPOSED ? row : row * lda), lda,
+               in[1] + (tb == TRANSPOSED ? col * ldb : col), ldb, beta, tile + row * ldc + col,
+               ldc);
+    for (int64_t i = row; i < row + rows; i++) {
+        assert_memory_equal(tile + i * ldc + col, in[2] + i * ldc + col,
+                            (size_t)cols * sizeof(float));
+    }
+    for (int i = 0; i < 3; i++) { free(in[i]); }
+    free(tile);
+}
+static void test_tiles_of_products(void **state) {
+    (void)state;
+    const char *given = getenv("TEST_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 10) : 1;
+    gemm_serial_once();
+    omp_set_num_threads(1);
+    for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300) && gemm_same_in_all_tiles(); i++) {
+        check_tile_of_product(&seed);
+    }
+    omp_set_num_threads(omp_get_num_procs());
+}
+#endif
+
 // What is taken for some rows is enough for fewer: the last batch of a validation is short, its
 // chunks may be longer.
 static void test_workspace(void **state) {
@@ -2387,6 +2382,7 @@ int main(void) {
 #ifdef OPS_CPU_H
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_tiles_of_products),
 #endif
     };
     memcpy(tests + count, others, sizeof others);

@@ -109,6 +109,7 @@ STORAGE = dict(grad_clip=0.8, cyclic_clip="storage")
 # Blocks that share begin with a descriptor, so with small weights.
 SHARED = dict(SGD, model=DESCRIPTOR, seed=5, lr=0.5)
 SHARED_ADAM = dict(SHARED, **{**ADAM, "lr": 0.02, "eps": 0.01})
+DISTANT = "layers=6,heads=1,channels=2,vocab=50"
 TWO = dict(share="2", cyclic_stages=2, cyclic_cut="3,3")
 DELAY = dict(offload="optimizer", offload_delay=1)
 GARBAGE = 131, 134  # steps from 0
@@ -197,12 +198,22 @@ CYCLIC = {
         ),
         dict(cyclic_cut="1,4,1"),
     ),
+    "v2, shared by distant stages": (
+        dict(
+            V2,
+            **{**SHARED, "model": DISTANT, "share": "2x3", "ranks": 6, "cyclic_mode": "data"},
+            cyclic_cut="1,1,2,1,1,2",
+            reference={"cyclic-stages": 6},
+        ),
+        dict(cyclic_cut="2,2,1,1,1,1"),
+    ),
 }
 PIECES = dict(SHARED, share="2x2", ranks=2, cyclic_mode="data", micro_batch=1, cyclic_stages=None)
 for rule, without in (V1, "off"), (V2, "v1"):
     name = f"{rule['cyclic']}, shared by stages, pieces"
     CYCLIC[name] = dict(rule, **PIECES, reference={"cyclic-stages": 2}), dict(cyclic=without)
-CYCLIC["v2, shared by stages"][0]["cyclic_stages"] = None  # as many as ranks
+for name in "v2, shared by stages", "v2, shared by distant stages":
+    CYCLIC[name][0]["cyclic_stages"] = None  # as many as ranks
 PSEUDO = {
     "all": (dict(SHARED, share="all", steps=8), dict(share="none")),
     "pairs": (dict(SHARED, share="2", weight_decay=0.1), dict(share="2x2")),
@@ -833,14 +844,13 @@ FAULTS = [
     ("cosine", FLAGS, "last = {o->lr * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
     ("linear", FLAGS, "o->lr + (last - o->lr) * {done ==> done * done};"),
     ("linear", FLAGS, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
-    ("wsd", FLAGS, "double from = {0.8 ==> 0.75} * (double)steps;"),
+    ("wsd", FLAGS, "double from = {0.8 ==> 0.75} * steps;"),
     (
         "wsd",
         FLAGS,
-        "(1 - {sqrt(((double)step - from) / ((double)steps - from)) "
-        "==> ((double)step - from) / ((double)steps - from)})",
+        "(1 - {sqrt((step - from) / (steps - from)) ==> (step - from) / (steps - from)})",
     ),
-    ("constant", FLAGS, "o->lr * (double)(step + {1 ==> 0}) / (double)o->warmup"),
+    ("constant", FLAGS, "o->lr * (step + {1 ==> 0}) / o->warmup"),
     # clipping and skipping
     (
         "clip where it sometimes does nothing",
@@ -905,7 +915,7 @@ FAULTS = [
     (
         "v2, documents",
         TRAINER,
-        "stats.loss / (double){max_i64(counted, 1) "
+        "stats.loss / {max_i64(counted, 1) "
         "==> (r->plan->config->samples * run_options(r)->seq_len)},",
     ),
     # sharing
@@ -932,7 +942,7 @@ FAULTS = [
     ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
     ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
     ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
-    ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
+    ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (since + {1 ==> 2}) /"),
     (
         "chains",
         "state/checkpoint.h",
@@ -956,22 +966,22 @@ FAULTS = [
         "ops/cpu/clip_cpu.h",
         "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}",
     ),
-    ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
+    ("dp: unit, abadi", MAIN, "(float)(1.0 / {p->samples ==> (p->samples + 1)});"),
     # around steps
     ("validation", "model/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
-    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)r->data->val_bytes; }"),
-    ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
+    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / r->data->val_bytes; }"),
+    ("validation", MAIN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     (
         "texts",
         "engine/executor.h",
-        "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
+        "draw -= exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
     ),
-    ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
+    ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
     (
         "speed",
         "model/unit.h",
-        "return {2.0 ==> 4.0} * (double)gpt_dim(m, u->values[n->out[0]].width) * T;",
+        "return {2.0 ==> 4.0} * gpt_dim(m, u->values[n->out[0]].width) * T;",
     ),
     (
         "speed",

@@ -1383,7 +1383,10 @@ done
             ("USE_CUDNN=1", {"train_gpt_cuda"}),
             ("TF32=1", self.CUDA),
             ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
-            ("BLAS=blis", by_cc - shared | {"build/train_gpt_cpp"}),
+            (
+                "LIBS=-lother -lm",
+                by_cc - shared - {"build/train_gpt_sanitized"} | {"build/train_gpt_cpp"},
+            ),
             ("CC=clang", by_cc),
             ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
             ("WARN=-w", everything - self.CUDA),
@@ -1481,15 +1484,25 @@ class Setup(InFolder):
         install = "apt-get install -y --no-install-recommends libopenmpi-dev cppcheck"
         self.assertEqual(self.called("apt-get"), ["apt-get update", install])
 
-    def test_a_header_without_its_library_is_missing(self):
+    NO_ONEDNN = 'case "$*" in *-E*) read -r line; [ "$line" != "#include <dnnl.h>" ] ;; esac'
+    INSTALL = "apt-get install -y --no-install-recommends"
+
+    def test_a_library_without_its_header_is_missing(self):
         self.tools(*self.COMPLETE)
-        self.tool("gcc", 'case "$*" in *" -lopenblas"* | *" -lblis"* | *" -lmkl"*) exit 1 ;; esac')
+        self.tool("gcc", self.NO_ONEDNN)
         self.debian()
         self.setup_sh("build")
-        self.assertIn(
-            "apt-get install -y --no-install-recommends libopenblas-openmp-dev",
-            self.called("apt-get"),
-        )
+        self.assertIn(f"{self.INSTALL} libdnnl-dev", self.called("apt-get"))
+
+    def test_a_blas_serves_without_onednn(self):
+        self.tools(*self.COMPLETE)
+        self.tool("gcc", self.NO_ONEDNN)
+        self.debian(apt="exit 100")
+        self.assertIn("going on without oneDNN", self.setup_sh("build").stderr)
+        no_blas = 'case "$*" in *" -l"*) exit 1 ;; *-E*) exit 1 ;; esac'
+        self.tool("gcc", no_blas)
+        result = self.setup_sh("build", status=EXIT_RESOURCES)
+        self.assertIn(f"{self.INSTALL} libopenblas-openmp-dev", result.stderr)
 
     def test_installed_package_counts(self):
         self.tools(*set(self.COMPLETE) - {"mpicc"})

@@ -179,8 +179,8 @@ static inline double ghost_tile(Stream *s, const ClipSpace *k, const float *dout
 static inline double gradient_tile(Stream *s, const ClipSpace *k, const float *dout,
                                    const float *in, int64_t T, int64_t C, int64_t OC, Tile t) {
     double squares = 0.0;
-    sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C,
-               0.0f, k->first, k->edge);
+    gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C, 0.0f,
+              k->first, k->edge);
     for (int64_t r = 0; r < t.rows; r++) {
         squares += chunk_squares(k->first + r * k->edge, t.cols);
     }
@@ -212,11 +212,11 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
     const bool ghost = T * (C + OC) < 2 * C * OC;
     const Tiling g = ghost ? square_tiles(T, T, shared.edge) : square_tiles(OC, C, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
-    blas_serial_once();
+    gemm_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
         const ClipSpace k = thread_clip_space(s, rows, T);
-        blas_serial_here();
+        gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
             const int64_t b = i / parts;
@@ -359,8 +359,8 @@ static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout,
                                const int32_t *tokens, const float *dlogits, const float *x,
                                int64_t C, int64_t Vp, Tile t) {
     double sum = 0.0;
-    sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C,
-               C, 0.0f, k->first, k->edge);
+    gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C, C,
+              0.0f, k->first, k->edge);
     for (int64_t r = 0; r < t.rows; r++) {
         const float *product = k->first + r * k->edge, *d = dlogits + (t.row + r) * Vp;
 #pragma omp simd reduction(+ : sum)
@@ -377,11 +377,11 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     const ClipSpace shared = thread_clip_space(s, rows, T);
     const Tiling g = square_tiles(T, T, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
-    blas_serial_once();
+    gemm_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
         const ClipSpace k = thread_clip_space(s, rows, T);
-        blas_serial_here();
+        gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
             const int64_t b = i / parts, at = b * T;

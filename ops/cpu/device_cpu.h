@@ -4,14 +4,10 @@
 #ifndef DEVICE_CPU_H
 #define DEVICE_CPU_H
 
+#include "ops/cpu/gemm_cpu.h"   // products of matrices
 #include "ops/cpu/update_cpu.h" // optimizers; the contract (ops.h)
-#if __has_include(<cblas.h>)
-#include <cblas.h> // cblas_sgemm
-#else
-#include <mkl_cblas.h> // the same from MKL
-#endif
-#include <omp.h>      // the team of threads
-#include <sys/mman.h> // mmap; madvise for huge pages
+#include <omp.h>                // the team of threads
+#include <sys/mman.h>           // mmap; madvise for huge pages
 
 // -------------------------------------------------------------------------------------------------
 // In this file, and only here, Real is float.
@@ -33,36 +29,14 @@ enum { LANES = 8, PANEL = 4 }; // 4 x 2 of the 16 registers
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 #ifndef POLL_WORK // tests make it smaller
-// Multiply-adds between two calls of progress: 1 to 2 ms. Longer gaps would leave the network idle.
+// Multiply-adds of our own products between two calls of progress: 1 to 3 ms. Longer gaps would
+// leave the network idle.
 #define POLL_WORK 100000000
 #endif
 
 static inline void poll_after_row(Stream *s, int64_t row) {
     if (row % 1024 == 1023) { poll_messages(s); }
 }
-
-// BLAS must not start threads inside our own. blas_serial_here() sets the OpenMP thread count,
-// inside a parallel region, for this thread and region only. A region of one thread does not count
-// as parallel, so a BLAS that uses OpenMP would otherwise start a team there. blas_serial_once()
-// turns off the threads that a BLAS manages itself, if it is OpenBLAS or MKL.
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern void openblas_set_num_threads(int) __attribute__((weak));
-extern void MKL_Set_Num_Threads(int) __attribute__((weak));
-#ifdef __cplusplus
-}
-#endif
-static inline void blas_serial_once(void) {
-    static bool warned = false;
-    if (warned) { return; }
-    warned = true;
-    int threads = omp_get_max_threads(); // OpenBLAS changes it below
-    if (openblas_set_num_threads) { openblas_set_num_threads(1); }
-    if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
-    omp_set_num_threads(threads);
-}
-static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
 // On the CPU every operation returns when it is done, so there is nothing to wait for.
 static inline void ops_open(Stream *s, int place, DType real) {
@@ -75,7 +49,8 @@ static inline void ops_open(Stream *s, int place, DType real) {
 static inline void ops_close(Stream *s) { (void)s; }
 static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
 static inline const char *ops_attention(void) { return "own"; }
-static inline const char *ops_products(void) { return "CBLAS"; }
+static inline DType ops_compute(void) { return DTYPE_FP32; }
+static inline const char *ops_products(void) { return gemm_library(); }
 static inline const char *ops_device(double *bf16_flops) {
     *bf16_flops = 0;
     return "";

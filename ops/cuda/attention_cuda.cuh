@@ -37,15 +37,6 @@ typedef struct {
     int64_t rows, T, C, NH, D;
     float scale;
 } AttentionShape;
-template <class Kernel> static inline void allow_shared(Kernel kernel, int bytes) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
-        cudaSuccess) {
-        return;
-    }
-    die(EXIT_INPUT, "choose more heads",
-        "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
-        bytes);
-}
 static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
     return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows);
 }
@@ -55,8 +46,7 @@ static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
 template <class R>
 __global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n,
                                        int64_t T, int64_t NH, int D) {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = i % T, head = i / T % NH,
-                  b = i / T / NH;
+    const int64_t i = warp_index(), t = i % T, head = i / T % NH, b = i / T / NH;
     if (i >= n) { return; }
     const int64_t at = ((b * T + t) * NH + head) * D;
     float sum = 0.0f;
@@ -171,7 +161,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
     const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
     const Bf16 *from = qkv + b * T * stride + head * D, *dy_from = dout + b * T * a.C + head * D;
     float dk[M][HEAD / 8][4], dv[M][HEAD / 8][4];
-    clear_tiles<M, HEAD / 8>(dk), clear_tiles<M, HEAD / 8>(dv);
+    clear_tiles<M, HEAD / 8>(dk);
+    clear_tiles<M, HEAD / 8>(dv);
     const auto start_queries = [&](int q0, int stage) {
         start_tile<HEAD, QUERIES>(q + stage * STAGE, from + q0 * stride, T - q0, D, stride);
         start_tile<HEAD, QUERIES>(dy + stage * STAGE, dy_from + q0 * a.C, T - q0, D, a.C);
@@ -268,31 +259,28 @@ __global__ void __launch_bounds__(MMA_THREADS)
 static inline bool on_tensor_cores(const AttentionShape *a) {
     return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128;
 }
-// Shared memory of a block. own: number of the block's tiles, of `rows` (16 M MMA_WARPS) rows each;
-// other: number of tiles that it visits at a time, of other_rows rows, in two stages.
-static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) {
-    return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2;
+// Shared memory of a block. own: number of the block's tiles, of `rows` (16 M MMA_WARPS) rows each.
+// It visits two tiles of other_rows rows at a time, in two stages.
+static inline int mma_bytes(int head, int rows, int own, int other_rows) {
+    return (own * rows + 4 * other_rows) * (head + SPARE) * 2;
 }
 template <int HEAD, int M, int KEYS>
-static inline void attention_mma_forward(cudaStream_t stream, AttentionShape a, Bf16 *out,
-                                         float *lse, const Bf16 *qkv) {
-    const int queries = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, queries, 1, KEYS, 2);
-    allow_shared((attention_mma_kernel<HEAD, M, KEYS>), bytes);
-    LAUNCH((attention_mma_kernel<HEAD, M, KEYS>), attention_grid(&a, queries), MMA_THREADS, bytes,
-           stream, out, lse, qkv, a);
+static inline void attention_mma_forward(Stream *s, AttentionShape a, Real *out, float *lse,
+                                         const Real *qkv) {
+    const int queries = 16 * M * MMA_WARPS;
+    launch_with(s, attention_mma_kernel<HEAD, M, KEYS>, attention_grid(&a, queries), MMA_THREADS,
+                mma_bytes(HEAD, queries, 1, KEYS), out, lse, qkv, a);
 }
 template <int HEAD, int M, int OTHER>
-static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a, Bf16 *dqkv,
-                                          const Bf16 *dout, const Bf16 *qkv, const float *lse,
-                                          const float *delta) {
-    const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER, 2),
-              with_statistics = bytes + 4 * OTHER * (int)sizeof(float);
-    allow_shared((attention_mma_keys_kernel<HEAD, M, OTHER>), with_statistics);
-    allow_shared((attention_mma_queries_kernel<HEAD, M, OTHER>), bytes);
-    LAUNCH((attention_mma_keys_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
-           with_statistics, stream, dqkv, dout, qkv, lse, delta, a);
-    LAUNCH((attention_mma_queries_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS,
-           bytes, stream, dqkv, dout, qkv, lse, delta, a);
+static inline void attention_mma_backward(Stream *s, AttentionShape a, Real *dqkv, const Real *dout,
+                                          const Real *qkv, const float *lse, const float *delta) {
+    const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER),
+              statistics = 4 * OTHER * (int)sizeof(float);
+    const dim3 grid = attention_grid(&a, rows);
+    launch_with(s, attention_mma_keys_kernel<HEAD, M, OTHER>, grid, MMA_THREADS, bytes + statistics,
+                dqkv, dout, qkv, lse, delta, a);
+    launch_with(s, attention_mma_queries_kernel<HEAD, M, OTHER>, grid, MMA_THREADS, bytes, dqkv,
+                dout, qkv, lse, delta, a);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -372,13 +360,6 @@ template <int HEAD> __device__ void clear(float sum[PER][HEAD / SIDE]) {
         for (int j = 0; j < HEAD / SIDE; j++) { sum[i][j] = 0.0f; }
     }
 }
-__device__ float across_row(float x, bool maximum) { // over the SIDE threads that share a row
-    for (int d = SIDE / 2; d > 0; d >>= 1) {
-        const float other = __shfl_xor_sync(ALL_LANES, x, d);
-        x = maximum ? fmaxf(x, other) : x + other;
-    }
-    return x;
-}
 
 // Adds a tile of scores to the running softmax. Scores become e^(score - top), and the caller must
 // multiply its earlier sums by factor.
@@ -395,10 +376,10 @@ __device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, flo
         }
         const float before = top[i];
         // finite: in every tile visited, each query sees a key
-        top[i] = fmaxf(before, across_row(highest, true));
+        top[i] = fmaxf(before, lanes_reduce(highest, SIDE, true));
         factor[i] = expf(before - top[i]);
         for (int j = 0; j < PER; j++) { total += scores[i][j] = expf(scores[i][j] - top[i]); }
-        sum[i] = sum[i] * factor[i] + across_row(total, false);
+        sum[i] = sum[i] * factor[i] + lanes_reduce(total, SIDE, false);
     }
 }
 template <class R, int HEAD>
@@ -478,91 +459,65 @@ __device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, 
     store_scores(t->weights, p);
     store_scores(t->dscores, dp);
 }
-template <class R, int HEAD>
+// With KEYS, a block has a tile of keys, and sums dk and dv over the queries that see them.
+// Otherwise it has a tile of queries, and sums dq over the keys that they see.
+template <class R, int HEAD, bool KEYS>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_keys_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
-                                   const float *delta, int64_t T, int64_t C, int D, float scale) {
+    attention_backward_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
+                              const float *delta, int64_t T, int64_t C, int D, float scale) {
     DYNAMIC_SHARED(float, shared);
     const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t k0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
-                  head = (int64_t)blockIdx.y * D, rows = least(T - k0, TILE);
+    const int64_t own = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
+                  head = (int64_t)blockIdx.y * D, rows = least(T - own, TILE);
     const R *mine = qkv + 3 * at + head;
-    float dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
-    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f};
-    clear<HEAD>(dk), clear<HEAD>(dv);
-    load_tile(t.k, mine + k0 * 3 * C + C, rows, D, 3 * C, 1.0f);
-    load_tile(t.v, mine + k0 * 3 * C + 2 * C, rows, D, 3 * C, 1.0f);
-    for (int64_t q0 = k0; q0 < T; q0 += TILE) {
+    const auto load = [&](bool keys, int64_t first, int64_t rows) {
+        if (keys) {
+            load_tile(t.k, mine + first * 3 * C + C, rows, D, 3 * C, 1.0f);
+            load_tile(t.v, mine + first * 3 * C + 2 * C, rows, D, 3 * C, 1.0f);
+        } else {
+            load_tile(t.q, mine + first * 3 * C, rows, D, 3 * C, scale);
+            load_tile(t.dout, dout + at + first * C + head, rows, D, C, 1.0f);
+        }
+    };
+    float dq_or_dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
+    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f}, scales[PER] = {scale, scale, scale, scale};
+    clear<HEAD>(dq_or_dk);
+    clear<HEAD>(dv);
+    load(KEYS, own, rows);
+    const int64_t begin = KEYS ? own : 0, end = KEYS ? T : own + TILE;
+    for (int64_t other = begin; other < end; other += TILE) {
         __syncthreads();
-        load_tile(t.q, mine + q0 * 3 * C, T - q0, D, 3 * C, scale);
-        load_tile(t.dout, dout + at + q0 * C + head, T - q0, D, C, 1.0f);
+        load(!KEYS, other, T - other);
         __syncthreads();
-        backward_scores(&t, q0, k0, T, D);
+        backward_scores(&t, KEYS ? other : own, KEYS ? own : other, T, D);
         __syncthreads();
-        tile_product<HEAD>(dv, t.weights, true, t.dout, D);
-        tile_product<HEAD>(dk, t.dscores, true, t.q, D);
+        if (KEYS) { tile_product<HEAD>(dv, t.weights, true, t.dout, D); }
+        tile_product<HEAD>(dq_or_dk, t.dscores, KEYS, KEYS ? t.q : t.k, D);
     }
-    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + C, dk, one, rows, D, 3 * C);
-    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + 2 * C, dv, one, rows, D, 3 * C);
-}
-template <class R, int HEAD>
-__global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_queries_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
-                                      const float *delta, int64_t T, int64_t C, int D,
-                                      float scale) {
-    DYNAMIC_SHARED(float, shared);
-    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t q0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
-                  head = (int64_t)blockIdx.y * D, rows = least(T - q0, TILE);
-    const R *mine = qkv + 3 * at + head;
-    float dq[PER][HEAD / SIDE];
-    const float scales[PER] = {scale, scale, scale, scale};
-    clear<HEAD>(dq);
-    load_tile(t.q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
-    load_tile(t.dout, dout + at + q0 * C + head, rows, D, C, 1.0f);
-    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
-        __syncthreads();
-        load_tile(t.k, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
-        load_tile(t.v, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
-        __syncthreads();
-        backward_scores(&t, q0, k0, T, D);
-        __syncthreads();
-        tile_product<HEAD>(dq, t.dscores, false, t.k, D);
-    }
-    store_rows<R, HEAD>(dqkv + 3 * at + head + q0 * 3 * C, dq, scales, rows, D, 3 * C);
+    R *to = dqkv + 3 * at + head + own * 3 * C + (KEYS ? C : 0);
+    store_rows<R, HEAD>(to, dq_or_dk, KEYS ? one : scales, rows, D, 3 * C);
+    if (KEYS) { store_rows<R, HEAD>(to + C, dv, one, rows, D, 3 * C); }
 }
 
-template <class R, int HEAD>
-static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse,
-                                     const R *qkv) {
-    const int bytes = (int)sizeof(float) * (2 * TILE * ((int)a.D + 1) + TILE * (TILE + 1));
-    allow_shared((attention_kernel<R, HEAD>), bytes);
-    LAUNCH((attention_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream,
-           out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
-}
-template <class R, int HEAD>
-static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout,
-                                      const R *qkv, const float *lse, const float *delta) {
-    const int bytes = (int)sizeof(float) * (4 * TILE * ((int)a.D + 1) + 2 * TILE * (TILE + 1));
-    allow_shared((attention_backward_keys_kernel<R, HEAD>), bytes);
-    allow_shared((attention_backward_queries_kernel<R, HEAD>), bytes);
-    LAUNCH((attention_backward_keys_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS,
-           bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale);
-    LAUNCH((attention_backward_queries_kernel<R, HEAD>), attention_grid(&a, TILE),
-           ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
-           a.scale);
-}
-// Calls function<R, HEAD>(...) with the smallest HEAD that holds D channels.
-#define FOR_HEAD(D, function, ...)                                                                 \
+// Runs the arguments once, with R as FOR_REAL defines it, and HEAD the smallest compiled size that
+// holds D channels.
+#define FOR_HEAD(D, ...)                                                                           \
     do {                                                                                           \
         if ((D) <= 64) {                                                                           \
-            FOR_REAL(function<R, 64>(__VA_ARGS__));                                                \
+            enum { HEAD = 64 };                                                                    \
+            FOR_REAL(__VA_ARGS__);                                                                 \
         } else if ((D) <= 128) {                                                                   \
-            FOR_REAL(function<R, 128>(__VA_ARGS__));                                               \
+            enum { HEAD = 128 };                                                                   \
+            FOR_REAL(__VA_ARGS__);                                                                 \
         } else {                                                                                   \
-            FOR_REAL(function<R, HEAD_MOST>(__VA_ARGS__));                                         \
+            enum { HEAD = HEAD_MOST };                                                             \
+            FOR_REAL(__VA_ARGS__);                                                                 \
         }                                                                                          \
     } while (0)
+// Shared memory of the forward kernel. The backward kernels have twice as many tiles of each kind.
+static inline int plain_bytes(int64_t D) {
+    return (int)(sizeof(float) * (size_t)(2 * TILE * (D + 1) + TILE * (TILE + 1)));
+}
 
 // -------------------------------------------------------------------------------------------------
 static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C, int64_t NH) {
@@ -588,24 +543,24 @@ static inline const char *ops_attention(void) {
 }
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
                                          int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
 #ifdef USE_CUDNN
     if (cudnn_attention_forward(s, out, lse, qkv, rows, T, C, NH)) { return; }
 #endif
     const AttentionShape a = attention_shape(rows, T, C, NH);
     if (!on_tensor_cores(&a)) {
-        FOR_HEAD(a.D, attention_forward, stream, a, (R *)out, lse, (const R *)qkv);
+        FOR_HEAD(a.D, launch_with(s, attention_kernel<R, HEAD>, attention_grid(&a, TILE),
+                                  ATTENTION_THREADS, plain_bytes(a.D), out, lse, qkv, a.T, a.C,
+                                  (int)a.D, a.scale));
     } else if (a.D <= 64) {
-        attention_mma_forward<64, 2, 64>(stream, a, (Bf16 *)out, lse, (const Bf16 *)qkv);
+        attention_mma_forward<64, 2, 64>(s, a, out, lse, qkv);
     } else {
-        attention_mma_forward<128, 2, 32>(stream, a, (Bf16 *)out, lse, (const Bf16 *)qkv);
+        attention_mma_forward<128, 2, 32>(s, a, out, lse, qkv);
     }
 }
 static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
                                           const Real *out, const float *lse, int64_t rows,
                                           int64_t T, int64_t C, int64_t NH) {
-    cudaStream_t stream = enter(s);
     const int64_t n = rows * NH * T;
     if (n == 0) { return; }
 #ifdef USE_CUDNN
@@ -614,17 +569,21 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     const AttentionShape a = attention_shape(rows, T, C, NH);
     float *delta = (float *)scratch(s);
     assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
-    FOR_REAL(LAUNCH((attention_delta_kernel<R>), blocks_for(n, WARPS), THREADS, 0, stream, delta,
-                    (const R *)dout, (const R *)out, n, T, NH, (int)a.D));
+    LAUNCH_REAL(s, attention_delta_kernel, blocks_for(n, WARPS), delta, dout, out, n, T, NH,
+                (int)a.D);
     if (!on_tensor_cores(&a)) {
-        FOR_HEAD(a.D, attention_backward, stream, a, (R *)dqkv, (const R *)dout, (const R *)qkv,
-                 lse, delta);
+        const dim3 grid = attention_grid(&a, TILE);
+        const int bytes = 2 * plain_bytes(a.D);
+        FOR_HEAD(a.D,
+                 launch_with(s, attention_backward_kernel<R, HEAD, true>, grid, ATTENTION_THREADS,
+                             bytes, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale));
+        FOR_HEAD(a.D,
+                 launch_with(s, attention_backward_kernel<R, HEAD, false>, grid, ATTENTION_THREADS,
+                             bytes, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale));
     } else if (a.D <= 64) {
-        attention_mma_backward<64, 2, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
-                                          (const Bf16 *)qkv, lse, delta);
+        attention_mma_backward<64, 2, 32>(s, a, dqkv, dout, qkv, lse, delta);
     } else {
-        attention_mma_backward<128, 1, 32>(stream, a, (Bf16 *)dqkv, (const Bf16 *)dout,
-                                           (const Bf16 *)qkv, lse, delta);
+        attention_mma_backward<128, 1, 32>(s, a, dqkv, dout, qkv, lse, delta);
     }
 }
 

@@ -22,13 +22,13 @@
 
 #include "ops/cuda/ops_cuda.cuh" // tensor cores, sums of columns, the order of tokens
 
-enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
+enum { NORM_PIECE = 8192, PLAIN_EDGE = 64, MMA_EDGE = 128 };
 
 // --- norms of pieces, one row of the grid for each sample ----------------------------------------
 __device__ double block_total(double x) { // for a block of THREADS threads
     __shared__ double part[WARPS];
     __syncthreads(); // all threads have read the earlier contents
-    for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
+    x = warp_sum(x);
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
     x = 0.0;
@@ -60,21 +60,17 @@ __global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) 
 template <class Kernel, class... Arguments>
 static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows,
                                double *norms, Arguments... arguments) {
-    cudaStream_t stream = enter(s);
-    const dim3 grid((unsigned)blocks, (unsigned)rows);
     double *parts = (double *)scratch(s);
     assert(blocks * rows * (int64_t)sizeof *parts <= scratch_bytes(s));
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    LAUNCH(kernel, grid, THREADS, shared, stream, norms, parts, arguments...);
+    launch_with(s, kernel, dim3((unsigned)blocks, (unsigned)rows), THREADS, shared, norms, parts,
+                arguments...);
 }
 template <class Kernel, class... Arguments>
 static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows,
                                double *norms, Arguments... arguments) {
     start_parts(s, kernel, shared, blocks, rows, norms, arguments...);
-    cudaStream_t stream = enter(s);
-    const double *parts = (const double *)scratch(s);
     if (blocks > 1) {
-        LAUNCH(add_norms_kernel, (unsigned)rows, THREADS, 0, stream, norms, parts, blocks);
+        launch(s, add_norms_kernel, (unsigned)rows, norms, (const double *)scratch(s), blocks);
     }
 }
 
@@ -89,9 +85,7 @@ __global__ void sample_norms_kernel(double *norms, double *parts, const float *i
 }
 static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows,
                                     int64_t n) {
-    if (rows && n) {
-        start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n);
-    }
+    start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n);
 }
 static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout,
                                     int64_t rows, int64_t T, int64_t OC) {
@@ -133,14 +127,12 @@ __global__ void embedding_norms_kernel(double *norms, double *parts, const R *do
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
                                               const int32_t *tokens, int64_t rows, int64_t T,
                                               int64_t C) {
-    cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
     int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // after the partial sums
     assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
-    LAUNCH(order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), THREADS, 0, stream,
-           order, tokens, T);
-    FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, (const R *)dout, tokens,
-                         order, T, C));
+    launch(s, order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), order, tokens, T);
+    FOR_REAL(
+        start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order, T, C));
 }
 
 // --- tiles of products of rows -------------------------------------------------------------------
@@ -149,6 +141,11 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 template <class R> struct Rows {
     const R *p;
     int rows, depth;
+};
+struct RealRows { // the same on the host
+    const Real *p;
+    int64_t rows, depth;
+    template <class R> operator Rows<R>() const { return {(const R *)p, (int)rows, (int)depth}; }
 };
 // Returns the address of element k of a row, in this block's sample.
 template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) {
@@ -198,13 +195,10 @@ template <class R, bool ACROSS> struct Plain {
             done(n);
         }
     }
-    __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0) {
-        multiply(product, a, a0, b, b0, 1, [](int) {});
-    }
 };
 template <bool ACROSS> struct Mma {
     enum {
-        EDGE = 128,
+        EDGE = MMA_EDGE,
         EACH = 64,
         DEPTH = 64,
         WIDTH = ACROSS ? EDGE : DEPTH,
@@ -230,15 +224,10 @@ template <bool ACROSS> struct Mma {
     }
     // Loads 16 rows of an operand, with 16 elements each.
     template <bool LEFT> __device__ void load(unsigned m[4], const Bf16 *panel, int r, int k) {
-        // stacked: in the panel, the second of the four 8 x 8 parts is below the first one, not
-        // right of it
-        const bool stacked = LEFT != ACROSS;
-        const int line = (ACROSS ? k : r) + (stacked ? lane() % 16 : lane() / 16 * 8 + lane() % 8);
-        const int x = (ACROSS ? r : k) + (stacked ? lane() / 16 * 8 : lane() / 8 % 2 * 8);
         if (ACROSS) {
-            load_matrices_transposed(m, panel + line * PITCH + x);
+            load_matrices_transposed(m, matrix_row(panel, PITCH, k, r, !LEFT));
         } else {
-            load_matrices(m, panel + line * PITCH + x);
+            load_matrices(m, matrix_row(panel, PITCH, r, k, LEFT));
         }
     }
     __device__ void multiply_panels(float *product, const Bf16 *a, const Bf16 *b) {
@@ -250,8 +239,7 @@ template <bool ACROSS> struct Mma {
             UNROLL for (int n = 0; n < 4; n += 2) {
                 load<false>(right, b, (int)threadIdx.x / 64 * 32 + 8 * n, k);
                 UNROLL for (int m = 0; m < 4; m++) {
-                    mma_bf16(product + 16 * m + 4 * n, left[m], right[0], right[1]);
-                    mma_bf16(product + 16 * m + 4 * n + 4, left[m], right[2], right[3]);
+                    mma_pair((float(*)[4])(product + 16 * m + 4 * n), left[m], right);
                 }
             }
         }
@@ -280,11 +268,21 @@ template <bool ACROSS> struct Mma {
             if (n % steps == steps - 1) { done(n / steps); }
         }
     }
-    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b,
-                             int b0) {
-        multiply(product, a, a0, b, b0, 1, [](int) {});
-    }
 };
+// The same for one sample, the block's.
+template <class Tile, class R>
+__device__ void multiply_rows(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0) {
+    Tile().multiply(product, a, a0, b, b0, 1, [](int) {});
+}
+
+// Returns the first row and column of the block's tile of a matrix with this number of columns.
+struct TileBegin {
+    int row, column;
+};
+template <class Tile> __device__ TileBegin tile_begin(int columns) {
+    const int across = (columns + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x;
+    return {i / across * Tile::EDGE, i % across * Tile::EDGE};
+}
 
 // --- norms of products of rows -------------------------------------------------------------------
 template <class Tile, class R>
@@ -293,8 +291,8 @@ __global__ void __launch_bounds__(THREADS)
     int i = 0, j = (int)blockIdx.x; // the pairs are (0,0) (1,0) (1,1) (2,0) ...
     for (; j > i; i++) { j -= i + 1; }
     float p[Tile::EACH], q[Tile::EACH];
-    Tile().multiply(p, in, i * Tile::EDGE, in, j * Tile::EDGE);
-    Tile().multiply(q, dout, i * Tile::EDGE, dout, j * Tile::EDGE);
+    multiply_rows<Tile>(p, in, i * Tile::EDGE, in, j * Tile::EDGE);
+    multiply_rows<Tile>(q, dout, i * Tile::EDGE, dout, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)q[e]; }
     (void)norms;
@@ -306,8 +304,7 @@ template <class R> __device__ double length_of(const R *row, int64_t n) { // for
         const double x = (double)read(row + i);
         squares += x * x;
     }
-    for (int d = 16; d > 0; d >>= 1) { squares += __shfl_xor_sync(ALL_LANES, squares, d); }
-    return sqrt(squares);
+    return sqrt(warp_sum(squares));
 }
 // Adds up the parts of a sample. Where terms cancel, rounding errors may hide a part of the norm
 // (see cautious_norm() in clip_cpu.h). So if they cancel strongly, `uncertain` times the square of
@@ -334,10 +331,9 @@ __global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64
 template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
-    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across,
-              j = (int)blockIdx.x % across;
+    const TileBegin begin = tile_begin<Tile>(in.rows);
     float p[Tile::EACH];
-    Tile().multiply(p, dout, i * Tile::EDGE, in, j * Tile::EDGE);
+    multiply_rows<Tile>(p, dout, begin.row, in, begin.column);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)p[e]; }
     add_to_norm(norms, parts, sum);
@@ -347,71 +343,62 @@ template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     tied_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> x, const R *dlogits,
                       const int32_t *tokens, int64_t Vp) {
-    const int T = x.rows, across = (T + Tile::EDGE - 1) / Tile::EDGE,
-              i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+    const int T = x.rows;
+    const TileBegin begin = tile_begin<Tile>(T);
     dlogits += (int64_t)blockIdx.y * T * Vp;
     tokens += (int64_t)blockIdx.y * T;
     float p[Tile::EACH];
-    Tile().multiply(p, x, i, dout, j);
+    multiply_rows<Tile>(p, x, begin.row, dout, begin.column);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) {
-        const int s = i + Tile().row(e), t = j + Tile().column(e);
+        const int s = begin.row + Tile().row(e), t = begin.column + Tile().column(e);
         if (s < T && t < T) { sum += (double)p[e] * (double)read(dlogits + s * Vp + tokens[t]); }
     }
     add_to_norm(norms, parts, 2.0 * sum);
 }
-template <class Along, class Across, class R>
-static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, const R *in,
-                                       int64_t rows, int T, int C, int OC) {
-    const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2,
-                  tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
-    if (pairs * (C + OC) <= tiles * T) { // depends on the shape alone
-        const Rows<R> left = {dout, T, OC}, right = {in, T, C};
-        start_parts(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, left,
-                    right);
-        cudaStream_t stream = enter(s);
-        LAUNCH(add_ghost_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms,
-               (const double *)scratch(s), pairs, left, right, Along::UNCERTAIN);
-    } else {
-        start_norms(s, gradient_norms_kernel<Across, R>, Across::SHARED, tiles, rows, norms,
-                    Rows<R>{dout, OC, T}, Rows<R>{in, C, T});
-    }
+// Returns whether Mma takes matrices (.., a_width) and (.., b_width); otherwise Plain does.
+static inline bool fits_mma(const Real *a, int64_t a_width, const Real *b, int64_t b_width) {
+    return gpu_real == DTYPE_BF16 && a_width % 8 == 0 && b_width % 8 == 0 &&
+           alignment_of(a) >= 16 && alignment_of(b) >= 16;
 }
-static inline bool fits_mma(const void *p, int64_t width) {
-    return gpu_real == DTYPE_BF16 && width % 8 == 0 && alignment_of(p) >= 16;
-}
+// Runs the arguments once, with R defined as the type of a Real, and Tile as Mma or Plain.
+#define FOR_TILE(ACROSS, mma, ...)                                                                 \
+    do {                                                                                           \
+        if (mma) {                                                                                 \
+            typedef Bf16 R;                                                                        \
+            typedef Mma<ACROSS> Tile;                                                              \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            FOR_REAL(typedef Plain<R, ACROSS> Tile; __VA_ARGS__);                                  \
+        }                                                                                          \
+    } while (0)
 static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout,
                                            const Real *in, int64_t rows, int64_t T, int64_t C,
                                            int64_t OC) {
-    if (rows * T == 0) { return; }
-    if (fits_mma(dout, OC) && fits_mma(in, C)) {
-        matmul_sample_norms<Mma<false>, Mma<true>>(s, norms, (const Bf16 *)dout, (const Bf16 *)in,
-                                                   rows, (int)T, (int)C, (int)OC);
+    const bool mma = fits_mma(dout, OC, in, C);
+    const int64_t edge = mma ? MMA_EDGE : PLAIN_EDGE, lines = ceil_div(T, edge),
+                  pairs = lines * (lines + 1) / 2, tiles = ceil_div(OC, edge) * ceil_div(C, edge);
+    if (pairs * (C + OC) <= tiles * T) { // depends on the shape alone
+        const RealRows left = {dout, T, OC}, right = {in, T, C};
+        FOR_TILE(false, mma,
+                 start_parts(s, ghost_norms_kernel<Tile, R>, Tile::SHARED, pairs, rows, norms, left,
+                             right);
+                 launch(s, add_ghost_norms_kernel<R>, (unsigned)rows, norms,
+                        (const double *)scratch(s), pairs, left, right, Tile::UNCERTAIN));
     } else {
-        FOR_REAL(matmul_sample_norms<Plain<R, false>, Plain<R, true>>(
-            s, norms, (const R *)dout, (const R *)in, rows, (int)T, (int)C, (int)OC));
+        FOR_TILE(true, mma,
+                 start_norms(s, gradient_norms_kernel<Tile, R>, Tile::SHARED, tiles, rows, norms,
+                             RealRows{dout, OC, T}, RealRows{in, C, T}));
     }
-}
-template <class Tile, class R>
-static inline void tied_sample_norms(Stream *s, double *norms, const R *dout, const int32_t *tokens,
-                                     const R *dlogits, const R *x, int64_t rows, int T, int C,
-                                     int64_t Vp) {
-    const int64_t lines = ceil_div(T, Tile::EDGE);
-    start_norms(s, tied_norms_kernel<Tile, R>, Tile::SHARED, lines * lines, rows, norms,
-                Rows<R>{dout, T, C}, Rows<R>{x, T, C}, dlogits, tokens, Vp);
 }
 static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout,
                                          const int32_t *tokens, const Real *dlogits, const Real *x,
                                          int64_t rows, int64_t T, int64_t C, int64_t Vp) {
-    if (rows * T == 0) { return; }
-    if (fits_mma(dout, C) && fits_mma(x, C)) {
-        tied_sample_norms<Mma<false>>(s, norms, (const Bf16 *)dout, tokens, (const Bf16 *)dlogits,
-                                      (const Bf16 *)x, rows, (int)T, (int)C, Vp);
-    } else {
-        FOR_REAL(tied_sample_norms<Plain<R, false>>(s, norms, (const R *)dout, tokens,
-                                                    (const R *)dlogits, (const R *)x, rows, (int)T,
-                                                    (int)C, Vp));
-    }
+    const bool mma = fits_mma(dout, C, x, C);
+    const int64_t lines = ceil_div(T, mma ? MMA_EDGE : PLAIN_EDGE);
+    FOR_TILE(false, mma,
+             start_norms(s, tied_norms_kernel<Tile, R>, Tile::SHARED, lines * lines, rows, norms,
+                         RealRows{dout, T, C}, RealRows{x, T, C}, dlogits, tokens, Vp));
 }
 
 // A block computes TIED_EACH rows. Each thread computes some channels of all of them, so that a row
@@ -442,11 +429,8 @@ __global__ void tied_rows_kernel(float *out, const int32_t *tokens, const R *dlo
 }
 static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits,
                                  const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
-    cudaStream_t stream = enter(s);
-    const dim3 grid((unsigned)ceil_div(T, TIED_EACH), (unsigned)rows);
-    if (rows * T == 0) { return; }
-    FOR_REAL(LAUNCH(tied_rows_kernel<R>, grid, THREADS, 0, stream, out, tokens, (const R *)dlogits,
-                    (const R *)x, (int)T, C, Vp));
+    const dim3 grid(blocks_for(T, TIED_EACH), (unsigned)rows);
+    LAUNCH_REAL(s, tied_rows_kernel, grid, out, tokens, dlogits, x, (int)T, C, Vp);
 }
 // One block per row.
 __global__ void token_rows_kernel(float *out, const int32_t *tokens, const float *table, int64_t T,
@@ -458,11 +442,7 @@ __global__ void token_rows_kernel(float *out, const int32_t *tokens, const float
 }
 static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
                                   int64_t rows, int64_t T, int64_t C, int64_t Vp) {
-    cudaStream_t stream = enter(s);
-    if (rows * T > 0) {
-        LAUNCH(token_rows_kernel, dim3((unsigned)T, (unsigned)rows), THREADS, 0, stream, out,
-               tokens, table, T, C, Vp);
-    }
+    launch(s, token_rows_kernel, dim3((unsigned)T, (unsigned)rows), out, tokens, table, T, C, Vp);
 }
 // One block per sample; its warps take the rows in turn.
 template <class R>
@@ -489,10 +469,8 @@ __global__ void crossing_norms_kernel(double *norms, const double *others, int64
 static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
                                       int64_t stride, const Real *dout, const float *tied,
                                       int64_t rows, int64_t T, int64_t C) {
-    cudaStream_t stream = enter(s);
-    if (rows == 0) { return; }
-    FOR_REAL(LAUNCH(crossing_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, others,
-                    count, stride, (const R *)dout, tied, T, C));
+    LAUNCH_REAL(s, crossing_norms_kernel, (unsigned)rows, norms, others, count, stride, dout, tied,
+                T, C);
 }
 
 // Scratch for partial sums: of pairs of tiles, or of tiles of a gradient; of positions, together
@@ -519,11 +497,8 @@ __global__ void clip_factors_kernel(float *factors, const double *norms, const f
 static inline void ops_clip_factors(Stream *s, float *factors, const double *norms,
                                     const float *weights, int64_t rows, float R,
                                     ClipFunction clip) {
-    cudaStream_t stream = enter(s);
-    if (rows) {
-        LAUNCH(clip_factors_kernel, blocks_for(rows, THREADS), THREADS, 0, stream, factors, norms,
-               weights, rows, (double)R, clip);
-    }
+    launch(s, clip_factors_kernel, blocks_for(rows, THREADS), factors, norms, weights, rows,
+           (double)R, clip);
 }
 
 // Multiplies a(rows*T, A) by the factor of each sample; n = T * A. A sample whose factor is 0 is
@@ -542,32 +517,19 @@ template <class Tile, class R>
 __global__ void __launch_bounds__(THREADS)
     weight_samples_kernel(float *dweight, Rows<R> dout, Rows<R> in, const float *factors,
                           int samples, bool accumulate) {
-    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE,
-              i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+    const TileBegin begin = tile_begin<Tile>(in.rows);
     float product[Tile::EACH], total[Tile::EACH];
     UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] = 0.0f; }
-    Tile().multiply(product, dout, i, in, j, samples, [&](int b) {
+    Tile().multiply(product, dout, begin.row, in, begin.column, samples, [&](int b) {
         const float factor = factors[b];
         if (factor == 0.0f) { return; } // even if the product is not finite
         UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] += factor * product[e]; }
     });
     UNROLL for (int e = 0; e < Tile::EACH; e++) {
-        const int r = i + Tile().row(e), c = j + Tile().column(e);
+        const int r = begin.row + Tile().row(e), c = begin.column + Tile().column(e);
         float *to = dweight + (int64_t)r * in.rows + c;
         if (r < dout.rows && c < in.rows) { *to = accumulate ? *to + total[e] : total[e]; }
     }
-}
-template <class Tile, class R>
-static inline void weight_samples(Stream *s, float *dweight, const R *dout, const R *in,
-                                  const float *factors, int64_t rows, int T, int C, int OC,
-                                  bool accumulate) {
-    cudaStream_t stream = enter(s);
-    const int64_t tiles = ceil_div(OC, Tile::EDGE) * ceil_div(C, Tile::EDGE);
-    CUDA_CHECK(cudaFuncSetAttribute(weight_samples_kernel<Tile, R>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)Tile::SHARED));
-    LAUNCH((weight_samples_kernel<Tile, R>), (unsigned)tiles, THREADS, Tile::SHARED, stream,
-           dweight, Rows<R>{dout, OC, T}, Rows<R>{in, C, T}, factors, (int)rows, accumulate);
 }
 static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout,
                                                       Real *in, const float *factors, int64_t rows,
@@ -575,24 +537,22 @@ static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight,
                                                       bool accumulate) {
     const bool exact = gpu_real == DTYPE_FP32 && FP32_PRODUCTS == CUBLAS_COMPUTE_32F;
     if (rows * T == 0 || exact) {
-        cudaStream_t stream = enter(s);
         const bool out_is_narrow = OC <= C; // the narrow operand is less to scale
         float *narrow = (float *)(out_is_narrow ? dout : in),
               *wide = (float *)(out_is_narrow ? in : dout);
         const int64_t n = T * min_i64(C, OC), m = T * max_i64(C, OC);
         const dim3 grid(blocks_for(n, 4 * THREADS), (unsigned)rows);
-        if (rows * T > 0) {
-            LAUNCH(scale_samples_kernel, grid, THREADS, 0, stream, narrow, n, wide, m, factors);
-        }
+        launch(s, scale_samples_kernel, grid, narrow, n, wide, m, factors);
         ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
-    } else if (fits_mma(dout, OC) && fits_mma(in, C)) {
-        weight_samples<Mma<true>>(s, dweight, (const Bf16 *)dout, (const Bf16 *)in, factors, rows,
-                                  (int)T, (int)C, (int)OC, accumulate);
-    } else {
-        FOR_REAL(
-            (weight_samples<Plain<R, true>>(s, dweight, (const R *)dout, (const R *)in, factors,
-                                            rows, (int)T, (int)C, (int)OC, accumulate)));
+        return;
     }
+    const bool mma = fits_mma(dout, OC, in, C);
+    const int64_t edge = mma ? MMA_EDGE : PLAIN_EDGE;
+    const unsigned tiles = (unsigned)(ceil_div(OC, edge) * ceil_div(C, edge));
+    FOR_TILE(true, mma,
+             launch_with(s, weight_samples_kernel<Tile, R>, tiles, THREADS, Tile::SHARED, dweight,
+                         RealRows{dout, OC, T}, RealRows{in, C, T}, factors, (int)rows,
+                         accumulate));
 }
 
 __global__ void accumulate_samples_kernel(float *out, const float *in, const float *factors,
@@ -613,11 +573,8 @@ __global__ void accumulate_samples_kernel(float *out, const float *in, const flo
 static inline void ops_accumulate_samples(Stream *s, float *out, const float *in,
                                           const float *factors, int64_t rows, int64_t n,
                                           bool accumulate) {
-    cudaStream_t stream = enter(s);
-    if (n) {
-        LAUNCH(accumulate_samples_kernel, blocks_for(n, THREADS * 4), THREADS, 0, stream, out, in,
-               factors, rows, n, accumulate);
-    }
+    launch(s, accumulate_samples_kernel, blocks_for(n, THREADS * 4), out, in, factors, rows, n,
+           accumulate);
 }
 
 // --- noise: a thread computes the 16 elements of a block of ChaCha20 -----------------------------
@@ -643,13 +600,12 @@ __global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream
 }
 static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise,
                                  float deviation, float scale) {
-    cudaStream_t stream = enter(s);
     assert(first % NOISE_BLOCK == 0 && (first + n) / NOISE_BLOCK <= (int64_t)UINT32_MAX);
-    if (n && deviation == 0.0f) {
-        LAUNCH(scale_kernel, blocks_for(n, THREADS), THREADS, 0, stream, x, n, scale);
-    } else if (n) {
-        LAUNCH(add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), THREADS, 0, stream, x, first,
-               n, noise, noise_scale(deviation, scale));
+    if (deviation == 0.0f) {
+        launch(s, scale_kernel, blocks_for(n, THREADS), x, n, scale);
+    } else {
+        launch(s, add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), x, first, n, noise,
+               noise_scale(deviation, scale));
     }
 }
 

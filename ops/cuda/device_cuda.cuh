@@ -77,6 +77,8 @@ typedef struct {
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // type of a Real
+static inline Gpu *gpu_of(const Stream *s) { return (Gpu *)s->device; }
+static inline cudaStream_t stream_of(const Stream *s) { return gpu_of(s)->stream; }
 
 #define CUDA_CHECK(call) cuda_check((call), #call)
 static inline void cuda_check(cudaError_t error, const char *call) {
@@ -132,7 +134,7 @@ static inline void ops_open(Stream *s, int place, DType real) {
     s->device = gpu;
 }
 static inline void ops_close(Stream *s) {
-    Gpu *gpu = (Gpu *)s->device;
+    Gpu *gpu = gpu_of(s);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int i = 0; i < RECORDINGS; i++) {
         if (gpu->recordings[i].graph) {
@@ -148,13 +150,13 @@ static inline void ops_link_open(Stream *link, const Stream *of) {
     link->device = gpu_stream_open();
 }
 static inline void ops_link_close(Stream *link) {
-    if (link->device) { gpu_stream_close((Gpu *)link->device); }
+    if (link->device) { gpu_stream_close(gpu_of(link)); }
     memset(link, 0, sizeof *link);
 }
 static inline void ops_follow(Stream *s, Stream *after) {
-    Gpu *gpu = (Gpu *)after->device;
-    CUDA_CHECK(cudaEventRecord(gpu->reached, gpu->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(((Gpu *)s->device)->stream, gpu->reached, 0));
+    const cudaEvent_t reached = gpu_of(after)->reached;
+    CUDA_CHECK(cudaEventRecord(reached, stream_of(after)));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(s), reached, 0));
 }
 
 // Dense bf16 peaks in TFLOP/s, by the first words of the device's name. They are from NVIDIA's
@@ -218,12 +220,13 @@ static inline void ops_near_cores(char *list, size_t bytes) {
     fclose(f);
     list[strcspn(list, "\n")] = 0;
 }
+static inline DType ops_compute(void) { return gpu_real; }
 static inline const char *ops_products(void) { return "cuBLASLt"; }
 
 // Limits how far the host runs ahead of the device: at most two paces. After some thousand launches
 // the driver would block the host, and then nothing would watch for lost ranks.
 static inline void keep_pace(Stream *s) {
-    Gpu *gpu = (Gpu *)s->device;
+    Gpu *gpu = gpu_of(s);
     // captured work is not running
     if (gpu->recording || ++gpu->operations % PACE) { return; }
     cudaEvent_t pace = gpu->paces[gpu->operations / PACE % 2];
@@ -236,10 +239,10 @@ static inline void keep_pace(Stream *s) {
 static inline cudaStream_t enter(Stream *s) {
     if (s->progress) { s->progress(); }
     keep_pace(s);
-    return ((Gpu *)s->device)->stream;
+    return stream_of(s);
 }
 static inline void ops_wait(Stream *s) {
-    for (int turn = 0; !cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream)); turn++) {
+    for (int turn = 0; !cuda_done(cudaStreamQuery(stream_of(s))); turn++) {
         if (s->progress) { s->progress(); }
         if (turn > 200) { sched_yield(); } // ranks that share cores wait for each other
     }
@@ -260,7 +263,7 @@ static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes)
 }
 static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
     cudaStream_t stream = enter(s);
-    Gpu *gpu = (Gpu *)s->device;
+    Gpu *gpu = gpu_of(s);
     Recording *r = find_recording(gpu, key, bytes);
     if (r && r->graph) {
         CUDA_CHECK(cudaGraphLaunch(r->graph, stream));
@@ -277,7 +280,7 @@ static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
     return true;
 }
 static inline void ops_repeat_end(Stream *s) {
-    Gpu *gpu = (Gpu *)s->device;
+    Gpu *gpu = gpu_of(s);
     if (!gpu->recording) { return; }
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
@@ -317,39 +320,76 @@ static inline int64_t scratch_bytes(const Stream *s) {
     return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE;
 }
 
-// Runs the arguments once, with R defined as the type of a Real.
-#define FOR_REAL(...)                                                                              \
+// Runs the arguments once, with `Type` defined as the type of an element in memory.
+#define FOR_DTYPE(Type, dtype, ...)                                                                \
     do {                                                                                           \
-        if (gpu_real == DTYPE_BF16) {                                                              \
-            typedef __nv_bfloat16 R;                                                               \
+        if ((dtype) == DTYPE_BF16) {                                                               \
+            typedef __nv_bfloat16 Type;                                                            \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
-            typedef float R;                                                                       \
+            typedef float Type;                                                                    \
             __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
+#define FOR_REAL(...) FOR_DTYPE(R, gpu_real, __VA_ARGS__) // R: the type of a Real
 
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)ceil_div(n, each); }
 
+// Converts an argument to the type of a kernel's parameter. A Real has the
+// type that the kernel is compiled for.
+template <class To, class From> static inline To converted(From x) { return x; }
+template <class To> static inline To converted(Real *p) { return (To)p; }
+template <class To> static inline To converted(const Real *p) {
+    return static_cast<To>(static_cast<const void *>(p));
+}
+// Starts a kernel on the stream. Does nothing if the grid is empty. shared: bytes of dynamic shared
+// memory of a block. Ends the program (EXIT_INPUT) if the GPU has less.
+template <class... Parameters, class... Arguments>
+static inline void launch_with(Stream *s, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                               int shared, Arguments... arguments) {
+    cudaStream_t stream = enter(s);
+    if (!grid.x || !grid.y || !grid.z) { return; }
+    if (shared && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       shared) != cudaSuccess) {
+        die(EXIT_INPUT, "choose more heads",
+            "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
+            shared);
+    }
+    LAUNCH(kernel, grid, block, shared, stream, converted<Parameters>(arguments)...);
+}
+// Starts a kernel with blocks of THREADS threads.
+template <class... Parameters, class... Arguments>
+static inline void launch(Stream *s, void (*kernel)(Parameters...), dim3 grid,
+                          Arguments... arguments) {
+    launch_with(s, kernel, grid, THREADS, 0, arguments...);
+}
+#define LAUNCH_REAL(s, kernel, grid, ...) FOR_REAL(launch(s, kernel<R>, grid, __VA_ARGS__))
+
 // --- inside kernels ------------------------------------------------------------------------------
 __device__ int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+// The number of this thread's warp, with WARPS in a block.
+__device__ int64_t warp_index() { return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; }
 __device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ float read(const float *p) { return *p; }
 __device__ float read(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
 __device__ void write(float *p, float x) { *p = x; }
 __device__ void write(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
-__device__ float warp_sum(float x) { // gives the same bits in all lanes
+template <class T> __device__ T warp_sum(T x) { // gives the same bits in all lanes
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     return x;
 }
-__device__ float warp_max(float x) {
-    for (int d = 16; d > 0; d >>= 1) { x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d)); }
+// Reduces x over each group of `lanes` adjacent lanes, a power of two.
+__device__ float lanes_reduce(float x, int lanes, bool maximum) {
+    for (int d = lanes / 2; d > 0; d >>= 1) {
+        const float other = __shfl_xor_sync(ALL_LANES, x, d);
+        x = maximum ? fmaxf(x, other) : x + other;
+    }
     return x;
 }
 // Reduces x over a block of THREADS threads. All of them must call it.
 __device__ float block_reduce(float x, bool maximum) {
     __shared__ float part[WARPS];
-    x = maximum ? warp_max(x) : warp_sum(x);
+    x = lanes_reduce(x, 32, maximum);
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
     x = part[0];
@@ -413,25 +453,20 @@ static inline double ops_memory_available(void) {
 }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
-    cudaStream_t stream = enter(s);
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, enter(s)));
 }
 static inline void ops_zero(Stream *s, void *p, size_t bytes) {
-    cudaStream_t stream = enter(s);
-    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, enter(s)));
 }
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
-    cudaStream_t stream = enter(s);
-    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, enter(s)));
 }
 static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
-    cudaStream_t stream = enter(s);
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, enter(s)));
 }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
-    cudaStream_t stream = enter(s);
     ops_wait(s); // lets messages move, which the copy itself would not
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+    ops_to_host_later(s, host, device, bytes);
     ops_wait(s);
 }
 
@@ -440,26 +475,14 @@ __global__ void convert_kernel(To *to, const From *from, int64_t n) {
     int64_t i = thread_index();
     if (i < n) { write(to + i, read(from + i)); }
 }
-template <class To, class From>
-static inline void convert(Stream *s, To *to, const From *from, int64_t n) {
-    cudaStream_t stream = enter(s);
-    if (n) {
-        LAUNCH((convert_kernel<To, From>), blocks_for(n, THREADS), THREADS, 0, stream, to, from, n);
-    }
-}
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_BF16) {
-        FOR_REAL(convert(s, (R *)out, (const __nv_bfloat16 *)in, n));
-    } else {
-        FOR_REAL(convert(s, (R *)out, (const float *)in, n));
-    }
+    FOR_DTYPE(From, dtype,
+              FOR_REAL(launch(s, convert_kernel<R, From>, blocks_for(n, THREADS), out,
+                              (const From *)in, n)));
 }
 static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_BF16) {
-        FOR_REAL(convert(s, (__nv_bfloat16 *)out, (const R *)in, n));
-    } else {
-        FOR_REAL(convert(s, (float *)out, (const R *)in, n));
-    }
+    FOR_DTYPE(To, dtype,
+              FOR_REAL(launch(s, convert_kernel<To, R>, blocks_for(n, THREADS), (To *)out, in, n)));
 }
 __device__ uint16_t round_master(float x, Rounding r, int64_t i) {
     return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
@@ -470,11 +493,10 @@ __global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding
 }
 static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
                                      Rounding r) {
-    cudaStream_t stream = enter(s);
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));
-    } else if (n) {
-        LAUNCH(round_kernel, blocks_for(n, THREADS), THREADS, 0, stream, (uint16_t *)out, in, n, r);
+    } else {
+        launch(s, round_kernel, blocks_for(n, THREADS), (uint16_t *)out, in, n, r);
     }
 }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {

@@ -103,14 +103,20 @@ typedef struct {
 } Epilogue;
 enum { OF_GELU = 128 }; // the bit that is set in all epilogues with a pre_gelu
 
-#define SET(what, value)                                                                           \
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value),         \
+#define SET(desc, what, value)                                                                     \
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_##what, &(value),           \
                                             sizeof(value)))
 static inline void point_epilogue(cublasLtMatmulDesc_t desc, const Epilogue *e) {
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias,
-                                            sizeof e->bias));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                                            &e->pre_gelu, sizeof e->pre_gelu));
+    SET(desc, BIAS_POINTER, e->bias);
+    SET(desc, EPILOGUE_AUX_POINTER, e->pre_gelu);
+}
+// Describes a packed matrix (rows, columns), or its transpose.
+static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType_t type, bool transposed,
+                                                   int64_t rows, int64_t columns) {
+    const int64_t height = transposed ? columns : rows, width = transposed ? rows : columns;
+    cublasLtMatrixLayout_t layout;
+    LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)height, (uint64_t)width, height));
+    return layout;
 }
 static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     MatmulPlan p;
@@ -120,29 +126,19 @@ static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
                          out = key.out_fp32 ? CUDA_R_32F : in;
     const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                             b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const uint64_t m = (uint64_t)key.m, n = (uint64_t)key.n, k = (uint64_t)key.k;
     LT_CHECK(cublasLtMatmulDescCreate(
         &p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    SET(TRANSA, a_op);
-    SET(TRANSB, b_op);
-    SET(EPILOGUE, key.epilogue);
-    if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
+    SET(p.desc, TRANSA, a_op);
+    SET(p.desc, TRANSB, b_op);
+    SET(p.desc, EPILOGUE, key.epilogue);
+    if (key.epilogue & OF_GELU) { SET(p.desc, EPILOGUE_AUX_LD, key.m); }
     point_epilogue(p.desc, e); // suggestions depend on the pointers' alignment
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m,
-                                        key.a_transposed ? m : k,
-                                        key.a_transposed ? key.k : key.m));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k,
-                                        key.b_transposed ? k : n,
-                                        key.b_transposed ? key.n : key.k));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.d, out, m, n, key.m));
+    p.a = matrix_layout(in, key.a_transposed, key.m, key.k);
+    p.b = matrix_layout(in, key.b_transposed, key.k, key.n);
+    p.d = matrix_layout(out, false, key.m, key.n);
     return p;
 }
 #undef SET
-static inline void prefer(cublasLtMatmulPreference_t preference, int attribute, const void *value,
-                          size_t bytes) {
-    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
-        preference, (decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES))attribute, value, bytes));
-}
 // Writes up to `most` algorithms for a product, the library's best guess first, and returns their
 // number.
 static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
@@ -153,15 +149,15 @@ static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
     int count = 0;
     memset(found, 0, sizeof found);
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p->key.alignment[0],
-           sizeof p->key.alignment[0]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p->key.alignment[1],
-           sizeof p->key.alignment[1]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p->key.alignment[2],
-           sizeof p->key.alignment[2]);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p->key.alignment[2],
-           sizeof p->key.alignment[2]);
+    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    const decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES};
+    for (int i = 0; i < 4; i++) { // D is also C
+        LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
+            preference, alignments[i], &p->key.alignment[i < 3 ? i : 2], sizeof(unsigned)));
+    }
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         m->lt, p->desc, p->a, p->b, p->d, p->d, preference, most, found, &count);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
@@ -170,22 +166,26 @@ static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
     return count;
 }
 
-static inline ChosenMatmul chosen_matmul(const MatmulChoice *choice) {
+static inline ChosenMatmul chosen_matmul(const MatmulChoices *choices, int i) {
     ChosenMatmul chosen;
-    memcpy(&chosen, choice->bytes, sizeof chosen);
+    memcpy(&chosen, choices->choice[i].bytes, sizeof chosen);
     return chosen;
 }
-// Returns the index of the choice for a product; -1 if it has none.
-static inline int matmul_choice_of(const MatmulChoices *choices, const MatmulKey *key) {
-    for (int i = 0; i < choices->count; i++) {
-        const ChosenMatmul chosen = chosen_matmul(&choices->choice[i]);
-        if (!memcmp(&chosen.key, key, sizeof *key)) { return i; }
+// Reads the choice for a product. Returns false if it has none.
+static inline bool find_matmul_choice(const MatmulChoices *choices, const MatmulKey *key,
+                                      ChosenMatmul *chosen) {
+    bool found = false;
+    for (int i = 0; i < choices->count && !found; i++) {
+        *chosen = chosen_matmul(choices, i);
+        found = !memcmp(&chosen->key, key, sizeof *key);
     }
-    return -1;
+    return found;
 }
 static inline void add_matmul_choice(MatmulChoices *choices, const MatmulPlan *p) {
-    if (choices->count == MATMUL_CHOICES || matmul_choice_of(choices, &p->key) >= 0) { return; }
     ChosenMatmul chosen;
+    if (choices->count == MATMUL_CHOICES || find_matmul_choice(choices, &p->key, &chosen)) {
+        return;
+    }
     memset(&chosen, 0, sizeof chosen);
     chosen.key = p->key;
     chosen.offered = p->offered;
@@ -197,9 +197,8 @@ static int matmul_suggestion = 0; // suggestion for products without a choice; t
 // Sets the plan's algorithm: its choice, if the library accepts it, otherwise the first suggestion.
 // A choice may be from a file, so it is checked.
 static inline void choose_algorithm(struct Matmuls *m, MatmulPlan *p) {
-    const int choice = matmul_choice_of(&m->choices, &p->key);
-    if (choice >= 0) {
-        const ChosenMatmul chosen = chosen_matmul(&m->choices.choice[choice]);
+    ChosenMatmul chosen;
+    if (find_matmul_choice(&m->choices, &p->key, &chosen)) {
         cublasLtMatmulHeuristicResult_t checked;
         p->offered = chosen.offered;
         p->algo = chosen.algo;
@@ -225,34 +224,37 @@ static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *k
     choose_algorithm(m, p);
     return p;
 }
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), followed by the epilogue. A row-major
-// (N, C) matrix is a column-major (C, N) matrix. Returns false, and does nothing, if the product is
+// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n). A row-major (N, C) matrix is a
+// column-major (C, N) matrix. d: Reals, or with out_fp32 floats.
+typedef struct {
+    int64_t m, n, k;
+    void *d;
+    const Real *a, *b;
+    bool a_transposed, b_transposed, out_fp32, accumulate;
+} Product;
+// Computes a product, followed by the epilogue. Returns false, and does nothing, if the product is
 // not offered with this epilogue.
-static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed,
-                          const Real *b, bool b_transposed, Epilogue e, int64_t m, int64_t n,
-                          int64_t k, bool accumulate) {
+static inline bool matmul(Stream *s, const Product *x, Epilogue e) {
     cudaStream_t stream = enter(s);
-    struct Matmuls *all = ((Gpu *)s->device)->matmuls;
-    MatmulKey key;
+    struct Matmuls *all = gpu_of(s)->matmuls;
+    const MatmulKey key = {
+        .m = x->m,
+        .n = x->n,
+        .k = x->k,
+        .a_transposed = x->a_transposed,
+        .b_transposed = x->b_transposed,
+        .out_fp32 = x->out_fp32,
+        .epilogue = e.kind,
+        .alignment = {alignment_of(x->a), alignment_of(x->b), alignment_of(x->d),
+                      (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu))}};
     static_assert(sizeof key == 56, "keys are compared as bytes");
-    key.m = m;
-    key.n = n;
-    key.k = k;
-    key.a_transposed = a_transposed;
-    key.b_transposed = b_transposed;
-    key.out_fp32 = out_fp32;
-    key.epilogue = e.kind;
-    key.alignment[0] = alignment_of(a);
-    key.alignment[1] = alignment_of(b);
-    key.alignment[2] = alignment_of(d);
-    key.alignment[3] = (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu));
     MatmulPlan *p = find_matmul_plan(all, &key, &e);
     if (!p->offered) { return false; }
-    const float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = x->accumulate ? 1.0f : 0.0f;
     point_epilogue(p->desc, &e);
     const cublasStatus_t status =
-        cublasLtMatmul(all->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo,
-                       s->workspace, MATMUL_WORKSPACE, stream);
+        cublasLtMatmul(all->lt, p->desc, &one, x->a, p->a, x->b, p->b, &beta, x->d, p->d, x->d,
+                       p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream);
     if (all->timing) {
         all->failed = all->failed || status != CUBLAS_STATUS_SUCCESS;
     } else {
@@ -260,11 +262,14 @@ static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool
     }
     return true;
 }
-static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t OC) {
-    if (offered) { return; }
+// Computes a product, followed by adding the bias if it is not NULL. Ends the program
+// (EXIT_RESOURCES) if the library cannot.
+static inline void plain_matmul(Stream *s, const Product *x, const Real *bias) {
+    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
+    if (matmul(s, x, plain)) { return; }
     die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N,
-        C, OC, C);
+        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")",
+        x->n, x->k, x->m, x->k);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -274,18 +279,20 @@ static inline void ops_matmul_library(char *text, size_t bytes) {
     snprintf(text, bytes, "%s, cuBLASLt %zu", ops_device(&peak), cublasLtGetVersion());
 }
 static inline void ops_matmuls_use(Stream *s, const MatmulChoices *choices) {
-    struct Matmuls *m = ((Gpu *)s->device)->matmuls;
+    struct Matmuls *m = gpu_of(s)->matmuls;
     ops_wait(s);
     forget_matmul_plans(m);
     m->choices = *choices;
 }
 static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
-    struct Matmuls *m = ((Gpu *)s->device)->matmuls;
+    struct Matmuls *m = gpu_of(s)->matmuls;
     cublasLtMatmulAlgo_t algos[2];
     memset(seen, 0, sizeof *seen);
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) {
         const MatmulPlan *p = &m->plans[i];
-        if (matmul_choice_of(&m->choices, &p->key) < 0 && suggested_matmuls(m, p, algos, 2) == 2) {
+        ChosenMatmul chosen;
+        if (!find_matmul_choice(&m->choices, &p->key, &chosen) &&
+            suggested_matmuls(m, p, algos, 2) == 2) {
             add_matmul_choice(seen, p);
         }
     }
@@ -295,21 +302,20 @@ static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
 typedef struct {
     MatmulKey key;
     void *memory;
-    Real *a, *b;
-    void *d, *bias, *pre_gelu;
+    Real *a, *b, *d, *bias, *pre_gelu; // d and bias may hold floats
 } TimedMatmul;
 // Fills with numbers of both signs, since zeros would need less power and run faster.
 template <class R> __global__ void fill_kernel(R *p, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { write(p + i, (float)(int)(mix64((uint64_t)i) >> 40) * 0x1p-23f - 1.0f); }
 }
-static inline void *take_operand(char **at, int64_t bytes, unsigned alignment) {
-    char *p = *at + (alignment < 256 ? alignment : 0);
+static inline Real *take_operand(char **at, int64_t bytes, unsigned alignment) {
+    Real *p = (Real *)(*at + (alignment < 256 ? alignment : 0));
     *at += round_up(bytes + 256, 256);
     return p;
 }
 // Returns false if the device has no memory for the operands now.
-static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaStream_t stream) {
+static inline bool open_timed_matmul(Stream *s, TimedMatmul *t, const MatmulKey *key) {
     const int64_t real = (int64_t)ops_real_bytes(), out = key->out_fp32 ? 4 : real,
                   a = key->m * key->k * real, b = key->k * key->n * real;
     const int64_t d = key->m * key->n * out, bias = max_i64(key->m, key->n) * 4,
@@ -318,11 +324,10 @@ static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaS
     t->key = *key;
     t->memory = ops_alloc((size_t)all);
     if (!t->memory) { return false; }
-    FOR_REAL(LAUNCH((fill_kernel<R>), blocks_for(all / (int64_t)sizeof(R), THREADS), THREADS, 0,
-                    stream, (R *)t->memory, all / (int64_t)sizeof(R)));
+    LAUNCH_REAL(s, fill_kernel, blocks_for(all / real, THREADS), (R *)t->memory, all / real);
     char *at = (char *)t->memory;
-    t->a = (Real *)take_operand(&at, a, key->alignment[0]);
-    t->b = (Real *)take_operand(&at, b, key->alignment[1]);
+    t->a = take_operand(&at, a, key->alignment[0]);
+    t->b = take_operand(&at, b, key->alignment[1]);
     t->d = take_operand(&at, d, key->alignment[2]);
     t->bias = take_operand(&at, bias, key->alignment[3]);
     t->pre_gelu = take_operand(&at, aux, key->alignment[3]);
@@ -333,24 +338,22 @@ static inline bool open_timed_matmul(TimedMatmul *t, const MatmulKey *key, cudaS
 static inline void run_timed_matmul(Stream *s, const TimedMatmul *t) {
     const MatmulKey *key = &t->key;
     const bool gelu = key->epilogue & OF_GELU;
-    const Real *bias = key->epilogue & CUBLASLT_EPILOGUE_BIAS ? (const Real *)t->bias : NULL;
+    const Real *bias = key->epilogue & CUBLASLT_EPILOGUE_BIAS ? t->bias : NULL;
     if (key->b_transposed) {
         float *sums = key->epilogue == CUBLASLT_EPILOGUE_BGRADB ? (float *)t->bias : NULL;
         ops_matmul_backward_weight(s, (float *)t->d, sums, t->b, t->a, key->k, key->m, key->n,
                                    false);
-    } else if (key->a_transposed && gelu) {
-        ops_matmul_forward(s, (Real *)t->pre_gelu, (Real *)t->d, t->b, t->a, bias, key->n, key->k,
-                           key->m);
     } else if (key->a_transposed) {
-        ops_matmul_forward(s, (Real *)t->d, NULL, t->b, t->a, bias, key->n, key->k, key->m);
+        ops_matmul_forward(s, gelu ? t->pre_gelu : t->d, gelu ? t->d : NULL, t->b, t->a, bias,
+                           key->n, key->k, key->m);
     } else {
-        ops_matmul_backward_input(s, (Real *)t->d, t->b, t->a,
-                                  gelu ? (const Real *)t->pre_gelu : NULL, key->n, key->m, key->k);
+        ops_matmul_backward_input(s, t->d, t->b, t->a, gelu ? t->pre_gelu : NULL, key->n, key->m,
+                                  key->k);
     }
 }
 // Returns the seconds of the operation with the current plans; INFINITY if it fails.
 static inline double timed_matmul_seconds(Stream *s, const TimedMatmul *t) {
-    struct Matmuls *m = ((Gpu *)s->device)->matmuls;
+    struct Matmuls *m = gpu_of(s)->matmuls;
     double best = INFINITY;
     OpsMark *from = ops_mark_make(), *to = ops_mark_make();
     m->failed = false;
@@ -371,7 +374,7 @@ static inline double timed_matmul_seconds(Stream *s, const TimedMatmul *t) {
 // Sets the plan to the fastest suggestion, and returns the operation's seconds with it.
 static inline double choose_suggestion(Stream *s, const TimedMatmul *t, MatmulPlan *p) {
     cublasLtMatmulAlgo_t algos[SUGGESTIONS];
-    const int count = suggested_matmuls(((Gpu *)s->device)->matmuls, p, algos, SUGGESTIONS);
+    const int count = suggested_matmuls(gpu_of(s)->matmuls, p, algos, SUGGESTIONS);
     double best = INFINITY;
     int fastest = 0;
     for (int i = 0; i < count; i++) {
@@ -390,7 +393,7 @@ static inline double choose_suggestion(Stream *s, const TimedMatmul *t, MatmulPl
 // product without that epilogue compete too. seconds = {with the first suggestion, as chosen}.
 static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices *made,
                                  double seconds[2]) {
-    struct Matmuls *m = ((Gpu *)s->device)->matmuls;
+    struct Matmuls *m = gpu_of(s)->matmuls;
     const MatmulKey *key = &t->key;
     const bool fused = key->epilogue & OF_GELU || key->epilogue == CUBLASLT_EPILOGUE_BGRADB;
     forget_matmul_plans(m);
@@ -425,7 +428,7 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
     MatmulGain gain = {0, 0, 0, 0};
     int64_t widest = 0;
     for (int i = 0; i < wanted->count; i++) {
-        const ChosenMatmul w = chosen_matmul(&wanted->choice[i]);
+        const ChosenMatmul w = chosen_matmul(wanted, i);
         widest = max_i64(widest, max_i64(w.key.m, w.key.n));
     }
     s.workspace_bytes =
@@ -433,20 +436,19 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
     s.workspace = ops_alloc(s.workspace_bytes);
     made->count = 0;
     for (int i = 0; s.workspace && i < wanted->count; i++) {
-        const ChosenMatmul w = chosen_matmul(&wanted->choice[i]);
+        const ChosenMatmul w = chosen_matmul(wanted, i);
+        ChosenMatmul chosen;
         TimedMatmul t;
         double seconds[2];
-        if (matmul_choice_of(made, &w.key) >= 0 ||
-            !open_timed_matmul(&t, &w.key, ((Gpu *)s.device)->stream)) {
+        if (find_matmul_choice(made, &w.key, &chosen) || !open_timed_matmul(&s, &t, &w.key)) {
             continue;
         }
         choose_matmul(&s, &t, made, seconds);
         gain.products++;
         gain.first_s += seconds[0];
         gain.chosen_s += seconds[1];
-        gain.apart += matmul_choice_of(made, &w.key) >= 0 &&
-                      !chosen_matmul(&made->choice[matmul_choice_of(made, &w.key)]).offered;
-        forget_matmul_plans(((Gpu *)s.device)->matmuls); // they point to memory that is freed now
+        gain.apart += find_matmul_choice(made, &w.key, &chosen) && !chosen.offered;
+        forget_matmul_plans(gpu_of(&s)->matmuls); // they point to memory that is freed now
         ops_free(t.memory);
     }
     if (s.workspace) { ops_free(s.workspace); }

@@ -23,11 +23,8 @@ __global__ void embedding_kernel(R *out, const int32_t *tokens, const R *wte, co
 static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
                                          const Real *wte, const Real *wpe, int64_t rows, int64_t T,
                                          int64_t C) {
-    cudaStream_t stream = enter(s);
     const int64_t N = rows * T;
-    if (N == 0) { return; }
-    FOR_REAL(LAUNCH((embedding_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream, (R *)out,
-                    tokens, (const R *)wte, (const R *)wpe, N, T, C));
+    LAUNCH_REAL(s, embedding_kernel, blocks_for(N * C, THREADS), out, tokens, wte, wpe, N, T, C);
 }
 
 // order(N) = positions sorted by token; positions of equal tokens stay in order. Each row of the
@@ -89,19 +86,17 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     if (dwpe && !accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
     if (N == 0) { return; }
-    cudaStream_t stream = enter(s);
     if (dwte) {
         int32_t *order = (int32_t *)scratch(s);
         assert(N * (int64_t)sizeof *order <= scratch_bytes(s));
-        LAUNCH(order_tokens_kernel, blocks_for(N, THREADS), THREADS, 0, stream, order, tokens, N);
+        launch(s, order_tokens_kernel, blocks_for(N, THREADS), order, tokens, N);
         const dim3 grid((unsigned)N, blocks_for(C, THREADS));
-        FOR_REAL(LAUNCH((embedding_backward_wte_kernel<R>), grid, THREADS, 0, stream, dwte,
-                        (const R *)dout, tokens, order, factors, N, T, C));
+        LAUNCH_REAL(s, embedding_backward_wte_kernel, grid, dwte, dout, tokens, order, factors, N,
+                    T, C);
     }
     if (dwpe) {
-        const unsigned blocks = blocks_for(T * C, THREADS);
-        FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks, THREADS, 0, stream, dwpe,
-                        (const R *)dout, factors, rows, T, C));
+        LAUNCH_REAL(s, embedding_backward_wpe_kernel, blocks_for(T * C, THREADS), dwpe, dout,
+                    factors, rows, T, C);
     }
 }
 
@@ -148,30 +143,27 @@ static inline void column_partials(Stream *s, float *weights, float *biases, int
                                    const Real *dout, const Real *in, const float *mean,
                                    const float *rstd, int64_t N, int64_t C, int64_t parts,
                                    int64_t each) {
-    cudaStream_t stream = enter(s);
-    if (parts == 0) { return; }
     const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
-    FOR_REAL(LAUNCH((column_partials_kernel<R>), grid, block, 0, stream, weights, biases, stride,
-                    (const R *)dout, (const R *)in, mean, rstd, N, C, each));
+    FOR_REAL(launch_with(s, column_partials_kernel<R>, grid, block, 0, weights, biases, stride,
+                         dout, in, mean, rstd, N, C, each));
 }
 static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout,
                                const Real *in, const float *mean, const float *rstd, int64_t N,
                                int64_t C, bool accumulate) {
-    cudaStream_t stream = enter(s);
     float *partials = (float *)scratch(s);
     const int64_t each = max_i64(4 * COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)),
                   parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
     column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
-    LAUNCH(column_finish_kernel, blocks_for(C, THREADS), THREADS, 0, stream, dweight, dbias,
-           partials, parts, C, accumulate);
+    launch(s, column_finish_kernel, blocks_for(C, THREADS), dweight, dbias, partials, parts, C,
+           accumulate);
 }
 
 // --- layernorm: one warp per row -----------------------------------------------------------------
 template <class R>
 __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
                                  const R *weight, const R *bias, int64_t N, int64_t C) {
-    const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t n = warp_index(), lane = threadIdx.x % 32;
     if (n >= N) { return; } // whole warps return
     const R *x = a + n * C;
     for (int64_t c = lane; c < C && b; c += 32) {
@@ -195,11 +187,8 @@ __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const
 static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
                                          const Real *a, const Real *b, const Real *weight,
                                          const Real *bias, int64_t N, int64_t C) {
-    cudaStream_t stream = enter(s);
-    if (N == 0) { return; }
-    FOR_REAL(LAUNCH((layernorm_kernel<R>), blocks_for(N, WARPS), THREADS, 0, stream, (R *)out, mean,
-                    rstd, (R *)sum, (const R *)a, (const R *)b, (const R *)weight, (const R *)bias,
-                    N, C));
+    LAUNCH_REAL(s, layernorm_kernel, blocks_for(N, WARPS), out, mean, rstd, sum, a, b, weight, bias,
+                N, C);
 }
 
 // With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
@@ -207,7 +196,7 @@ template <class R>
 __global__ void layernorm_backward_kernel(R *din, const R *dout, const R *in, const R *weight,
                                           const float *mean, const float *rstd, int64_t N,
                                           int64_t C) {
-    const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t n = warp_index(), lane = threadIdx.x % 32;
     if (n >= N) { return; }
     const R *dy = dout + n * C, *x = in + n * C;
     const float m = mean[n], r = rstd[n];
@@ -228,10 +217,8 @@ static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real
                                                 const Real *in, const Real *weight,
                                                 const float *mean, const float *rstd, int64_t N,
                                                 int64_t C) {
-    cudaStream_t stream = enter(s);
-    if (N == 0) { return; }
-    FOR_REAL(LAUNCH((layernorm_backward_kernel<R>), blocks_for(N, WARPS), THREADS, 0, stream,
-                    (R *)din, (const R *)dout, (const R *)in, (const R *)weight, mean, rstd, N, C));
+    LAUNCH_REAL(s, layernorm_backward_kernel, blocks_for(N, WARPS), din, dout, in, weight, mean,
+                rstd, N, C);
 }
 static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
                                                  const Real *dout, const Real *in,
@@ -272,35 +259,22 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     if (N == 0) { return; }
     const Epilogue fused = {bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
                             bias, out};
-    if (gelu && gpu_real == DTYPE_BF16 &&
-        matmul(s, gelu, false, weight, true, in, false, fused, OC, N, C, false)) {
-        return;
-    }
-    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
-    must_be_offered(matmul(s, out, false, weight, true, in, false, plain, OC, N, C, false), N, C,
-                    OC);
-    cudaStream_t stream = enter(s);
-    if (gelu) {
-        FOR_REAL(LAUNCH((gelu_kernel<R>), blocks_for(N * OC, THREADS), THREADS, 0, stream,
-                        (R *)gelu, (const R *)out, N * OC));
-    }
+    Product x = {.m = OC, .n = N, .k = C, .d = gelu, .a = weight, .b = in, .a_transposed = true};
+    if (gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
+    x.d = out;
+    plain_matmul(s, &x, bias);
+    if (gelu) { LAUNCH_REAL(s, gelu_kernel, blocks_for(N * OC, THREADS), gelu, out, N * OC); }
 }
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
                                              const Real *weight, const Real *pre_gelu, int64_t N,
                                              int64_t C, int64_t OC) {
     if (N == 0) { return; }
-    const Epilogue fused = {CUBLASLT_EPILOGUE_DGELU, NULL, pre_gelu},
-                   plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
-    if (pre_gelu && gpu_real == DTYPE_BF16 &&
-        matmul(s, din, false, weight, false, dout, false, fused, C, N, OC, false)) {
-        return;
-    }
-    must_be_offered(matmul(s, din, false, weight, false, dout, false, plain, C, N, OC, false), N,
-                    OC, C);
-    cudaStream_t stream = enter(s);
+    const Epilogue fused = {CUBLASLT_EPILOGUE_DGELU, NULL, pre_gelu};
+    const Product x = {.m = C, .n = N, .k = OC, .d = din, .a = weight, .b = dout};
+    if (pre_gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
+    plain_matmul(s, &x, NULL);
     if (pre_gelu) {
-        FOR_REAL(LAUNCH((gelu_backward_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream,
-                        (R *)din, (const R *)pre_gelu, N * C));
+        LAUNCH_REAL(s, gelu_backward_kernel, blocks_for(N * C, THREADS), din, pre_gelu, N * C);
     }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
@@ -313,18 +287,22 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
     }
     // The library can only overwrite dbias. A sum to be added goes to the scratch first.
     float *sums = accumulate ? (float *)scratch(s) : dbias;
-    const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL},
-                   plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
-    if (dbias && matmul(s, dweight, true, in, false, dout, true, fused, C, OC, N, accumulate)) {
-        cudaStream_t stream = enter(s);
-        if (accumulate) {
-            LAUNCH(add_kernel, blocks_for(OC, THREADS), THREADS, 0, stream, dbias, sums, OC);
-        }
+    const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL};
+    const Product x = {.m = C,
+                       .n = OC,
+                       .k = N,
+                       .d = dweight,
+                       .a = in,
+                       .b = dout,
+                       .b_transposed = true,
+                       .out_fp32 = true,
+                       .accumulate = accumulate};
+    if (dbias && matmul(s, &x, fused)) {
+        if (accumulate) { ops_accumulate(s, dbias, sums, OC); }
         return;
     }
     if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
-    must_be_offered(matmul(s, dweight, true, in, false, dout, true, plain, C, OC, N, accumulate), N,
-                    C, OC);
+    plain_matmul(s, &x, NULL);
 }
 
 template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {
@@ -332,11 +310,7 @@ template <class R> __global__ void residual_kernel(R *out, const R *a, const R *
     if (i < n) { write(out + i, read(a + i) + read(b + i)); }
 }
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
-    cudaStream_t stream = enter(s);
-    if (n) {
-        FOR_REAL(LAUNCH((residual_kernel<R>), blocks_for(n, THREADS), THREADS, 0, stream, (R *)out,
-                        (const R *)a, (const R *)b, n));
-    }
+    LAUNCH_REAL(s, residual_kernel, blocks_for(n, THREADS), out, a, b, n);
 }
 
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
@@ -371,9 +345,8 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
         Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
         assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
-        cudaStream_t stream = enter(s);
-        FOR_REAL(LAUNCH((classifier_kernel<R>), (unsigned)rows, THREADS, 0, stream, losses + n,
-                        (R *)logits, targets + n, V, Vp, scale, dx || dwte || dlogits));
+        LAUNCH_REAL(s, classifier_kernel, (unsigned)rows, losses + n, logits, targets + n, V, Vp,
+                    scale, dx || dwte || dlogits);
         if (dwte) {
             ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits,
                                        real_at_const(x, n * C), rows, C, Vp,
@@ -400,43 +373,41 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
 }
 
 // --- optimizers and norms ------------------------------------------------------------------------
+__device__ void store_master(const UpdateSlice &u, const OptimizerStep &o, int64_t i, float x) {
+    u.master[i] = x;
+    if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
+}
 __global__ void adamw_kernel(UpdateSlice u, OptimizerStep o, float unbias_m, float unbias_v) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
-    float *master = u.master, *m = u.moment[0], *v = u.moment[1];
-    const float *grad = u.grad;
-    const float g = grad[i] * o.grad_scale, first = o.beta1 * m[i] + (1.0f - o.beta1) * g,
+    float *m = u.moment[0], *v = u.moment[1];
+    const float *master = u.master, g = u.grad[i] * o.grad_scale,
+                first = o.beta1 * m[i] + (1.0f - o.beta1) * g,
                 second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
     const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) +
                                         o.weight_decay * master[i]);
     m[i] = first;
     v[i] = second;
-    master[i] = x;
-    if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
+    store_master(u, o, i, x);
 }
 static inline void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o) {
-    cudaStream_t stream = enter(s);
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    if (u.n) {
-        LAUNCH(adamw_kernel, blocks_for(u.n, THREADS), THREADS, 0, stream, u, o, unbias_m,
-               unbias_v);
-    }
+    launch(s, adamw_kernel, blocks_for(u.n, THREADS), u, o, unbias_m, unbias_v);
 }
 __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
-    float *master = u.master, *b = u.moment[0];
-    const float *grad = u.grad;
-    const float momentum = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i],
+    float *b = u.moment[0];
+    const float *master = u.master,
+                momentum =
+                    o.momentum * b[i] + u.grad[i] * o.grad_scale + o.weight_decay * master[i],
                 x = master[i] - o.lr * momentum;
     b[i] = momentum;
-    master[i] = x;
-    if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
+    store_master(u, o, i, x);
 }
 static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) {
-    cudaStream_t stream = enter(s);
-    if (u.n) { LAUNCH(sgd_kernel, blocks_for(u.n, THREADS), THREADS, 0, stream, u, o); }
+    launch(s, sgd_kernel, blocks_for(u.n, THREADS), u, o);
 }
 
 // The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
@@ -493,17 +464,12 @@ __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int6
 }
 static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
                                   int64_t chunk, double scale) {
-    cudaStream_t stream = enter(s);
     const int64_t chunks = ceil_div(n, chunk);
     const int64_t blocks = min_i64(SQUARE_BLOCKS, ceil_div(chunks, WARPS * SQUARE_CHUNKS));
-    if (n) {
-        LAUNCH(square_sum_kernel, (unsigned)blocks, THREADS, 0, stream, sum, x, n, chunk, chunks,
-               scale);
-    }
+    launch(s, square_sum_kernel, (unsigned)blocks, sum, x, n, chunk, chunks, scale);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
-    cudaStream_t stream = enter(s);
-    if (n) { LAUNCH(add_kernel, blocks_for(n, THREADS), THREADS, 0, stream, out, in, n); }
+    launch(s, add_kernel, blocks_for(n, THREADS), out, in, n);
 }
 
 #endif

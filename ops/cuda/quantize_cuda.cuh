@@ -222,13 +222,10 @@ __global__ void quantize_kernel(uint32_t *out, From from, int64_t n, Records r, 
 
 template <class From>
 static inline void quantize(Stream *s, void *out, From from, int64_t n, QuantFormat f) {
-    cudaStream_t stream = enter(s);
     const int group = f.block <= QUANT_WARP_BLOCK ? 32 : THREADS;
-    if (n) {
-        FOR_BITS(f, LAUNCH((quantize_kernel<BITS, From>),
-                           blocks_for(ceil_div(n, f.block), THREADS / group), THREADS, 0, stream,
-                           (uint32_t *)out, from, n, records_of(f), group));
-    }
+    const unsigned blocks = blocks_for(ceil_div(n, f.block), THREADS / group);
+    FOR_BITS(f, launch(s, quantize_kernel<BITS, From>, blocks, (uint32_t *)out, from, n,
+                       records_of(f), group));
 }
 static inline void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n,
                                 QuantFormat f) {
@@ -248,11 +245,8 @@ static inline void ops_quantize_feedback(Stream *s, void *out, const float *in, 
 }
 template <class To>
 static inline void dequantize(Stream *s, To *out, const void *in, int64_t n, QuantFormat f) {
-    cudaStream_t stream = enter(s);
-    if (n) {
-        FOR_BITS(f, LAUNCH((dequantize_kernel<BITS, To>), blocks_for(n, THREADS * (32 / BITS)),
-                           THREADS, 0, stream, out, in, n, records_of(f)));
-    }
+    FOR_BITS(f, launch(s, dequantize_kernel<BITS, To>, blocks_for(n, THREADS * (32 / BITS)), out,
+                       in, n, records_of(f)));
 }
 static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n,
                                   QuantFormat f) {
@@ -264,12 +258,8 @@ static inline void ops_dequantize(Stream *s, void *out, DType dtype, const void 
 }
 static inline void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in,
                                       int64_t stride, int count, int64_t n, QuantFormat f) {
-    cudaStream_t stream = enter(s);
-    if (n) {
-        FOR_BITS(f,
-                 LAUNCH((dequantize_sum_kernel<BITS>), blocks_for(n, THREADS * (32 / BITS)),
-                        THREADS, 0, stream, out, accumulate, in, stride, count, n, records_of(f)));
-    }
+    FOR_BITS(f, launch(s, dequantize_sum_kernel<BITS>, blocks_for(n, THREADS * (32 / BITS)), out,
+                       accumulate, in, stride, count, n, records_of(f)));
 }
 
 #endif

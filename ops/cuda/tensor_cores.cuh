@@ -23,17 +23,14 @@ __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_gene
 // Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l%8 of matrix l/8.
 // Of each matrix it gets row l/4, columns l%4 * 2 and the next; or, transposed, column l/4, rows
 // l%4 * 2 and the next.
-__device__ void load_matrices(unsigned m[4], const Bf16 *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
+#define LDMATRIX(m, row, transposed)                                                               \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" transposed ".shared.b16 {%0,%1,%2,%3}, [%4];"     \
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])                                  \
+                 : "r"(shared_address(row))                                                        \
+                 : "memory")
+__device__ void load_matrices(unsigned m[4], const Bf16 *row) { LDMATRIX(m, row, ""); }
 __device__ void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(shared_address(row))
-                 : "memory");
+    LDMATRIX(m, row, ".trans");
 }
 // Starts a copy into shared memory, or writes zeros if `there` is false. After copy_async_wait(),
 // the copies of the calling thread have arrived.
@@ -82,6 +79,18 @@ __device__ float over_quad(float x, bool maximum) { // over the four lanes that 
     return x;
 }
 
+// Returns what this lane passes to load four 8 x 8 matrices of a (16, 16) one, whose first row and
+// column are given, from a panel in shared memory. stacked: the second of the four is below the
+// first; otherwise it is right of it.
+__device__ const Bf16 *matrix_row(const Bf16 *panel, int pitch, int row, int column, bool stacked) {
+    const int line = row + (stacked ? lane() % 16 : lane() / 16 * 8 + lane() % 8);
+    return panel + line * pitch + column + (stacked ? lane() / 16 * 8 : lane() / 8 % 2 * 8);
+}
+// d(16, 16), as two tiles of 8 columns, += a(16, 16) b(16, 16)
+__device__ void mma_pair(float d[2][4], const unsigned a[4], const unsigned b[4]) {
+    mma_bf16(d[0], a, b[0], b[1]);
+    mma_bf16(d[1], a, b[2], b[3]);
+}
 template <int M, int N> __device__ void clear_tiles(float x[M][N][4]) {
     UNROLL for (int i = 0; i < M * N * 4; i++) { x[i / (4 * N)][i / 4 % N][i % 4] = 0.0f; }
 }
@@ -102,16 +111,11 @@ __device__ void multiply_transposed(float product[M][N / 8][4], const Bf16 *a, c
     UNROLL for (int d = 0; d < HEAD; d += 16) {
         unsigned left[M][4], right[4];
         UNROLL for (int m = 0; m < M; m++) {
-            load_matrices(left[m],
-                          a + (16 * m + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
+            load_matrices(left[m], matrix_row(a, HEAD + SPARE, 16 * m, d, true));
         }
         UNROLL for (int n = 0; n < N; n += 16) {
-            load_matrices(right, b + (n + lane() / 16 * 8 + lane() % 8) * (HEAD + SPARE) + d +
-                                     lane() / 8 % 2 * 8);
-            UNROLL for (int m = 0; m < M; m++) {
-                mma_bf16(product[m][n / 8], left[m], right[0], right[1]);
-                mma_bf16(product[m][n / 8 + 1], left[m], right[2], right[3]);
-            }
+            load_matrices(right, matrix_row(b, HEAD + SPARE, n, d, false));
+            UNROLL for (int m = 0; m < M; m++) { mma_pair(&product[m][n / 8], left[m], right); }
         }
     }
 }
@@ -127,12 +131,8 @@ __device__ void multiply_add(float sum[M][HEAD / 8][4], const float w[M][N / 8][
             }
         }
         UNROLL for (int d = 0; d < HEAD; d += 16) {
-            load_matrices_transposed(right,
-                                     b + (n + lane() % 16) * (HEAD + SPARE) + d + lane() / 16 * 8);
-            UNROLL for (int m = 0; m < M; m++) {
-                mma_bf16(sum[m][d / 8], left[m], right[0], right[1]);
-                mma_bf16(sum[m][d / 8 + 1], left[m], right[2], right[3]);
-            }
+            load_matrices_transposed(right, matrix_row(b, HEAD + SPARE, n, d, true));
+            UNROLL for (int m = 0; m < M; m++) { mma_pair(&sum[m][d / 8], left[m], right); }
         }
     }
 }

@@ -1,4 +1,4 @@
-// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap become one long
+// cyclic_proof.h: proves a cyclic schedule. Windows of steps that overlap become one long
 // program (cyclic_unroll). It is replayed with the two ends of each message as one event
 // (schedule.h: the walk): a program that ends there cannot wait for ever. The rules of compute
 // actions are in engine/validator.h; the rules here are those of states that are sent from rank to
@@ -23,11 +23,11 @@
 //             complete. What waits for the norm follows the sum over all ranks.
 // Deferred    Where ranks defer store operations, the same rules are proved in other orders too.
 //             deferred.h argues why no order makes all ranks wait.
-#ifndef PROOF_H
-#define PROOF_H
+#ifndef CYCLIC_PROOF_H
+#define CYCLIC_PROOF_H
 
 #include "engine/cyclic_windows.h" // schedules
-#include "engine/deferred_proof.h" // orders in which ranks may run them
+#include "deferred_proof.h"        // orders in which ranks may run them
 
 typedef struct {
     // owner of the buffer's gradient: the last piece in it, counted through the steps; -1: the
@@ -523,13 +523,8 @@ static inline void proof_end(Proof *p, int steps) {
     }
 }
 static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
-    const Program *program = p->v.program;
     const size_t storages = (size_t)p->model->storages, units = (size_t)p->model->units,
                  made = 2 * storages + STORAGE_CLASSES + (size_t)p->plan->N;
-    const int stage = p->plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(p->plan, rank) : 0;
-    program->limits[rank] =
-        p->plan->mode == CYCLIC_MODEL ? cyclic_limits(p->plan, stage) : limits_of_one();
-    program->limits[rank].in_flight = cyclic_live(p->plan, stage);
     p->p2p[rank] = cyclic_p2p(p->plan, p->model, rank);
     r->made = new_array(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }
@@ -608,11 +603,10 @@ static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, c
     return cyclic_prove_in_order(window, plan, m, steps, pause, false, 0, error, error_bytes);
 }
 
-// Proves a program before it runs: windows one after another; also steps that drain, if the run
-// will have any; also with deferred operations, in one random order. Ends the program on a
-// violation.
-static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
-    char error[400];
+// Proves windows one after another; also steps that drain, if the run will have any; also with
+// deferred operations, in one random order. Describes the first violation in error.
+static inline bool cyclic_prove_all(const Program *window, const CyclicPlan *plan,
+                                    const GptModel *m, char *error, size_t error_bytes) {
     // enough steps for all different windows of up to 5 stages that take turns
     const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4;
     const int orders = plan->mode == CYCLIC_DATA ? 2 : 1;
@@ -620,11 +614,12 @@ static inline void cyclic_check(const Program *window, const CyclicPlan *plan, c
         if (pause < steps && !plan->pauses) { continue; }
         for (int late = 0; late < orders; late++) {
             if (!cyclic_prove_in_order(window, plan, m, steps, pause, late, 0, error,
-                                       sizeof error)) {
-                schedule_refuse(error);
+                                       error_bytes)) {
+                return false;
             }
         }
     }
+    return true;
 }
 
 #endif

@@ -1,7 +1,5 @@
 // deferred_proof.h: replays the schedules of a program as ranks run them that defer store
-// operations
-// (deferred.h), in a random order, and checks that nothing goes wrong. It is a check before a
-// run, and part of the tests.
+// operations (engine/deferred.h), in a random order, and checks that nothing goes wrong.
 //
 // Rule       A rank runs its list in order. A deferrable action is only noted then. It is done
 //            later: when the earlier operations in its storage's lane are done, and the messages
@@ -31,7 +29,7 @@
 //            same order, because a channel belongs to one storage's lane.
 //            What an event waits for is the same in every order. So one order that ends shows that
 //            all orders end. It does not show that no operation writes what a message still reads
-//            or writes. Therefore that, and the rules of proof.h, are checked in many orders, in
+//            or writes. Therefore that, and the rules of cyclic_proof.h, are checked in many orders, in
 //            some of which messages take as long as they can.
 #ifndef DEFERRED_PROOF_H
 #define DEFERRED_PROOF_H
@@ -39,6 +37,7 @@
 #include "engine/deferred.h"  // which actions can be deferred, and what they wait for
 #include "engine/validator.h" // the walk's visits
 
+static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
 typedef struct {
     int rank, at; // index in the rank's list
 } End;
