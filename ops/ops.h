@@ -6,7 +6,7 @@
 // returns when the work is done. Only the implementations dereference tensor data: Real is an
 // incomplete type, so the compiler enforces this rule. Use real_at() for pointer arithmetic.
 //
-// Types        Real    an element in compute precision: fp32 on the CPU, --dtype on the GPU
+// Types        Real    an element in compute precision, which is --dtype
 //              float   gradients of parameters, optimizer states, statistics
 //              void*   an array in storage or message precision, described by a DType; ops_unpack()
 //                      and ops_pack() convert
@@ -49,8 +49,8 @@ enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the opera
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
 // Creates s->device. The caller must do this before any other operation. `place` is this rank's
-// number on its machine and selects the GPU. `real` is the compute precision; the CPU build ignores
-// it. Without a GPU, the GPU build ends with EXIT_RESOURCES.
+// number on its machine and selects the GPU. `real` is the compute precision.
+// Without a GPU, the GPU build ends with EXIT_RESOURCES.
 static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
 // Returns the device's name ("" for the CPU), and its dense bf16 peak in flop/s according to the
@@ -60,8 +60,12 @@ static const char *ops_device(double *bf16_flops);
 static void ops_near_cores(char *list, size_t bytes);
 // Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".
 static const char *ops_attention(void);
-// Returns the type of a Real, which is what products are computed in. Call ops_open() first.
+// Returns what products of matrices are computed in: the type of a Real, or fp32 where a CPU has no
+// dot products of bf16. Call ops_open() first.
 static DType ops_compute(void);
+// Sets what products are computed in: fp32, if the processor of another rank has no bf16. Call it
+// before ops_workspace_bytes(). On a GPU it does nothing.
+static void ops_compute_in(DType compute);
 // Returns what computes matrix products: "oneDNN", "CBLAS" or "cuBLASLt".
 static const char *ops_products(void);
 // Returns when all work started on s is done. Calls s->progress while it waits.

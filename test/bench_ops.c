@@ -72,12 +72,14 @@ static float multiply_add(void) {
 #ifdef __AVX512BF16__
 static float multiply_pairs(void) {
     __m512 sum[SUMS];
-    const __m512bh pairs = (__m512bh)_mm512_set1_epi32(0x38003800);
+    __m512i pairs = _mm512_set1_epi32(0x38003800);
     for (int j = 0; j < SUMS; j++) { sum[j] = _mm512_set1_ps(1e-6f); }
     for (int64_t i = 0; i < PEAK_ROUNDS; i++) {
 #pragma GCC unroll 24
-        for (int j = 0; j < SUMS; j++) { sum[j] = _mm512_dpbf16_ps(sum[j], pairs, pairs); }
-        __asm__ volatile("" ::: "memory");
+        for (int j = 0; j < SUMS; j++) {
+            sum[j] = _mm512_dpbf16_ps(sum[j], (__m512bh)pairs, (__m512bh)pairs);
+        }
+        __asm__ volatile("" : "+v"(pairs)); // so that the compiler cannot know the products
     }
     for (int j = 1; j < SUMS; j++) { sum[0] += sum[j]; }
     return sum[0][0];

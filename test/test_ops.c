@@ -2276,31 +2276,49 @@ static int64_t draw_part(uint64_t *state, int64_t whole, int64_t *begin) {
     *begin = draw(state, 0, (whole - TILE_LEAST) / 16) * 16;
     return draw(state, TILE_LEAST, whole - *begin);
 }
-static void check_tile_of_product(uint64_t *state) {
+// The bytes of element (row, col) of an operand.
+static const void *operand_at(Operand operand, const void *x, int64_t row, int64_t col,
+                              int64_t stride, size_t size) {
+    return (const char *)x +
+           (operand == TRANSPOSED ? col * stride + row : row * stride + col) * (int64_t)size;
+}
+static void check_tile_of_product(uint64_t *state, DType type) {
+    const bool bf16 = type == DTYPE_BF16;
     const int64_t most = draw(state, 0, 9) ? 300 : 1800, m = draw(state, 1, most),
-                  n = draw(state, 1, most), k = draw(state, 1, 768);
+                  n = draw(state, 1, most), k = draw(state, 1, bf16 ? 2000 : 768);
     const Operand ta = draw(state, 0, 1) ? TRANSPOSED : AS_STORED,
                   tb = draw(state, 0, 1) ? TRANSPOSED : AS_STORED;
     const int64_t lda = (ta == TRANSPOSED ? m : k) + draw(state, 0, 9),
                   ldb = (tb == TRANSPOSED ? k : n) + draw(state, 0, 9), ldc = n + draw(state, 0, 9),
                   sizes[3] = {(ta == TRANSPOSED ? k : m) * lda, (tb == TRANSPOSED ? n : k) * ldb,
                               m * ldc};
-    const float beta = (float)draw(state, 0, 1);
     float *in[3], *tile = (float *)checked_malloc((size_t)sizes[2] * sizeof(float), "tile");
     for (int i = 0; i < 3; i++) {
         in[i] = (float *)checked_malloc((size_t)sizes[i] * sizeof(float), "matrix");
         for (int64_t j = 0; j < sizes[i]; j++) { in[i][j] = (float)draw(state, -999, 999) / 999; }
+        if (bf16 && i < 2) {
+            round_part((uint16_t *)in[i], in[i], 0, sizes[i], round_to_nearest());
+        }
     }
     memcpy(tile, in[2], (size_t)sizes[2] * sizeof(float));
     int64_t row, col;
-    const int64_t rows = draw_part(state, m, &row), cols = draw_part(state, n, &col);
-    gemm_slice(ta, tb, m, n, k, in[0], lda, in[1], ldb, beta, in[2], ldc);
-    gemm_slice(ta, tb, rows, cols, k, in[0] + (ta == TRANSPOSED ? row : row * lda), lda,
-               in[1] + (tb == TRANSPOSED ? col * ldb : col), ldb, beta, tile + row * ldc + col,
-               ldc);
-    for (int64_t i = row; i < row + rows; i++) {
+    const Product whole = {ta, tb, m, n, k, in[0], in[1], lda, ldb, draw(state, 0, 1), in[2], ldc};
+    Product part = whole;
+    part.m = draw_part(state, m, &row);
+    part.n = draw_part(state, n, &col);
+    part.a = operand_at(ta, in[0], row, 0, lda, dtype_size(type));
+    part.b = operand_at(tb, in[1], 0, col, ldb, dtype_size(type));
+    part.c = tile + row * ldc + col;
+    if (bf16) {
+        gemm_bf16(&whole);
+        gemm_bf16(&part);
+    } else {
+        gemm_fp32(&whole);
+        gemm_fp32(&part);
+    }
+    for (int64_t i = row; i < row + part.m; i++) {
         assert_memory_equal(tile + i * ldc + col, in[2] + i * ldc + col,
-                            (size_t)cols * sizeof(float));
+                            (size_t)part.n * sizeof(float));
     }
     for (int i = 0; i < 3; i++) { free(in[i]); }
     free(tile);
@@ -2309,10 +2327,10 @@ static void test_tiles_of_products(void **state) {
     (void)state;
     const char *given = getenv("TEST_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 10) : 1;
-    gemm_serial_once();
-    omp_set_num_threads(1);
+    gemm_open(DTYPE_BF16);
+    gemm_serial_here();
     for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300) && gemm_same_in_all_tiles(); i++) {
-        check_tile_of_product(&seed);
+        check_tile_of_product(&seed, gemm_has_bf16() && i % 2 ? DTYPE_BF16 : DTYPE_FP32);
     }
     omp_set_num_threads(omp_get_num_procs());
 }
@@ -2356,9 +2374,6 @@ int main(void) {
         struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL,
                                   (void *)(uintptr_t)c};
         tests[count++] = test;
-#ifdef OPS_CPU_H
-        i++; // there is no bf16 to compute in
-#endif
     }
     const char *seed = getenv("TEST_SEED") ? getenv("TEST_SEED") : "1";
     if (DRAWN > 1) { printf("seed of drawn cases: %s (set TEST_SEED to repeat)\n", seed); }

@@ -112,32 +112,35 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *flo
 static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
     int64_t floats;
     head_space((float *)s->workspace, T, D, &floats);
-    assert(s->workspace_bytes >= (size_t)(floats * s->threads) * sizeof(float));
+    assert(workspace_rest(s) >= (size_t)(floats * s->threads) * sizeof(float));
     return head_space((float *)s->workspace + floats * omp_get_thread_num(), T, D, &floats);
 }
 
 // to(n, Dp) = scale * from(n, D), where rows of `from` are `stride` apart
-static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
-                             float scale) {
+TYPED void pack_rows(const DType type, float *to, const Real *from, int64_t n, int64_t D,
+                     int64_t stride, float scale) {
     const int64_t Dp = round_up(D, LANES);
     for (int64_t t = 0; t < n; t++) {
+        const Real *row = real_at_const(from, t * stride);
         // Each row is on another page, so the hardware does not prefetch them.
         for (int64_t d = 0; d < D && t + 8 < n; d += 16) {
-            __builtin_prefetch(from + (t + 8) * stride + d);
+            __builtin_prefetch(real_at_const(row, 8 * stride + d));
         }
 #pragma omp simd
-        for (int64_t d = 0; d < D; d++) { to[t * Dp + d] = from[t * stride + d] * scale; }
+        for (int64_t d = 0; d < D; d++) { to[t * Dp + d] = load(type, row, d) * scale; }
         for (int64_t d = D; d < Dp; d++) { to[t * Dp + d] = 0.0f; }
     }
 }
 // to(D, Tp) = scale * the transpose of from(n, D)
-static inline void pack_columns(float *to, const float *from, int64_t n, int64_t D, int64_t stride,
-                                float scale) {
+TYPED void pack_columns(const DType type, float *to, const Real *from, int64_t n, int64_t D,
+                        int64_t stride, float scale) {
     const int64_t Tp = round_up(n, TILE);
     for (int64_t t0 = 0; t0 < Tp; t0 += 16) {
         const int64_t end = min_i64(n, t0 + 16);
         for (int64_t d = 0; d < D; d++) {
-            for (int64_t t = t0; t < end; t++) { to[d * Tp + t] = from[t * stride + d] * scale; }
+            for (int64_t t = t0; t < end; t++) {
+                to[d * Tp + t] = load(type, from, t * stride + d) * scale;
+            }
             for (int64_t t = max_i64(end, t0); t < t0 + 16; t++) { to[d * Tp + t] = 0.0f; }
         }
     }
@@ -185,12 +188,17 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
     }
 }
 
+TYPED void store_scaled(const DType type, Real *to, const float *from, float scale, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { store(type, to, i, from[i] * scale); }
+}
 // Computes one tile of queries with all keys up to it. h->k and h->v hold the whole head. Queries
 // beyond T are zero and are computed too.
-static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, const float *q,
+static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, const Real *q,
                                         int64_t q0, int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES), m = min_i64(TILE, T - q0);
-    pack_columns(h->q_t, q + q0 * 3 * C, m, D, 3 * C, 1.0f / sqrtf((float)D));
+    FOR_TYPE(pack_columns, h->q_t, real_at_const(q, q0 * 3 * C), m, D, 3 * C,
+             1.0f / sqrtf((float)D));
     for (int64_t i = 0; i < TILE; i++) {
         h->top[i] = -1e30f;
         h->sum[i] = 0.0f;
@@ -211,7 +219,7 @@ static inline void attention_query_tile(HeadSpace *h, float *out, float *lse, co
     }
     for (int64_t i = 0; i < m; i++) {
         const float share = 1.0f / h->sum[i];
-        for (int64_t d = 0; d < D; d++) { out[(q0 + i) * C + d] = h->out[i * Dp + d] * share; }
+        FOR_TYPE(store_scaled, real_at(out, (q0 + i) * C), h->out + i * Dp, share, D);
         lse[q0 + i] = h->top[i] + logf(h->sum[i]);
     }
 }
@@ -229,12 +237,12 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
 #pragma omp for schedule(dynamic, 1)
         for (int64_t piece = 0; piece < heads * groups; piece++) {
             const int64_t head = piece / groups, b = head / NH, first = (head % NH) * D;
-            const float *q = f32_const(qkv) + b * T * 3 * C + first;
-            pack_rows(h.k, q + C, T, D, 3 * C, 1.0f);
-            pack_rows(h.v, q + 2 * C, T, D, 3 * C, 1.0f);
+            const Real *q = real_at_const(qkv, b * T * 3 * C + first);
+            FOR_TYPE(pack_rows, h.k, real_at_const(q, C), T, D, 3 * C, 1.0f);
+            FOR_TYPE(pack_rows, h.v, real_at_const(q, 2 * C), T, D, 3 * C, 1.0f);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
-                attention_query_tile(&h, f32(out) + b * T * C + first, lse + head * T, q, i * TILE,
-                                     T, C, D);
+                attention_query_tile(&h, real_at(out, b * T * C + first), lse + head * T, q,
+                                     i * TILE, T, C, D);
                 poll_messages(s);
             }
         }
@@ -273,26 +281,29 @@ static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0,
                   diagonal ? A_BELOW : WHOLE, true);
 }
 
-static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, const float *dout,
-                                           const float *q, const float *out, const float *lse,
+TYPED float dot_reals(const DType type, const Real *a, const Real *b, int64_t n) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) { sum += load(type, a, i) * load(type, b, i); }
+    return sum;
+}
+static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, const Real *dout,
+                                           const Real *q, const Real *out, const float *lse,
                                            int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES);
     const float scale = 1.0f / sqrtf((float)D);
-    pack_rows(h->q, q, T, D, 3 * C, scale);
-    pack_rows(h->k, q + C, T, D, 3 * C, 1.0f);
-    pack_rows(h->v, q + 2 * C, T, D, 3 * C, 1.0f);
-    pack_rows(h->dout, dout, T, D, C, 1.0f);
-    pack_columns(h->q_t, q, T, D, 3 * C, scale);
-    pack_columns(h->dout_t, dout, T, D, C, 1.0f);
+    FOR_TYPE(pack_rows, h->q, q, T, D, 3 * C, scale);
+    FOR_TYPE(pack_rows, h->k, real_at_const(q, C), T, D, 3 * C, 1.0f);
+    FOR_TYPE(pack_rows, h->v, real_at_const(q, 2 * C), T, D, 3 * C, 1.0f);
+    FOR_TYPE(pack_rows, h->dout, dout, T, D, C, 1.0f);
+    FOR_TYPE(pack_columns, h->q_t, q, T, D, 3 * C, scale);
+    FOR_TYPE(pack_columns, h->dout_t, dout, T, D, C, 1.0f);
     memset(h->delta, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memset(h->lse, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memcpy(h->lse, lse, (size_t)T * sizeof(float));
     memset(h->dq, 0, (size_t)(T * Dp) * sizeof(float));
     for (int64_t t = 0; t < T; t++) { // delta = sum(p dp) of a row, which equals dout . out
-        float delta = 0.0f;
-#pragma omp simd reduction(+ : delta)
-        for (int64_t d = 0; d < D; d++) { delta += dout[t * C + d] * out[t * C + d]; }
-        h->delta[t] = delta;
+        h->delta[t] = FOR_TYPE(dot_reals, real_at_const(dout, t * C), real_at_const(out, t * C), D);
     }
     for (int64_t k0 = 0; k0 < T; k0 += TILE) {
         memset(h->dk, 0, (size_t)(TILE * Dp) * sizeof(float));
@@ -300,13 +311,13 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, c
         for (int64_t q0 = k0; q0 < T; q0 += TILE) { attention_backward_tile(h, q0, k0, T, D); }
         poll_messages(s);
         for (int64_t i = 0; i < min_i64(TILE, T - k0); i++) {
-            float *dk = dq + (k0 + i) * 3 * C + C;
-            memcpy(dk, h->dk + i * Dp, (size_t)D * sizeof(float));
-            memcpy(dk + C, h->dv + i * Dp, (size_t)D * sizeof(float));
+            Real *dk = real_at(dq, (k0 + i) * 3 * C + C);
+            floats_to_reals(dk, h->dk + i * Dp, D);
+            floats_to_reals(real_at(dk, C), h->dv + i * Dp, D);
         }
     }
     for (int64_t t = 0; t < T; t++) {
-        for (int64_t d = 0; d < D; d++) { dq[t * 3 * C + d] = h->dq[t * Dp + d] * scale; }
+        FOR_TYPE(store_scaled, real_at(dq, t * 3 * C), h->dq + t * Dp, scale, D);
     }
 }
 
@@ -322,9 +333,9 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
         for (int64_t head = 0; head < heads; head++) {
             const int64_t b = head / NH, at = b * T * C + (head % NH) * D,
                           at_qkv = b * T * 3 * C + (head % NH) * D;
-            attention_backward_head(s, &h, f32(dqkv) + at_qkv, f32_const(dout) + at,
-                                    f32_const(qkv) + at_qkv, f32_const(out) + at, lse + head * T, T,
-                                    C, D);
+            attention_backward_head(s, &h, real_at(dqkv, at_qkv), real_at_const(dout, at),
+                                    real_at_const(qkv, at_qkv), real_at_const(out, at),
+                                    lse + head * T, T, C, D);
         }
     }
 }

@@ -25,8 +25,9 @@ typedef struct {
     int64_t blocks, group;   // blocks of the vocabulary; columns of a group, in whole blocks
     int64_t first, each, Vp; // first: the chunk's first row; each, Vp: see ops.h
     // The groups one after the other, each (R, its columns); or, kept for the caller, (R, Vp).
-    float *logits;
+    Real *logits;
     bool kept;
+    float *dx;            // (R, C) sums, in bf16 only
     float *maximum, *sum; // (blocks, R)
     float *target;        // (R) logit of the target
     double *lse;          // (R)
@@ -47,7 +48,9 @@ static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64
     k.blocks = max_i64(1, V / CLASSIFIER_BLOCK);
     const int64_t groups = ceil_div(V, (int64_t)threads * CLASSIFIER_TILE);
     k.group = ceil_div(k.blocks, groups) * CLASSIFIER_BLOCK;
-    k.logits = logits ? take_floats(&at, round_up(V, 16) * k.R) : NULL;
+    const int64_t logits_bytes = round_up(V, 16) * k.R * (int64_t)ops_real_bytes();
+    k.logits = logits ? (Real *)take_floats(&at, ceil_div(logits_bytes, 4)) : NULL;
+    k.dx = cpu_real == DTYPE_BF16 ? take_floats(&at, k.R * C) : NULL;
     k.maximum = take_floats(&at, k.blocks * k.R);
     k.sum = take_floats(&at, k.blocks * k.R);
     k.target = take_floats(&at, k.R);
@@ -75,40 +78,58 @@ static inline int64_t classifier_stride(const Classifier *k, int64_t v) {
     const int64_t columns = classifier_group_end(k, v) - classifier_group(k, v);
     return k->kept ? k->Vp : round_up(columns, 16);
 }
-static inline float *classifier_logits(const Classifier *k, int64_t row, int64_t v) {
+static inline Real *classifier_logits(const Classifier *k, int64_t row, int64_t v) {
     const int64_t first = k->kept ? 0 : classifier_group(k, v);
-    return k->logits + first * k->R + row * classifier_stride(k, v) + (v - first);
+    return real_at(k->logits, first * k->R + row * classifier_stride(k, v) + (v - first));
 }
 
-// Turns a block of a row's logits l into e^(logit - maximum), and keeps maximum and sum.
-static inline void classifier_exponentials(const Classifier *k, int64_t row, int64_t block,
-                                           float *l) {
+// out = e^(l - maximum) of a block of a row's logits l, which may be out; keeps maximum and sum.
+TYPED void classifier_exponentials(const DType type, const Classifier *k, int64_t row,
+                                   int64_t block, Real *out, const float *l) {
     const int64_t w = classifier_column(k, block + 1) - classifier_column(k, block);
     float top = l[0], sum = 0.0f;
 #pragma omp simd reduction(max : top)
     for (int64_t c = 0; c < w; c++) { top = l[c] > top ? l[c] : top; }
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < w; c++) {
-        l[c] = fast_exp(l[c] - top);
-        sum += l[c];
+        const float e = fast_exp(l[c] - top);
+        store(type, out, c, e);
+        sum += e;
     }
     k->maximum[block * k->R + row] = top;
     k->sum[block * k->R + row] = sum;
 }
 // First sweep of rows begin to end, and of some blocks of one group: logits = x wte^T.
 static inline void classifier_forward(Stream *s, const Classifier *k, int64_t begin, int64_t end,
-                                      int64_t block, int64_t last, const float *x, const float *wte,
+                                      int64_t block, int64_t last, const Real *x, const Real *wte,
                                       const int32_t *targets) {
-    const int64_t v0 = classifier_column(k, block), v1 = classifier_column(k, last);
-    if (begin == end || v0 >= v1) { return; }
-    const int64_t stride = classifier_stride(k, v0);
-    float *l = classifier_logits(k, begin, v0);
-    gemm_tile(s, AS_STORED, TRANSPOSED, end - begin, v1 - v0, k->C, x + begin * k->C, k->C,
-              wte + v0 * k->C, k->C, 0.0f, l, stride);
+    const int64_t v0 = classifier_column(k, block), v1 = classifier_column(k, last), w = v1 - v0,
+                  stride = cpu_real == DTYPE_FP32 ? classifier_stride(k, v0) : w;
+    float *l =
+        cpu_real == DTYPE_FP32 ? (float *)classifier_logits(k, begin, v0) : gemm_thread_space(s);
+    gemm_tile(s, AS_STORED, TRANSPOSED, end - begin, w, k->C, real_at_const(x, begin * k->C), k->C,
+              real_at_const(wte, v0 * k->C), k->C, false, l, stride);
     for (int64_t i = begin; i < end; i++, l += stride) {
         if (targets[i] >= v0 && targets[i] < v1) { k->target[i] = l[targets[i] - v0]; }
         for (int64_t b = block; b < last; b++) {
-            classifier_exponentials(k, i, b, l + (classifier_column(k, b) - v0));
+            const int64_t v = classifier_column(k, b);
+            FOR_TYPE(classifier_exponentials, k, i, b, classifier_logits(k, i, v), l + (v - v0));
+        }
+    }
+}
+// The same in pieces whose logits fit where they are computed.
+static inline void classifier_forward_pieces(Stream *s, const Classifier *k, int64_t begin,
+                                             int64_t end, int64_t block, int64_t last,
+                                             const Real *x, const Real *wte,
+                                             const int32_t *targets) {
+    const bool whole = cpu_real == DTYPE_FP32;
+    for (int64_t b = block, next; b < last; b = next) {
+        next = whole ? last : b + 1;
+        const int64_t rows =
+            whole ? end - begin
+                  : GEMM_BUFFER / (classifier_column(k, next) - classifier_column(k, b));
+        for (int64_t i = begin; i < end; i += rows) {
+            classifier_forward(s, k, i, min_i64(end, i + rows), b, next, x, wte, targets);
         }
     }
 }
@@ -126,52 +147,66 @@ static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t 
     return target < 0 ? 0.0f : (float)(k->lse[i] - (double)k->target[i]);
 }
 
+TYPED void scale_reals(const DType type, Real *x, float factor, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { store(type, x, i, load(type, x, i) * factor); }
+}
+// The target's dlogit, from its probability before that was rounded.
+TYPED void classifier_target(const DType type, Real *l, int64_t at, double log_p, float scale) {
+    store(type, l, at,
+          type == DTYPE_FP32 ? load(type, l, at) - scale : scale * (float)expm1(log_p));
+}
 // dlogits of columns v0 to v1 = scale (softmax - one at the target); 0 in masked rows.
 static inline void classifier_dlogits(const Classifier *k, int64_t rows, int64_t v0, int64_t v1,
                                       const int32_t *targets, float scale) {
-    const int64_t stride = classifier_stride(k, v0);
-    float *l = classifier_logits(k, 0, v0);
-    for (int64_t i = 0; i < rows; i++, l += stride) {
+    for (int64_t i = 0; i < rows; i++) {
+        Real *l = classifier_logits(k, i, v0);
         for (int64_t v = v0, next; v < v1; v = next) {
             const int64_t block = classifier_block(k, v);
             next = min_i64(v1, classifier_column(k, block + 1));
             const double exponent = (double)k->maximum[block * k->R + i] - k->lse[i];
             const float factor = targets[i] < 0 ? 0.0f : scale * (float)exp(exponent);
-#pragma omp simd
-            for (int64_t c = v - v0; c < next - v0; c++) { l[c] *= factor; }
+            FOR_TYPE(scale_reals, real_at(l, v - v0), factor, next - v);
         }
-        if (targets[i] >= v0 && targets[i] < v1) { l[targets[i] - v0] -= scale; }
+        if (targets[i] >= v0 && targets[i] < v1) {
+            FOR_TYPE(classifier_target, l, targets[i] - v0, k->target[i] - k->lse[i], scale);
+        }
     }
 }
 // Computes rows v0 to v1 of dwte. Rows of the chunk that belong to different samples (`each` rows)
 // go to different dwte.
 static inline void classifier_dwte(Stream *s, const Classifier *k, int64_t rows, int64_t v0,
-                                   int64_t v1, float *dwte, const float *x, bool accumulate) {
+                                   int64_t v1, float *dwte, const Real *x, bool accumulate) {
     for (int64_t i = 0, next; i < rows; i = next) {
         const int64_t sample = (k->first + i) / k->each;
         next = min_i64(rows, (sample + 1) * k->each - k->first);
         gemm_tile(s, TRANSPOSED, AS_STORED, v1 - v0, k->C, next - i, classifier_logits(k, i, v0),
-                  classifier_stride(k, v0), x + i * k->C, k->C,
-                  accumulate || (k->first + i) % k->each ? 1.0f : 0.0f,
-                  dwte + (sample * k->Vp + v0) * k->C, k->C);
+                  classifier_stride(k, v0), real_at_const(x, i * k->C), k->C,
+                  accumulate || (k->first + i) % k->each, dwte + (sample * k->Vp + v0) * k->C,
+                  k->C);
     }
 }
 // Adds the part of columns v0 to v1 to a tile of dx, in whole blocks. The first part is written.
 static inline void classifier_dx(Stream *s, const Classifier *k, Tile t, int64_t v0, int64_t v1,
-                                 float *dx, const float *wte) {
+                                 Real *dx, const Real *wte) {
+    float *sums = (k->dx ? k->dx : (float *)dx) + t.row * k->C + t.col;
     for (int64_t v = v0, next; v < v1; v = next) {
         next = classifier_column(k, classifier_block(k, v) + 1);
         gemm_tile(s, AS_STORED, AS_STORED, t.rows, t.cols, next - v, classifier_logits(k, t.row, v),
-                  classifier_stride(k, v), wte + v * k->C + t.col, k->C, v ? 1.0f : 0.0f,
-                  dx + t.row * k->C + t.col, k->C);
+                  classifier_stride(k, v), real_at_const(wte, v * k->C + t.col), k->C, v > 0, sums,
+                  k->C);
+    }
+    for (int64_t n = 0; n < t.rows && k->dx && v1 == k->V; n++) {
+        floats_to_reals(real_at(dx, (t.row + n) * k->C + t.col), sums + n * k->C, t.cols);
     }
 }
 
 // A chunk of rows, in ops_classifier()'s terms, and what it needs.
 typedef struct {
     int64_t rows;
-    float *losses, *dx, *dwte;
-    const float *x, *wte;
+    float *losses, *dwte;
+    Real *dx;
+    const Real *x, *wte;
     const int32_t *targets;
     float scale;
     bool gradients, accumulate;
@@ -186,14 +221,14 @@ static inline void classifier_first_sweep(Stream *s, const Classifier *k, Classi
     for (int64_t i = 0; i < groups * across * down; i++) {
         const int row = (int)(i % down), part = (int)(i / down % across);
         const int64_t first = i / down / across * blocks, mine = min_i64(blocks, k->blocks - first);
-        classifier_forward(s, k, part_begin(c.rows, (int)down, row),
-                           part_begin(c.rows, (int)down, row + 1),
-                           first + part_begin(mine, (int)across, part),
-                           first + part_begin(mine, (int)across, part + 1), c.x, c.wte, c.targets);
+        classifier_forward_pieces(
+            s, k, part_begin(c.rows, (int)down, row), part_begin(c.rows, (int)down, row + 1),
+            first + part_begin(mine, (int)across, part),
+            first + part_begin(mine, (int)across, part + 1), c.x, c.wte, c.targets);
     }
 }
 static inline void classifier_second_sweep(Stream *s, const Classifier *k, ClassifierChunk c) {
-    const Tiling grid = tile_output(c.rows, k->C, CLASSIFIER_BLOCK, s->threads);
+    const Tiling grid = tile_output(c.rows, k->C, CLASSIFIER_BLOCK, s->threads, INT64_MAX);
     for (int64_t v = 0, end; v < k->V; v = end) {
         end = classifier_group_end(k, v);
         const int64_t lines = max_i64(1, (end - v) / TILE_LEAST);
@@ -240,24 +275,23 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     int64_t floats;
     Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS,
                                     !dlogits, &floats);
-    for (int64_t most = k.R / 2; most && s->workspace_bytes < (size_t)floats * sizeof(float);
+    for (int64_t most = k.R / 2; most && workspace_rest(s) < (size_t)floats * sizeof(float);
          most /= 2) {
         k = classifier_space((float *)s->workspace, N, C, V, s->threads, most, !dlogits, &floats);
     }
-    assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
-    if (dlogits) { k.logits = f32(dlogits); }
+    assert(workspace_rest(s) >= (size_t)floats * sizeof(float));
+    if (dlogits) { k.logits = dlogits; }
     k.each = each;
     k.Vp = Vp;
-    gemm_serial_once();
     for (int64_t n = 0; n < N; n += k.R) {
         k.first = n;
         const ClassifierChunk chunk = {
             .rows = min_i64(k.R, N - n),
             .losses = losses + n,
-            .dx = dx ? f32(dx) + n * C : NULL,
+            .dx = dx ? real_at(dx, n * C) : NULL,
             .dwte = dwte,
-            .x = f32_const(x) + n * C,
-            .wte = f32_const(wte),
+            .x = real_at_const(x, n * C),
+            .wte = wte,
             .targets = targets + n,
             .scale = scale,
             .gradients = dx || dwte || dlogits,
@@ -265,9 +299,9 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
         };
         classifier_chunk(s, &k, chunk);
         for (int64_t i = 0; i < chunk.rows && dlogits; i++) {
-            memset(k.logits + i * Vp + V, 0, (size_t)(Vp - V) * sizeof(float));
+            memset(real_at(k.logits, i * Vp + V), 0, (size_t)(Vp - V) * ops_real_bytes());
         }
-        if (dlogits) { k.logits += k.R * Vp; }
+        if (dlogits) { k.logits = real_at(k.logits, k.R * Vp); }
     }
 }
 

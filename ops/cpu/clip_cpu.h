@@ -58,7 +58,7 @@ static inline int64_t clip_floats(int64_t rows, int64_t T, int threads) {
 }
 static inline ClipSpace thread_clip_space(Stream *s, int64_t rows, int64_t T) {
     int64_t floats;
-    assert(s->workspace_bytes >= (size_t)clip_floats(rows, T, s->threads) * sizeof(float));
+    assert(workspace_rest(s) >= (size_t)clip_floats(rows, T, s->threads) * sizeof(float));
     return clip_space((float *)s->workspace, rows, T, omp_get_thread_num(), &floats);
 }
 static inline void add_parts(double *norms, const double *parts, int64_t rows, int64_t count) {
@@ -67,6 +67,25 @@ static inline void add_parts(double *norms, const double *parts, int64_t rows, i
         for (int64_t p = 0; p < count; p++) { sum += parts[b * CLIP_PARTS + p]; }
         norms[b] += sum;
     }
+}
+
+// Returns n Reals as floats: in place where they are floats, else in the buffer.
+static inline const float *as_floats(float *buffer, const Real *x, int64_t n) {
+    if (cpu_real == DTYPE_FP32) { return (const float *)x; }
+    reals_to_floats(buffer, x, n);
+    return buffer;
+}
+// As chunk_squares().
+static inline double real_squares(const Real *x, int64_t n) {
+    double sum[32] = {0};
+    double total = 0.0;
+    float buffer[CLIP_SLICE];
+    for (int64_t i = 0; i < n; i += CLIP_SLICE) {
+        const int64_t part = min_i64(CLIP_SLICE, n - i);
+        add_squares(sum, as_floats(buffer, real_at_const(x, i), part), part);
+    }
+    for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
+    return total;
 }
 
 // --- weight gradients ----------------------------------------------------------------------------
@@ -139,9 +158,15 @@ static inline void multiply_bands(float *out, int64_t edge, const float *a, int6
         }
     }
 }
-static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const float *x, int64_t C,
-                             Tile t) {
+static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const Real *reals,
+                             int64_t C, Tile t) {
     const bool diagonal = t.row == t.col;
+    const float *x = (const float *)reals;
+    if (cpu_real == DTYPE_BF16) {
+        gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(reals, t.row * C), C,
+                  real_at_const(reals, t.col * C), C, false, out, k->edge);
+        return;
+    }
     const int64_t slices_a_poll = max_i64(1, POLL_WORK / (t.rows * t.cols * GRAM_DEPTH));
     for (int64_t c = 0; c < C; c += GRAM_DEPTH) {
         const int64_t depth = min_i64(GRAM_DEPTH, C - c);
@@ -169,18 +194,18 @@ static inline double dot_tiles(const float *a, const float *b, int64_t edge, Til
     }
     return 2.0 * twice + once;
 }
-static inline double ghost_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in,
+static inline double ghost_tile(Stream *s, const ClipSpace *k, const Real *dout, const Real *in,
                                 int64_t C, int64_t OC, Tile t) {
     if (t.row > t.col) { return 0.0; }
     gram_tile(s, k, k->first, in, C, t);
     gram_tile(s, k, k->second, dout, OC, t);
     return dot_tiles(k->first, k->second, k->edge, t);
 }
-static inline double gradient_tile(Stream *s, const ClipSpace *k, const float *dout,
-                                   const float *in, int64_t T, int64_t C, int64_t OC, Tile t) {
+static inline double gradient_tile(Stream *s, const ClipSpace *k, const Real *dout, const Real *in,
+                                   int64_t T, int64_t C, int64_t OC, Tile t) {
     double squares = 0.0;
-    gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C, 0.0f,
-              k->first, k->edge);
+    gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, T, real_at_const(dout, t.row), OC,
+              real_at_const(in, t.col), C, false, k->first, k->edge);
     for (int64_t r = 0; r < t.rows; r++) {
         squares += chunk_squares(k->first + r * k->edge, t.cols);
     }
@@ -194,11 +219,12 @@ static inline Tiling square_tiles(int64_t rows, int64_t cols, int64_t edge) {
 // The norm computed from fp32 products has an error of about 2^-24 of the square of the sum of
 // |dout_t| |in_t|. The error matters only if the terms cancel more than random terms would. Then
 // what may be missing is added, so that no sample's norm is too small.
-static inline double cautious_norm(double norm, const float *dout, const float *in, int64_t T,
+static inline double cautious_norm(double norm, const Real *dout, const Real *in, int64_t T,
                                    int64_t C, int64_t OC) {
     double most = 0.0;
     for (int64_t t = 0; t < T; t++) {
-        most += sqrt(chunk_squares(dout + t * OC, OC) * chunk_squares(in + t * C, C));
+        most += sqrt(real_squares(real_at_const(dout, t * OC), OC) *
+                     real_squares(real_at_const(in, t * C), C));
     }
     most *= most;
     return norm + 0x1p-20 * fmax(0.0, most - norm * (double)(64 * T));
@@ -212,7 +238,6 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
     const bool ghost = T * (C + OC) < 2 * C * OC;
     const Tiling g = ghost ? square_tiles(T, T, shared.edge) : square_tiles(OC, C, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
-    gemm_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
         const ClipSpace k = thread_clip_space(s, rows, T);
@@ -220,7 +245,7 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
             const int64_t b = i / parts;
-            const float *dy = f32_const(dout) + b * T * OC, *x = f32_const(in) + b * T * C;
+            const Real *dy = real_at_const(dout, b * T * OC), *x = real_at_const(in, b * T * C);
             double sum = 0.0;
             for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) {
                 sum += ghost ? ghost_tile(s, &k, dy, x, C, OC, tile_at(&g, n))
@@ -232,8 +257,8 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
         for (int64_t b = 0; b < rows; b++) {
             double sum = 0.0;
             for (int64_t p = 0; p < parts; p++) { sum += k.parts[b * CLIP_PARTS + p]; }
-            norms[b] += ghost ? cautious_norm(sum, f32_const(dout) + b * T * OC,
-                                              f32_const(in) + b * T * C, T, C, OC)
+            norms[b] += ghost ? cautious_norm(sum, real_at_const(dout, b * T * OC),
+                                              real_at_const(in, b * T * C), T, C, OC)
                               : sum;
         }
     }
@@ -260,25 +285,30 @@ static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const
         for (int64_t i = 0; i < rows * slices; i++) {
             const int64_t b = i / slices, c = slice_begin(OC, slices, i % slices),
                           end = slice_begin(OC, slices, i % slices + 1);
-            column_sums(sums + b * OC + c, f32_const(dout) + b * T * OC + c, T, end - c, OC, false);
+            FOR_TYPE(column_sums, sums + b * OC + c, real_at_const(dout, b * T * OC + c), T,
+                     end - c, OC, false);
             poll_messages(s);
         }
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < rows; b++) { norms[b] += chunk_squares(sums + b * OC, OC); }
     }
 }
-static inline void layernorm_sums(float *dweight, float *dbias, const float *dout, const float *in,
+// Adds what a row gives to the gradients of a layernorm's weight and bias.
+TYPED void layernorm_add_row(const DType type, float *dweight, float *dbias, const Real *dy,
+                             const Real *x, float mean, float rstd, int64_t channels) {
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++) {
+        dweight[c] += load(type, dy, c) * ((load(type, x, c) - mean) * rstd);
+        dbias[c] += load(type, dy, c);
+    }
+}
+static inline void layernorm_sums(float *dweight, float *dbias, const Real *dout, const Real *in,
                                   const float *mean, const float *rstd, int64_t T, int64_t C,
                                   int64_t channels) {
     for (int64_t c = 0; c < channels; c++) { dweight[c] = dbias[c] = 0.0f; }
     for (int64_t t = 0; t < T; t++) {
-        const float *dy = dout + t * C, *x = in + t * C;
-        const float m = mean[t], r = rstd[t];
-#pragma omp simd
-        for (int64_t c = 0; c < channels; c++) {
-            dweight[c] += dy[c] * ((x[c] - m) * r);
-            dbias[c] += dy[c];
-        }
+        FOR_TYPE(layernorm_add_row, dweight, dbias, real_at_const(dout, t * C),
+                 real_at_const(in, t * C), mean[t], rstd[t], channels);
     }
 }
 static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
@@ -291,8 +321,8 @@ static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbia
         for (int64_t i = 0; i < rows * slices; i++) {
             const int64_t b = i / slices, c = slice_begin(C, slices, i % slices),
                           end = slice_begin(C, slices, i % slices + 1), at = b * T * C + c;
-            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at,
-                           f32_const(in) + at, mean + b * T, rstd + b * T, T, C, end - c);
+            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, real_at_const(dout, at),
+                           real_at_const(in, at), mean + b * T, rstd + b * T, T, C, end - c);
             poll_messages(s);
         }
 #pragma omp for schedule(static)
@@ -315,15 +345,16 @@ static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T
     qsort(order, (size_t)T, sizeof *order, compare_order);
 }
 // Returns the squares of some channels: of each token's sum of rows, and of every row.
-static inline double embedding_squares(const float *dout, const uint64_t *order, int64_t T,
+static inline double embedding_squares(const Real *dout, const uint64_t *order, int64_t T,
                                        int64_t C, int64_t channels) {
     double squares[32] = {0};
     double sum = 0.0;
-    float row_sum[CLIP_SLICE];
+    float row_sum[CLIP_SLICE], buffer[CLIP_SLICE];
     for (int64_t i = 0, next; i < T; i = next) {
         memset(row_sum, 0, sizeof row_sum);
         for (next = i; next < T && order[next] >> 32 == order[i] >> 32; next++) {
-            const float *row = dout + (int64_t)(order[next] & 0xffffffffu) * C;
+            const int64_t at = (int64_t)(order[next] & 0xffffffffu) * C;
+            const float *row = as_floats(buffer, real_at_const(dout, at), channels);
 #pragma omp simd
             for (int64_t c = 0; c < channels; c++) { row_sum[c] += row[c]; }
             add_squares(squares, row, channels);
@@ -347,7 +378,7 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
         for (int64_t i = 0; i < rows * slices; i++) {
             const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
             k.parts[b * CLIP_PARTS + i % slices] = embedding_squares(
-                f32_const(dout) + at, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
+                real_at_const(dout, at), k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
             poll_messages(s);
         }
     }
@@ -355,18 +386,24 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 }
 
 // Computes a tile of products of rows of x and rows of dout, and multiplies each by its dlogits.
-static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout,
-                               const int32_t *tokens, const float *dlogits, const float *x,
-                               int64_t C, int64_t Vp, Tile t) {
+TYPED double tied_dot(const DType type, const float *product, const Real *dlogits,
+                      const int32_t *tokens, int64_t n) {
     double sum = 0.0;
-    gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C, C,
-              0.0f, k->first, k->edge);
-    for (int64_t r = 0; r < t.rows; r++) {
-        const float *product = k->first + r * k->edge, *d = dlogits + (t.row + r) * Vp;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < t.cols; c++) {
-            sum += (double)product[c] * (double)d[tokens[t.col + c]];
-        }
+    for (int64_t c = 0; c < n; c++) {
+        sum += (double)product[c] * (double)load(type, dlogits, tokens[c]);
+    }
+    return sum;
+}
+static inline double tied_tile(Stream *s, const ClipSpace *k, const Real *dout,
+                               const int32_t *tokens, const Real *dlogits, const Real *x, int64_t C,
+                               int64_t Vp, Tile t) {
+    double sum = 0.0;
+    gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(x, t.row * C), C,
+              real_at_const(dout, t.col * C), C, false, k->first, k->edge);
+    for (int64_t r = 0; r < t.rows; r++) {
+        sum += FOR_TYPE(tied_dot, k->first + r * k->edge, real_at_const(dlogits, (t.row + r) * Vp),
+                        tokens + t.col, t.cols);
     }
     return sum;
 }
@@ -377,7 +414,6 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     const ClipSpace shared = thread_clip_space(s, rows, T);
     const Tiling g = square_tiles(T, T, shared.edge);
     const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
-    gemm_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
         const ClipSpace k = thread_clip_space(s, rows, T);
@@ -385,8 +421,8 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
             const int64_t b = i / parts, at = b * T;
-            const float *dy = f32_const(dout) + at * C, *x_b = f32_const(x) + at * C,
-                        *d = f32_const(dlogits) + at * Vp;
+            const Real *dy = real_at_const(dout, at * C), *x_b = real_at_const(x, at * C),
+                       *d = real_at_const(dlogits, at * Vp);
             double sum = 0.0;
             for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) {
                 sum += tied_tile(s, &k, dy, tokens + at, d, x_b, C, Vp, tile_at(&g, n));
@@ -398,13 +434,13 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
 }
 
 // Computes some channels of the sum over s of dlogits[s, token] x_s.
-static inline void tied_row(float *out, const float *dlogits, const float *x, int64_t T, int64_t C,
-                            int64_t Vp, int64_t channels) {
+TYPED void tied_row(const DType type, float *out, const Real *dlogits, const Real *x, int64_t T,
+                    int64_t C, int64_t Vp, int64_t channels) {
     double sum[CLIP_SLICE] = {0};
     for (int64_t t = 0; t < T; t++) {
-        const double d = (double)dlogits[t * Vp];
+        const double d = (double)load(type, dlogits, t * Vp);
 #pragma omp simd
-        for (int64_t c = 0; c < channels; c++) { sum[c] += d * (double)x[t * C + c]; }
+        for (int64_t c = 0; c < channels; c++) { sum[c] += d * (double)load(type, x, t * C + c); }
     }
     for (int64_t c = 0; c < channels; c++) { out[c] = (float)sum[c]; }
 }
@@ -422,8 +458,8 @@ static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, c
                           place = at + (int64_t)(k.order[i] & 0xffffffffu);
             if (i > at && (int64_t)(k.order[i - 1] >> 32) == token) { continue; }
             for (int64_t c = 0; c < C; c += CLIP_SLICE) {
-                tied_row(out + place * C + c, f32_const(dlogits) + at * Vp + token,
-                         f32_const(x) + at * C + c, T, C, Vp, min_i64(CLIP_SLICE, C - c));
+                FOR_TYPE(tied_row, out + place * C + c, real_at_const(dlogits, at * Vp + token),
+                         real_at_const(x, at * C + c), T, C, Vp, min_i64(CLIP_SLICE, C - c));
             }
             for (int64_t n = i + 1; n < at + T && (int64_t)(k.order[n] >> 32) == token; n++) {
                 memcpy(out + (at + (int64_t)(k.order[n] & 0xffffffffu)) * C, out + place * C,
@@ -440,6 +476,12 @@ static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, 
         memcpy(out + i * C, table + (i / T * Vp + tokens[i]) * C, (size_t)C * sizeof(float));
     }
 }
+TYPED double dot_with_floats(const DType type, const Real *a, const float *b, int64_t n) {
+    double dot = 0.0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t c = 0; c < n; c++) { dot += (double)load(type, a, c) * (double)b[c]; }
+    return dot;
+}
 static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
                                       int64_t stride, const Real *dout, const float *tied,
                                       int64_t rows, int64_t T, int64_t C) {
@@ -448,12 +490,10 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
         double sum = norms[b], product = 0.0, size = 0.0;
         for (int64_t k = 0; k < count; k++) { sum += others[k * stride + b]; }
         for (int64_t t = b * T; t < (b + 1) * T; t++) {
-            const float *e = f32_const(dout) + t * C, *u = tied + t * C;
-            double dot = 0.0;
-#pragma omp simd reduction(+ : dot)
-            for (int64_t c = 0; c < C; c++) { dot += (double)e[c] * (double)u[c]; }
-            product += dot;
-            size += sqrt(chunk_squares(e, C) * chunk_squares(u, C));
+            const Real *e = real_at_const(dout, t * C);
+            const float *u = tied + t * C;
+            product += FOR_TYPE(dot_with_floats, e, u, C);
+            size += sqrt(real_squares(e, C) * chunk_squares(u, C));
         }
         norms[b] = sum + 2.0 * product +
                    0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
@@ -512,16 +552,55 @@ static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64
         poll_after_block(s, k);
     }
 }
+// sums(n) [+]= factor * x(n)
+static inline void scale_row(float *sums, bool add, float factor, const float *x, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { sums[i] = (add ? sums[i] : 0.0f) + factor * x[i]; }
+}
+// Adds the samples' gradients one after the other to a tile of dweight, each from its own product:
+// rows of bf16 that are multiplied by a factor would have to be rounded again.
+static inline void add_samples(Stream *s, float *dweight, const Real *dout, const Real *in,
+                               const float *factors, int64_t rows, int64_t T, int64_t C, int64_t OC,
+                               Tile t, bool accumulate) {
+    float *product = gemm_thread_space(s), *sums = dweight + t.row * C + t.col;
+    bool add = accumulate;
+    for (int64_t b = 0; b < rows; b++) {
+        if (factors[b] == 0.0f) { continue; }
+        gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, T,
+                  real_at_const(dout, b * T * OC + t.row), OC, real_at_const(in, b * T * C + t.col),
+                  C, false, product, t.cols);
+        for (int64_t r = 0; r < t.rows; r++) {
+            scale_row(sums + r * C, add, factors[b], product + r * t.cols, t.cols);
+        }
+        add = true;
+    }
+    for (int64_t r = 0; r < t.rows && !add; r++) {
+        memset(sums + r * C, 0, (size_t)t.cols * sizeof(float));
+    }
+}
 static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout,
                                                       Real *in, const float *factors, int64_t rows,
                                                       int64_t T, int64_t C, int64_t OC,
                                                       bool accumulate) {
-    if (OC <= C) { // the narrow operand is less to scale
-        scale_samples(s, f32(dout), OC, f32(in), C, factors, rows, T);
-    } else {
-        scale_samples(s, f32(in), C, f32(dout), OC, factors, rows, T);
+    if (cpu_real == DTYPE_FP32) {
+        if (OC <= C) { // the narrow operand is less to scale
+            scale_samples(s, (float *)dout, OC, (float *)in, C, factors, rows, T);
+        } else {
+            scale_samples(s, (float *)in, C, (float *)dout, OC, factors, rows, T);
+        }
+        ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
+        return;
     }
-    ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
+    const Tiling grid = tile_output(OC, C, T, s->threads, GEMM_BUFFER);
+#pragma omp parallel num_threads(s->threads)
+    {
+        gemm_serial_here();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < grid.tiles; i++) {
+            add_samples(s, dweight, dout, in, factors, rows, T, C, OC, tile_at(&grid, i),
+                        accumulate);
+        }
+    }
 }
 static inline void ops_accumulate_samples(Stream *s, float *out, const float *in,
                                           const float *factors, int64_t rows, int64_t n,

@@ -9,16 +9,6 @@
 #include <omp.h>                // the team of threads
 #include <sys/mman.h>           // mmap; madvise for huge pages
 
-// -------------------------------------------------------------------------------------------------
-// In this file, and only here, Real is float.
-static inline float *f32(Real *p) { return (float *)p; }
-static inline const float *f32_const(const Real *p) { return (const float *)p; }
-static inline Real *real_at(Real *p, int64_t elements) { return (Real *)(f32(p) + elements); }
-static inline const Real *real_at_const(const Real *p, int64_t elements) {
-    return (const Real *)(f32_const(p) + elements);
-}
-static inline size_t ops_real_bytes(void) { return sizeof(float); }
-
 // Vectors of the machine's width, for the product whose sums must stay in registers. They are never
 // passed by value, because the ABI of that depends on the target.
 #ifdef __AVX512F__
@@ -41,15 +31,16 @@ static inline void poll_after_row(Stream *s, int64_t row) {
 // On the CPU every operation returns when it is done, so there is nothing to wait for.
 static inline void ops_open(Stream *s, int place, DType real) {
     (void)place;
-    (void)real;
     // Also for regions that give no thread count. More threads would run on the cores of other
     // ranks, and wait for them.
     omp_set_num_threads(s->threads);
+    gemm_open(real);
 }
 static inline void ops_close(Stream *s) { (void)s; }
 static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
 static inline const char *ops_attention(void) { return "own"; }
-static inline DType ops_compute(void) { return DTYPE_FP32; }
+static inline DType ops_compute(void) { return cpu_compute; }
+static inline void ops_compute_in(DType compute) { cpu_compute = compute; }
 static inline const char *ops_products(void) { return gemm_library(); }
 static inline const char *ops_device(double *bf16_flops) {
     *bf16_flops = 0;
@@ -183,9 +174,6 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
     ops_copy(s, device, host, bytes);
 }
-static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
-    ops_copy(s, host, device, (size_t)n * sizeof(float));
-}
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
     ops_copy(s, host, device, bytes);
 }
@@ -193,36 +181,39 @@ static inline void ops_to_host_later(Stream *s, void *host, const void *device, 
     ops_copy(s, host, device, bytes);
 }
 
-static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_FP32) {
-        ops_copy(s, out, in, (size_t)n * sizeof(float));
-        return;
-    }
-    float *y = f32(out);
-    const uint16_t *x = (const uint16_t *)in;
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-#pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) {
-            y[i] = bf16_to_float(x[i]);
-        }
-        poll_after_block(s, b);
-    }
-}
 static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
                                      Rounding r) {
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));
+    } else {
+        ops_round_host(s, (uint16_t *)out, in, n, r);
+    }
+}
+// out(n) = in(n), from one type to another, rounded to nearest even
+static inline void convert(Stream *s, void *out, DType to, const void *in, DType from, int64_t n) {
+    if (to == from) {
+        ops_copy(s, out, in, (size_t)n * dtype_size(to));
+        return;
+    }
+    if (from == DTYPE_FP32) {
+        ops_convert_float(s, out, (const float *)in, to, n, round_to_nearest());
         return;
     }
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-        round_part((uint16_t *)out, in, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
+        load_part(DTYPE_BF16, (float *)out + b * BLOCK,
+                  (const Real *)((const uint16_t *)in + b * BLOCK), min_i64(BLOCK, n - b * BLOCK));
         poll_after_block(s, b);
     }
 }
+static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
+    convert(s, out, cpu_real, in, dtype, n);
+}
 static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
-    ops_convert_float(s, out, f32_const(in), dtype, n, round_to_nearest());
+    convert(s, out, dtype, in, cpu_real, n);
+}
+static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
+    convert(s, host, DTYPE_FP32, device, cpu_real, n);
 }
 
 // --- scalar functions that the vectoriser can inline ---------------------------------------------

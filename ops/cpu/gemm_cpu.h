@@ -1,8 +1,10 @@
-// gemm_cpu.h: products of fp32 matrices by the CPU's library, one serial call for each tile.
+// gemm_cpu.h: products of matrices on the CPU, tile by tile. A tile is one serial call of a library:
+// oneDNN (make MATMUL=onednn) or any CBLAS (make MATMUL=cblas). Nothing but the file of a library
+// knows which one it is.
 //
-// oneDNN (make MATMUL=onednn) compiles its kernels when the program runs, for the instructions that
-// the CPU has. Any CBLAS is the fallback (make MATMUL=cblas). Nothing outside this file knows which
-// library it is.
+// Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
+// dot products of bf16 (AVX512-BF16, AMX). Elsewhere blocks of them are converted to fp32 first,
+// and only the rounding of the sums differs.
 //
 // The inner dimension is cut into slices by a rule of its length alone. With AVX-512 oneDNN adds
 // the terms of a slice in one order, whatever the other two dimensions are. So an element of the
@@ -11,94 +13,131 @@
 #ifndef GEMM_CPU_H
 #define GEMM_CPU_H
 
-#include "ops/cpu/update_cpu.h" // poll_messages; the contract (ops.h)
-#ifdef USE_ONEDNN
-#include <dnnl.h> // dnnl_sgemm
-#elif __has_include(<cblas.h>)
-#include <cblas.h> // cblas_sgemm
-#else
-#include <mkl_cblas.h> // the same from MKL
-#endif
-#include <omp.h> // the team of threads
+#include "ops/cpu/real_cpu.h" // operands; polling; the contract (ops.h)
+#include <omp.h>              // the team of threads
 
 #ifndef GEMM_DEPTH // tests make it smaller
 // The longest slice of the inner dimension. Messages are polled after each slice of a tile. Longer
 // slices are faster, since each reads and writes the tile again, but in slices of 777 and more
-// oneDNN's sums depend on the tile (both measured, oneDNN 2.6.3).
+// oneDNN's fp32 sums depend on the tile (both measured, oneDNN 2.6.3).
 #define GEMM_DEPTH 768
 #endif
+
 #ifdef USE_ONEDNN
-static inline const char *gemm_library(void) { return "oneDNN"; }
-// Returns whether an element of a product has the same bits in every tile that has at least 32 rows
-// and columns, or all of them. It holds for oneDNN's kernels of AVX-512, and not for those of AVX2.
-static inline bool gemm_same_in_all_tiles(void) {
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-}
+#include "ops/cpu/gemm_onednn.h" // gemm_fp32, gemm_bf16
 #else
-static inline const char *gemm_library(void) { return "CBLAS"; }
-static inline bool gemm_same_in_all_tiles(void) { return false; } // nobody promises it
+#include "ops/cpu/gemm_cblas.h" // the same
 #endif
+
+static DType cpu_compute = DTYPE_FP32; // what products are computed in (ops_compute())
 
 // The library must not start threads inside our own. gemm_serial_here() sets the OpenMP thread
 // count, inside a parallel region, for this thread and region only: a region of one thread does not
-// count as parallel, so the library would start a team there. gemm_serial_once() turns off the
-// threads that a BLAS manages itself, if it is OpenBLAS or MKL.
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern void openblas_set_num_threads(int) __attribute__((weak));
-extern void MKL_Set_Num_Threads(int) __attribute__((weak));
-#ifdef __cplusplus
-}
-#endif
-static inline void gemm_serial_once(void) {
-    static bool done = false;
-    if (done) { return; }
-    done = true;
-    const int threads = omp_get_max_threads(); // OpenBLAS changes it below
-    if (openblas_set_num_threads) { openblas_set_num_threads(1); }
-    if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
-    omp_set_num_threads(threads);
-#ifdef USE_ONEDNN
-    // oneDNN describes its kernels to profilers otherwise, which takes a tenth of a second.
-    dnnl_set_jit_profiling_flags(0);
-#endif
-}
+// count as parallel, so the library would start a team there.
 static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
+// Prepares products of Reals.
+static inline void gemm_open(DType real) {
+    const int threads = omp_get_max_threads(); // a library may change it
+    gemm_serial_here();
+    gemm_open_library();
+    cpu_real = real;
+    cpu_compute = real == DTYPE_BF16 && gemm_has_bf16() ? DTYPE_BF16 : DTYPE_FP32;
+    if (cpu_compute == DTYPE_BF16) { gemm_open_bf16(); }
+    omp_set_num_threads(threads);
+}
 
-// An operand is read as it is stored, or transposed.
-typedef enum { AS_STORED, TRANSPOSED } Operand;
-static inline void gemm_slice(Operand ta, Operand tb, int64_t m, int64_t n, int64_t k,
-                              const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                              float *c, int64_t ldc) {
-#ifdef USE_ONEDNN
-    const dnnl_status_t status =
-        dnnl_sgemm(ta == TRANSPOSED ? 'T' : 'N', tb == TRANSPOSED ? 'T' : 'N', m, n, k, 1.0f, a,
-                   lda, b, ldb, beta, c, ldc);
-    if (status != dnnl_success) {
-        die(EXIT_RESOURCES, "free some memory, or build with make MATMUL=cblas",
-            "oneDNN cannot multiply matrices (status %d)", (int)status);
+// --- the memory of a thread ----------------------------------------------------------------------
+enum {
+    // Elements of a tile whose sums are rounded to bf16 afterwards, at most: they stay in the L2
+    // cache.
+    GEMM_BUFFER = 1 << 17,
+    // Rows and columns of a block that is converted to fp32. A block has up to GEMM_DEPTH inner
+    // indices.
+    GEMM_ROWS = 256,
+    GEMM_COLS = 512
+};
+// Returns the floats at the end of the workspace that each thread has for its products.
+static inline int64_t gemm_thread_floats(void) {
+    const int64_t converted =
+        cpu_compute == cpu_real ? 0 : (GEMM_ROWS + GEMM_COLS) * (int64_t)GEMM_DEPTH;
+    return cpu_real == DTYPE_FP32 ? 0 : GEMM_BUFFER + converted;
+}
+// Returns the bytes of the workspace that operations may divide as they like.
+static inline size_t workspace_rest(const Stream *s) {
+    const size_t products = (size_t)(s->threads * gemm_thread_floats()) * sizeof(float);
+    assert(s->workspace_bytes >= products);
+    return (s->workspace_bytes - products) / 64 * 64;
+}
+// Returns the calling thread's floats: GEMM_BUFFER for sums, then what converted blocks take.
+static inline float *gemm_thread_space(const Stream *s) {
+    return (float *)(void *)((char *)s->workspace + workspace_rest(s)) +
+           omp_get_thread_num() * gemm_thread_floats();
+}
+
+// --- tiles ---------------------------------------------------------------------------------------
+// to(rows, cols) = a block of a matrix of bf16, as it is stored, in fp32
+static inline void gemm_convert(float *to, const Real *from, int64_t rows, int64_t cols,
+                                int64_t stride) {
+    for (int64_t r = 0; r < rows; r++) {
+        reals_to_floats(to + r * cols, real_at_const(from, r * stride), cols);
     }
-#else
-    cblas_sgemm(CblasRowMajor, ta == TRANSPOSED ? CblasTrans : CblasNoTrans,
-                tb == TRANSPOSED ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a,
-                (int)lda, b, (int)ldb, beta, c, (int)ldc);
-#endif
+}
+// Multiplies a slice of bf16 operands in blocks of fp32. All blocks have the slice's inner indices,
+// so the sums do not depend on them.
+static inline void gemm_converted(const Stream *s, const Product *p) {
+    float *right = gemm_thread_space(s) + GEMM_BUFFER, *left = right + GEMM_COLS * p->k;
+    for (int64_t j = 0; j < p->n; j += GEMM_COLS) {
+        Product block = *p;
+        block.n = min_i64(GEMM_COLS, p->n - j);
+        const bool tb = p->tb == TRANSPOSED, ta = p->ta == TRANSPOSED;
+        block.b = right;
+        block.ldb = tb ? p->k : block.n;
+        gemm_convert(right, real_at_const((const Real *)p->b, tb ? j * p->ldb : j),
+                     tb ? block.n : p->k, block.ldb, p->ldb);
+        for (int64_t i = 0; i < p->m; i += GEMM_ROWS) {
+            block.m = min_i64(GEMM_ROWS, p->m - i);
+            block.a = left;
+            block.lda = ta ? block.m : p->k;
+            gemm_convert(left, real_at_const((const Real *)p->a, ta ? i : i * p->lda),
+                         ta ? p->k : block.m, block.lda, p->lda);
+            block.c = p->c + i * p->ldc + j;
+            gemm_fp32(&block);
+        }
+    }
 }
 // Returns the length of the slices of an inner dimension of length k.
 static inline int64_t gemm_slice_length(int64_t k) {
     const int64_t slices = max_i64(1, ceil_div(k, GEMM_DEPTH));
     return round_up(ceil_div(k, slices), 16);
 }
-// c(m, n) = beta c + a b with a(m, k) and b(k, n), each as stored or transposed, by the calling
-// thread alone. Rows are lda, ldb and ldc elements apart. Lets messages move after each slice.
+// c(m, n) [+]= a b with a(m, k) and b(k, n), each as stored or transposed, by the calling thread
+// alone. Rows are lda, ldb and ldc elements apart. Lets messages move after each slice.
 static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64_t n, int64_t k,
-                             const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                             const Real *a, int64_t lda, const Real *b, int64_t ldb, bool add,
                              float *c, int64_t ldc) {
     const int64_t slice = gemm_slice_length(k);
     for (int64_t i = 0; i < k; i += slice) {
-        gemm_slice(ta, tb, m, n, min_i64(slice, k - i), a + (ta == TRANSPOSED ? i * lda : i), lda,
-                   b + (tb == TRANSPOSED ? i : i * ldb), ldb, i ? 1.0f : beta, c, ldc);
+        const Product p = {
+            .ta = ta,
+            .tb = tb,
+            .m = m,
+            .n = n,
+            .k = min_i64(slice, k - i),
+            .a = real_at_const(a, ta == TRANSPOSED ? i * lda : i),
+            .b = real_at_const(b, tb == TRANSPOSED ? i : i * ldb),
+            .lda = lda,
+            .ldb = ldb,
+            .add = add || i > 0,
+            .c = c,
+            .ldc = ldc,
+        };
+        if (cpu_compute == DTYPE_BF16) {
+            gemm_bf16(&p);
+        } else if (cpu_real == DTYPE_BF16) {
+            gemm_converted(s, &p);
+        } else {
+            gemm_fp32(&p);
+        }
         poll_messages(s);
     }
 }

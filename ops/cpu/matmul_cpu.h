@@ -29,14 +29,20 @@ static inline int64_t tiles_along(int64_t length, int64_t tile) {
 // library packs its operands again for each tile. Packing an element costs about 40 multiply-adds
 // for the left operand (tile_rows x depth) and about 24 for the right one (tile_cols x depth), as
 // measured.
-static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int threads) {
+// most: elements of a tile, at most.
+static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int threads,
+                                 int64_t most) {
+    enum { TRIED = 64 }; // cuts of each direction
     Tiling best = {rows, cols, rows, cols, 1, 0};
     double best_cost = 1e300;
-    for (int64_t down = 1; down <= 64 && rows && cols && (down == 1 || rows / down >= TILE_LEAST);
-         down++) {
-        const int64_t r = round_up(ceil_div(rows, down), 16), rs = tiles_along(rows, r);
-        for (int64_t across = 1; across <= 64 && (across == 1 || cols / across >= TILE_LEAST);
-             across++) {
+    if (rows == 0 || cols == 0) { return best; }
+    const int64_t first_down = ceil_div(rows, most / (2 * TILE_LEAST) - 2 * TILE_LEAST);
+    for (int64_t down = first_down; down < first_down + TRIED; down++) {
+        if (down > 1 && rows / down < TILE_LEAST) { break; }
+        const int64_t r = round_up(ceil_div(rows, down), 16), rs = tiles_along(rows, r),
+                      first = ceil_div(cols, most / (r + TILE_LEAST) - 2 * TILE_LEAST);
+        for (int64_t across = first; across < first + TRIED; across++) {
+            if (across > first && cols / across < TILE_LEAST) { break; }
             const int64_t c = round_up(ceil_div(cols, across), 16), cs = tiles_along(cols, c);
             // late > 1: gemm_tile() cannot call progress often enough
             const double tile = (double)(r * c + 24 * r + 24 * c),
@@ -62,52 +68,77 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
     return t;
 }
 
+// A product of Reals in bf16 has its sums in a thread's buffer until they are rounded. In fp32 they
+// are where the output is.
+static inline int64_t rounded_tile(void) {
+    return cpu_real == DTYPE_FP32 ? INT64_MAX : GEMM_BUFFER;
+}
+static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t, int64_t *stride) {
+    *stride = cpu_real == DTYPE_FP32 ? cols : t.cols;
+    return cpu_real == DTYPE_FP32 ? (float *)real_at(out, t.row * cols + t.col)
+                                  : gemm_thread_space(s);
+}
+// Finishes a row of an output: GELU, and rounding to bf16.
+TYPED void finish_forward(const DType type, Real *out, Real *gelu, const float *sums, int64_t n) {
+    if (type == DTYPE_BF16) { store_part(type, out, sums, n); }
+    if (gelu) {
+#pragma omp simd
+        for (int64_t c = 0; c < n; c++) { store(type, gelu, c, gelu_value(sums[c])); }
+    }
+}
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
                                       const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
-    const Tiling grid = tile_output(N, OC, C, s->threads);
-    gemm_serial_once();
+    const Tiling grid = tile_output(N, OC, C, s->threads, rounded_tile());
 #pragma omp parallel num_threads(s->threads)
     {
         gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
-            float *y = f32(out) + t.row * OC + t.col;
+            int64_t stride, at = t.row * OC + t.col;
+            float *y = tile_sums(s, out, OC, t, &stride);
             for (int64_t n = 0; n < t.rows && bias; n++) {
-                memcpy(y + n * OC, f32_const(bias) + t.col, (size_t)t.cols * sizeof(float));
+                reals_to_floats(y + n * stride, real_at_const(bias, t.col), t.cols);
             }
-            gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, f32_const(in) + t.row * C, C,
-                      f32_const(weight) + t.col * C, C, bias ? 1.0f : 0.0f, y, OC);
-            for (int64_t n = 0; n < t.rows && gelu; n++) {
-                const float *x = y + n * OC;
-                float *g = f32(gelu) + (t.row + n) * OC + t.col;
-#pragma omp simd
-                for (int64_t c = 0; c < t.cols; c++) { g[c] = gelu_value(x[c]); }
+            gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(in, t.row * C), C,
+                      real_at_const(weight, t.col * C), C, bias, y, stride);
+            for (int64_t n = 0; n < t.rows; n++, at += OC) {
+                FOR_TYPE(finish_forward, real_at(out, at), gelu ? real_at(gelu, at) : NULL,
+                         y + n * stride, t.cols);
             }
         }
     }
 }
 
+TYPED void finish_input(const DType type, Real *din, const Real *pre_gelu, const float *sums,
+                        int64_t n) {
+    if (pre_gelu) {
+#pragma omp simd
+        for (int64_t c = 0; c < n; c++) {
+            store(type, din, c, sums[c] * gelu_slope(load(type, pre_gelu, c)));
+        }
+    } else if (type == DTYPE_BF16) {
+        store_part(type, din, sums, n);
+    }
+}
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
                                              const Real *weight, const Real *pre_gelu, int64_t N,
                                              int64_t C, int64_t OC) {
-    const Tiling grid = tile_output(N, C, OC, s->threads);
-    gemm_serial_once();
+    const Tiling grid = tile_output(N, C, OC, s->threads, rounded_tile());
 #pragma omp parallel num_threads(s->threads)
     {
         gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
-            float *dx = f32(din) + t.row * C + t.col;
-            gemm_tile(s, AS_STORED, AS_STORED, t.rows, t.cols, OC, f32_const(dout) + t.row * OC, OC,
-                      f32_const(weight) + t.col, C, 0.0f, dx, C);
-            for (int64_t n = 0; n < t.rows && pre_gelu; n++) {
-                float *d = dx + n * C;
-                const float *x = f32_const(pre_gelu) + (t.row + n) * C + t.col;
-#pragma omp simd
-                for (int64_t c = 0; c < t.cols; c++) { d[c] *= gelu_slope(x[c]); }
+            int64_t stride, at = t.row * C + t.col;
+            float *dx = tile_sums(s, din, C, t, &stride);
+            gemm_tile(s, AS_STORED, AS_STORED, t.rows, t.cols, OC, real_at_const(dout, t.row * OC),
+                      OC, real_at_const(weight, t.col), C, false, dx, stride);
+            for (int64_t n = 0; n < t.rows; n++, at += C) {
+                FOR_TYPE(finish_input, real_at(din, at),
+                         pre_gelu ? real_at_const(pre_gelu, at) : NULL, dx + n * stride, t.cols);
             }
         }
     }
@@ -115,18 +146,23 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
 
 // sums(cols) [+]= column sums of x(rows, cols), whose rows are `stride` apart. Rows are added in
 // order, four at a time.
-static inline void column_sums(float *sums, const float *x, int64_t rows, int64_t cols,
-                               int64_t stride, bool accumulate) {
+TYPED void column_sums(const DType type, float *sums, const Real *x, int64_t rows, int64_t cols,
+                       int64_t stride, bool accumulate) {
     for (int64_t c = 0; c < cols && !accumulate; c++) { sums[c] = 0.0f; }
     int64_t n = 0;
     for (; n + 4 <= rows; n += 4) {
-        const float *a = x + n * stride, *b = a + stride, *c = b + stride, *d = c + stride;
+        const Real *a = real_at_const(x, n * stride), *b = real_at_const(a, stride),
+                   *c = real_at_const(b, stride), *d = real_at_const(c, stride);
 #pragma omp simd
-        for (int64_t i = 0; i < cols; i++) { sums[i] += (a[i] + b[i]) + (c[i] + d[i]); }
+        for (int64_t i = 0; i < cols; i++) {
+            sums[i] +=
+                (load(type, a, i) + load(type, b, i)) + (load(type, c, i) + load(type, d, i));
+        }
     }
     for (; n < rows; n++) {
+        const Real *row = real_at_const(x, n * stride);
 #pragma omp simd
-        for (int64_t i = 0; i < cols; i++) { sums[i] += x[n * stride + i]; }
+        for (int64_t i = 0; i < cols; i++) { sums[i] += load(type, row, i); }
     }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
@@ -137,30 +173,34 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
         if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
         return;
     }
-    const Tiling grid = tile_output(OC, C, N, s->threads);
-    gemm_serial_once();
+    const Tiling grid = tile_output(OC, C, N, s->threads, INT64_MAX);
 #pragma omp parallel num_threads(s->threads)
     {
         gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
-            const float *dy = f32_const(dout) + t.row;
-            // This also loads dout into the cache for sgemm.
-            if (dbias && t.col == 0) { column_sums(dbias + t.row, dy, N, t.rows, OC, accumulate); }
-            gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, N, dy, OC, f32_const(in) + t.col, C,
-                      accumulate ? 1.0f : 0.0f, dweight + t.row * C + t.col, C);
+            const Real *dy = real_at_const(dout, t.row);
+            // This also loads dout into the cache for the product.
+            if (dbias && t.col == 0) {
+                FOR_TYPE(column_sums, dbias + t.row, dy, N, t.rows, OC, accumulate);
+            }
+            gemm_tile(s, TRANSPOSED, AS_STORED, t.rows, t.cols, N, dy, OC, real_at_const(in, t.col),
+                      C, accumulate, dweight + t.row * C + t.col, C);
         }
     }
 }
 
+TYPED void add_part(const DType type, Real *out, const Real *a, const Real *b, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { store(type, out, i, load(type, a, i) + load(type, b, i)); }
+}
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
-    float *y = f32(out);
-    const float *x1 = f32_const(a), *x2 = f32_const(b);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
-#pragma omp simd
-        for (int64_t i = k * BLOCK; i < min_i64(n, (k + 1) * BLOCK); i++) { y[i] = x1[i] + x2[i]; }
+        const int64_t at = k * BLOCK;
+        FOR_TYPE(add_part, real_at(out, at), real_at_const(a, at), real_at_const(b, at),
+                 min_i64(BLOCK, n - at));
         poll_after_block(s, k);
     }
 }

@@ -30,16 +30,18 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
                                          int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < rows * T; n++) {
-        float *y = f32(out) + n * C;
-        const float *token = f32_const(wte) + tokens[n] * C, *position = f32_const(wpe) + n % T * C;
-#pragma omp simd
-        for (int64_t c = 0; c < C; c++) { y[c] = token[c] + position[c]; }
+        FOR_TYPE(add_part, real_at(out, n * C), real_at_const(wte, tokens[n] * C),
+                 real_at_const(wpe, n % T * C), C);
     }
 }
 
+TYPED void add_scaled(const DType type, float *to, float factor, const Real *from, int64_t n) {
+#pragma omp simd
+    for (int64_t c = 0; c < n; c++) { to[c] += factor * load(type, from, c); }
+}
 // Each thread has a slice of the channels, and adds the tokens in their order. So threads write to
 // different elements, and a repeated token is summed in one order for any thread count.
-static inline void embedding_scatter(Stream *s, float *dwte, const float *dout,
+static inline void embedding_scatter(Stream *s, float *dwte, const Real *dout,
                                      const int32_t *tokens, const float *factors, int64_t N,
                                      int64_t T, int64_t C) {
     const int64_t lines = ceil_div(C, 16); // slices are whole cache lines
@@ -49,11 +51,10 @@ static inline void embedding_scatter(Stream *s, float *dwte, const float *dout,
         int64_t end =
             min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
         for (int64_t n = 0; n < N; n++) {
-            float *to = dwte + tokens[n] * C;
-            const float *from = dout + n * C, factor = factors ? factors[n / T] : 1.0f;
+            const float factor = factors ? factors[n / T] : 1.0f;
             if (factor == 0.0f) { continue; }
-#pragma omp simd
-            for (int64_t c = begin; c < end; c++) { to[c] += factor * from[c]; }
+            FOR_TYPE(add_scaled, dwte + tokens[n] * C + begin, factor,
+                     real_at_const(dout, n * C + begin), end - begin);
         }
     }
 }
@@ -62,35 +63,35 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
                                           int64_t T, int64_t C, int64_t Vp, int64_t maxT,
                                           bool accumulate_wte, bool accumulate_wpe) {
     if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    if (dwte) { embedding_scatter(s, dwte, f32_const(dout), tokens, factors, rows * T, T, C); }
+    if (dwte) { embedding_scatter(s, dwte, dout, tokens, factors, rows * T, T, C); }
     if (!dwpe) { return; }
     if (!accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < T; t++) {
-        float *to = dwpe + t * C;
         for (int64_t b = 0; b < rows; b++) {
-            const float *from = f32_const(dout) + (b * T + t) * C,
-                        factor = factors ? factors[b] : 1.0f;
+            const float factor = factors ? factors[b] : 1.0f;
             if (factor == 0.0f) { continue; }
-#pragma omp simd
-            for (int64_t c = 0; c < C; c++) { to[c] += factor * from[c]; }
+            FOR_TYPE(add_scaled, dwpe + t * C, factor, real_at_const(dout, (b * T + t) * C), C);
         }
     }
 }
 
 // --- layernorm: a row fits the L1 cache, so its passes cost one pass over memory -----------------
-static inline void layernorm_row(float *out, float *mean, float *rstd, const float *x,
-                                 const float *weight, const float *bias, int64_t C) {
+TYPED void layernorm_row(const DType type, Real *out, float *mean, float *rstd, const Real *x,
+                         const Real *weight, const Real *bias, int64_t C) {
     float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < C; c++) { sum += x[c]; }
+    for (int64_t c = 0; c < C; c++) { sum += load(type, x, c); }
     const float m = sum / (float)C;
 // The mean is subtracted first, which avoids cancellation.
 #pragma omp simd reduction(+ : squares)
-    for (int64_t c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
+    for (int64_t c = 0; c < C; c++) { squares += (load(type, x, c) - m) * (load(type, x, c) - m); }
     const float r = 1.0f / sqrtf(squares / (float)C + 1e-5f);
 #pragma omp simd
-    for (int64_t c = 0; c < C; c++) { out[c] = (x[c] - m) * r * weight[c] + bias[c]; }
+    for (int64_t c = 0; c < C; c++) {
+        store(type, out, c,
+              (load(type, x, c) - m) * r * load(type, weight, c) + load(type, bias, c));
+    }
     *mean = m;
     *rstd = r;
 }
@@ -99,43 +100,42 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
                                          const Real *bias, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
-        const float *x = f32_const(a) + n * C;
+        const Real *x = real_at_const(a, n * C);
         if (b) {
-            float *total = f32(sum) + n * C;
-            const float *y = f32_const(b) + n * C;
-#pragma omp simd
-            for (int64_t c = 0; c < C; c++) { total[c] = x[c] + y[c]; }
-            x = total;
+            FOR_TYPE(add_part, real_at(sum, n * C), x, real_at_const(b, n * C), C);
+            x = real_at_const(sum, n * C);
         }
-        layernorm_row(f32(out) + n * C, mean + n, rstd + n, x, f32_const(weight), f32_const(bias),
-                      C);
+        FOR_TYPE(layernorm_row, real_at(out, n * C), mean + n, rstd + n, x, weight, bias, C);
         poll_after_row(s, n);
     }
 }
 
 // With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
+TYPED void layernorm_row_backward(const DType type, Real *dx, const Real *dy, const Real *x,
+                                  const Real *w, float m, float r, int64_t C) {
+    float g_sum = 0.0f, gh_sum = 0.0f;
+#pragma omp simd reduction(+ : g_sum, gh_sum)
+    for (int64_t c = 0; c < C; c++) {
+        float g = load(type, dy, c) * load(type, w, c);
+        g_sum += g;
+        gh_sum += g * ((load(type, x, c) - m) * r);
+    }
+    const float g_mean = g_sum / (float)C, gh_mean = gh_sum / (float)C;
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) {
+        const float g = load(type, dy, c) * load(type, w, c);
+        store(type, dx, c,
+              load(type, dx, c) + r * (g - g_mean - (load(type, x, c) - m) * r * gh_mean));
+    }
+}
 static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
                                                 const Real *in, const Real *weight,
                                                 const float *mean, const float *rstd, int64_t N,
                                                 int64_t C) {
-    const float *w = f32_const(weight);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
-        float *dx = f32(din) + n * C;
-        const float *dy = f32_const(dout) + n * C, *x = f32_const(in) + n * C;
-        const float m = mean[n], r = rstd[n];
-        float g_sum = 0.0f, gh_sum = 0.0f;
-#pragma omp simd reduction(+ : g_sum, gh_sum)
-        for (int64_t c = 0; c < C; c++) {
-            float g = dy[c] * w[c];
-            g_sum += g;
-            gh_sum += g * ((x[c] - m) * r);
-        }
-        const float g_mean = g_sum / (float)C, gh_mean = gh_sum / (float)C;
-#pragma omp simd
-        for (int64_t c = 0; c < C; c++) {
-            dx[c] += r * (dy[c] * w[c] - g_mean - (x[c] - m) * r * gh_mean);
-        }
+        FOR_TYPE(layernorm_row_backward, real_at(din, n * C), real_at_const(dout, n * C),
+                 real_at_const(in, n * C), weight, mean[n], rstd[n], C);
         poll_after_row(s, n);
     }
 }
@@ -153,13 +153,9 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
             min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
         for (int64_t c = begin; c < end && !accumulate; c++) { dweight[c] = dbias[c] = 0.0f; }
         for (int64_t n = 0; n < N; n++) {
-            const float *dy = f32_const(dout) + n * C, *x = f32_const(in) + n * C;
-            const float m = mean[n], r = rstd[n];
-#pragma omp simd
-            for (int64_t c = begin; c < end; c++) {
-                dweight[c] += dy[c] * ((x[c] - m) * r);
-                dbias[c] += dy[c];
-            }
+            FOR_TYPE(layernorm_add_row, dweight + begin, dbias + begin,
+                     real_at_const(dout, n * C + begin), real_at_const(in, n * C + begin), mean[n],
+                     rstd[n], end - begin);
             poll_after_row(s, n);
         }
     }
@@ -186,9 +182,11 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
                   most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
     classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V),
                      threads, most, shape.logits > 0, &classifier);
-    return (size_t)max_i64(max_i64(head * threads, classifier),
-                           clip_floats(shape.rows, shape.T, threads)) *
-           sizeof(float);
+    return (size_t)(max_i64(max_i64(head * threads, classifier),
+                            clip_floats(shape.rows, shape.T, threads)) +
+                    threads * gemm_thread_floats()) *
+               sizeof(float) +
+           64; // workspace_rest() rounds down
 }
 
 #endif

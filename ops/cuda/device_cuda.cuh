@@ -221,6 +221,7 @@ static inline void ops_near_cores(char *list, size_t bytes) {
     list[strcspn(list, "\n")] = 0;
 }
 static inline DType ops_compute(void) { return gpu_real; }
+static inline void ops_compute_in(DType compute) { (void)compute; }
 static inline const char *ops_products(void) { return "cuBLASLt"; }
 
 // Limits how far the host runs ahead of the device: at most two paces. After some thousand launches
