@@ -3,13 +3,13 @@
 //
 // For each shape of GPT-2 124M: every operation of a training step with its time, its rate, the
 // time at the machine's limit, and the share of the limit that it reaches.
-//   products           the limit is the peak of fused multiply-adds in fp32 of all threads: of
-//                      layers, of causal attention (the multiplications below the diagonal), and of
-//                      private training (half the pairs of rows)
+//   products           the limit is the peak of fused multiply-adds in fp32 of all threads, or of
+//                      dot products of bf16: of layers, of causal attention (the multiplications
+//                      below the diagonal), and of private training (half the pairs of rows)
 //   quantization       the limit is ops_copy() of as many bytes; records of 256 elements
 //   the rest           the limit is a plain pass that reads and writes as many bytes
 // Times are the best of several. The peaks are measured before each shape, since what else the
-// machine does changes. Usage: bench_ops [threads] [rounds], or bench_ops THREADS peak
+// machine does changes. Usage: bench_ops [threads] [rounds] [bf16], or bench_ops THREADS peak
 #include "ops/cpu/ops_cpu.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h> // the dot product of bf16
@@ -25,13 +25,19 @@ static Step step;
 static double peak_rate; // flop/s of fused multiply-adds
 static double pass_rate; // bytes/s of a plain pass over memory
 
+// Fills memory with pairs of equal bf16 numbers, which are ordinary fp32 numbers, too.
+static void fill(float *p, int64_t n) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        const float x = (float)(random_u64(1, 1, (uint64_t)i) >> 40) * 0x1p-24f - 0.5f;
+        const uint32_t pair = float_to_bf16(x) * 0x10001u;
+        memcpy(p + i, &pair, sizeof pair);
+    }
+}
 static float *filled(int64_t n) {
     float *p = (float *)ops_alloc((size_t)n * sizeof(float));
     if (!p) { die(EXIT_RESOURCES, "free some memory", "cannot allocate %" PRId64 " floats", n); }
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i++) {
-        p[i] = (float)(random_u64(1, 1, (uint64_t)i) >> 40) * 0x1p-24f - 0.5f;
-    }
+    fill(p, n);
     return p;
 }
 static Real *real(float *p) { return (Real *)(void *)p; }
@@ -108,6 +114,7 @@ static void print_peaks(const Stream *s) {
     const double pairs = pair_flops > 0 ? measure_peak(s, multiply_pairs, pair_flops) : 0.0;
     printf("peak of fp32 multiply-adds %.1f GFLOP/s, of bf16 dot products %.1f GFLOP/s%s\n",
            peak_rate * 1e-9, pairs * 1e-9, pairs > 0 ? "" : " (this build has none)");
+    if (ops_compute() == DTYPE_BF16) { peak_rate = pairs; }
 }
 
 static void print_head(const char *what) {
@@ -138,8 +145,7 @@ static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int
         BEST(best[1], ops_matmul_backward_input(s, real(x), real(y), real(w),
                                                 gelu_before ? real(pre) : NULL, N, IC, OC));
         BEST(best[2], ops_matmul_backward_weight(s, dw, bias, real(y), real(x), N, IC, OC, false));
-        // keep numbers ordinary
-        for (int64_t j = 0; j < N * IC; j++) { x[j] = (float)(j % 17) * 0.1f - 0.8f; }
+        fill(x, N * IC); // keep numbers ordinary
     }
     const char *part[3] = {"forward", "backward input", "backward weight"};
     for (int k = 0; k < 3; k++) {
@@ -201,7 +207,7 @@ static void bench_attention(Stream *s, int64_t rows, int64_t T) {
 
 static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     const int64_t N = rows * T;
-    const double pass = 4.0 * (double)N * C;
+    const double pass = (double)ops_real_bytes() * (double)N * C, table = 4.0 * (double)N * C;
     float *a = filled(N * C), *b = filled(N * C), *y = filled(N * C), *z = filled(N * C),
           *w = filled(C), *bias = filled(C), *mean = filled(N), *rstd = filled(N);
     float *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C);
@@ -218,7 +224,7 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
         BEST(best[3],
              ops_layernorm_backward_weight(s, w, bias, real(b), real(a), mean, rstd, N, C, false));
         BEST(best[4], ops_residual(s, real(z), real(z), real(b), N * C));
-        BEST(best[5], ops_copy(s, y, b, (size_t)(N * C) * sizeof(float)));
+        BEST(best[5], ops_copy(s, y, b, (size_t)(N * C) * ops_real_bytes()));
         BEST(best[6], ops_embedding_forward(s, real(y), tokens, real(wte), real(wte), rows, T, C));
         BEST(best[7], ops_embedding_backward(s, dwte, wte, real(b), tokens, NULL, rows, T, C, Vp, T,
                                              true, true));
@@ -230,7 +236,7 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     row_pass("residual", LAYERS, best[4], 3 * pass);
     row_pass("copy", 2 * LAYERS, best[5], 2 * pass);
     row_pass("embedding forward", 1, best[6], 3 * pass);
-    row_pass("embedding backward", 1, best[7], 6 * pass);
+    row_pass("embedding backward", 1, best[7], 2 * pass + 4 * table);
     ops_free(a);
     ops_free(b);
     ops_free(y);
@@ -277,7 +283,7 @@ static void bench_sample_products(Stream *s, int64_t rows, int64_t T) {
 }
 static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
     const int64_t N = rows * T, n = 12 * C * C + 13 * C; // parameters of a block
-    const double pass = 4.0 * (double)N * C, block = 4.0 * (double)n;
+    const double pass = (double)ops_real_bytes() * (double)N * C, block = 4.0 * (double)n;
     float *a = filled(N * 3 * C), *b = filled(N * C), *mean = filled(N), *rstd = filled(N),
           *sums = filled(rows * 3 * C), *more = filled(rows * C);
     float *gradients = filled(rows * n), *gradient = filled(n), *factors = filled(rows);
@@ -358,8 +364,8 @@ static void bench_optimizers(Stream *s) {
         BEST(best[2], ops_adamw(s, bf16, o));
         BEST(best[3], ops_sgd(s, fp32, o));
         BEST(best[4], ops_square_sum(s, squares, g, n, 256, 1));
-        BEST(best[5], ops_unpack(s, real(p), stored, DTYPE_BF16, n));
-        BEST(best[6], ops_pack(s, stored, real(g), DTYPE_BF16, n));
+        BEST(best[5], convert(s, p, DTYPE_FP32, stored, DTYPE_BF16, n));
+        BEST(best[6], convert(s, stored, DTYPE_BF16, g, DTYPE_FP32, n));
         BEST(best[7], ops_add_noise(s, m, 0, n, noise, 1.0f, 0.5f));
     }
     pass_rate = 7 * bytes / best[0];
@@ -367,8 +373,10 @@ static void bench_optimizers(Stream *s) {
     print_head("all parameters / 4");
     row_pass("adamw", ADAM_PART, best[1], 7 * bytes);
     row_pass("norm", ADAM_PART, best[4], bytes);
-    Step plain = step; // a step in fp32 has those two
-    row_pass("adamw, bf16 storage", 0, best[2], 7.5 * bytes);
+    const Step fp32_step = step;
+    step.seconds = ADAM_PART * best[4];
+    row_pass("adamw, bf16 storage", ADAM_PART, best[2], 7.5 * bytes);
+    const Step plain = ops_real_bytes() == 4 ? fp32_step : step;
     row_pass("sgd", 0, best[3], 5 * bytes);
     row_pass("bf16 to fp32", 0, best[5], 1.5 * bytes);
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
@@ -456,13 +464,15 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
 
 int main(int argc, char **argv) {
     Stream s = {argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), NULL, NULL, 0, NULL};
+    const bool bf16 = argc > 1 && !strcmp(argv[argc - 1], "bf16");
     if (argc > 2 && atoi(argv[2]) > 0) { rounds = atoi(argv[2]); }
-    omp_set_num_threads(s.threads);
+    ops_open(&s, 0, bf16 ? DTYPE_BF16 : DTYPE_FP32);
     if (argc > 2 && !strcmp(argv[2], "peak")) {
         print_peaks(&s);
         return 0;
     }
-    printf("%d threads, best of %d\n", s.threads, rounds);
+    printf("%d threads, best of %d, %s, products in %s by %s\n", s.threads, rounds,
+           bf16 ? "bf16" : "fp32", dtype_name(ops_compute()), ops_products());
     bench_optimizers(&s);
     Step optimizer = step;
     bench_quantize(&s);
