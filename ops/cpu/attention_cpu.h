@@ -1,9 +1,17 @@
 // attention_cpu.h: causal attention on the CPU, with register-blocked products of packed tiles. The
 // contract is ops.h.
+//
+// Words    Products work on words of 32 bits. In fp32 a word is a number. Where products are
+//          computed in bf16 and the compiler knows the CPU's dot products, a word is a pair of
+//          neighbours in the inner dimension, so a product has half as many inner words. Packing
+//          and the conversion of scores differ, the loops do not.
 #ifndef ATTENTION_CPU_H
 #define ATTENTION_CPU_H
 
 #include "ops/cpu/device_cpu.h" // the team, polling
+#ifdef __AVX512BF16__
+#include <immintrin.h> // the dot product of pairs
+#endif
 
 // --- attention: small products on packed tiles ---------------------------------------------------
 // Queries and keys in a tile. A tile of scores (16 KiB) stays in the L1 cache.
@@ -19,12 +27,37 @@ typedef enum {
     A_BELOW    // a is (queries, keys): inner index up to the row's number
 } Part;
 
+typedef uint32_t Word __attribute__((may_alias)); // see above
+static inline bool words_are_pairs(void) {
+#ifdef __AVX512BF16__
+    return cpu_compute == DTYPE_BF16;
+#else
+    return false;
+#endif
+}
+// Returns the words of n inner elements.
+static inline int64_t words_of(int64_t n) { return words_are_pairs() ? (n + 1) / 2 : n; }
+static inline __attribute__((always_inline)) void multiply_word(const bool pairs, Lanes *sum,
+                                                                const Word *a, const Lanes *b) {
+#ifdef __AVX512BF16__
+    if (pairs) {
+        const __m512i word = _mm512_set1_epi32((int)*a);
+        *sum = (Lanes)_mm512_dpbf16_ps((__m512)*sum, (__m512bh)*b, (__m512bh)word);
+        return;
+    }
+#endif
+    float number;
+    (void)pairs;
+    memcpy(&number, a, sizeof number);
+    *sum += number * *b;
+}
 // c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), with all sums in
-// registers, over inner indices from .. to - 1. Callers pass a constant for `vectors`. Element (i,
-// k) of a is at a[i * a_row + k * a_inner].
+// registers, over inner words from .. to - 1. Callers pass constants for `pairs` and `vectors`.
+// Word (i, k) of a is at a[i * a_row + k * a_inner].
 static inline __attribute__((always_inline)) void
-multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t a_row,
-               int64_t a_inner, const float *b, int64_t ldb, int64_t from, int64_t to, bool add) {
+multiply_panel(const bool pairs, const int vectors, float *c, int64_t ldc, const Word *a,
+               int64_t a_row, int64_t a_inner, const Word *b, int64_t ldb, int64_t from, int64_t to,
+               bool add) {
     Lanes sum[PANEL][2];
 #pragma GCC unroll 8
     for (int i = 0; i < PANEL; i++) {
@@ -33,11 +66,13 @@ multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t
     }
     for (int64_t k = from; k < to; k++) {
         const Lanes *bk = (const Lanes *)(b + k * ldb);
-        const float *ak = a + k * a_inner;
+        const Word *ak = a + k * a_inner;
 #pragma GCC unroll 8
         for (int i = 0; i < PANEL; i++) {
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) { sum[i][v] += ak[i * a_row] * bk[v]; }
+            for (int v = 0; v < vectors; v++) {
+                multiply_word(pairs, &sum[i][v], ak + i * a_row, bk + v);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -50,57 +85,89 @@ multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t
         }
     }
 }
-// c(m, n) [+]= a(m, inner) b(inner, n). n is a multiple of LANES. m is rounded up to whole panels,
-// so the operands and c must be padded; values in the padding stay in the padding.
-static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row,
-                                 int64_t a_inner, const float *b, int64_t ldb, int64_t m, int64_t n,
-                                 int64_t inner, Part part, bool add) {
+// c(m, n) [+]= a(m, inner) b(inner, n), with `inner` words. n is a multiple of LANES. m is rounded
+// up to whole panels, so the operands and c must be padded; values in the padding stay in the
+// padding.
+static inline __attribute__((always_inline)) void
+multiply_words(const bool pairs, float *c, int64_t ldc, const Word *a, int64_t a_row,
+               int64_t a_inner, const Word *b, int64_t ldb, int64_t m, int64_t n, int64_t inner,
+               Part part, bool add) {
+    const int64_t width = pairs ? 2 : 1; // elements of a word
     for (int64_t i = 0; i < m; i += PANEL) {
-        const int64_t from = part == A_ABOVE ? i : 0,
-                      to = part == A_BELOW ? min_i64(inner, i + PANEL) : inner;
-        const float *ai = a + i * a_row;
+        const int64_t from = part == A_ABOVE ? i / width : 0,
+                      to = part == A_BELOW ? min_i64(inner, (i + PANEL) / width) : inner;
+        const Word *ai = a + i * a_row;
         float *ci = c + i * ldc;
         int64_t j = part == OUT_ABOVE ? i / LANES * LANES : 0;
         for (; j + 2 * LANES <= n; j += 2 * LANES) {
-            multiply_panel(2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
+            multiply_panel(pairs, 2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
         }
         for (; j < n; j += LANES) {
-            multiply_panel(1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
+            multiply_panel(pairs, 1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add);
         }
     }
 }
+static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a_row,
+                                 int64_t a_inner, const Word *b, int64_t ldb, int64_t m, int64_t n,
+                                 int64_t inner, Part part, bool add) {
+    if (words_are_pairs()) {
+        multiply_words(true, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
+    } else {
+        multiply_words(false, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
+    }
+}
 
-// A thread's workspace for one head. Tp is T rounded up to TILE; Dp is D = C/NH rounded up to
-// LANES. The padding is zero.
+// A thread's workspace for one head. Tp is T rounded up to TILE, Dp is D = C/NH rounded up to LANES,
+// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words are
+// numbers, an array and its `rows` are one.
 typedef struct {
-    float *q, *k, *v, *dout, *dq; // (Tp, Dp); q is scaled by 1/sqrt(D); forward uses only k and v
-    float *q_t, *dout_t;          // (D, Tp); forward uses a tile of q_t, (D, TILE)
-    float *out, *dk, *dv;         // (TILE, Dp)
-    float *scores, *dscores;      // (TILE, TILE): (keys, queries)
-    float *top, *sum, *factor;    // (TILE)
-    float *delta, *lse;           // (Tp)
+    float scale;                     // 1/sqrt(D)
+    Word *k_rows, *v_rows;           // (Tp, wp(D)): words of a row
+    Word *k, *v, *q, *dout;          // (w(Tp), Dp): words of a column
+    Word *q_t, *dout_t;              // (w(D), Tp): words of a row, transposed; forward uses a tile
+    Word *rows;                      // (TILE, wp(D)): what is transposed
+    float *out, *dq, *dk, *dv;       // (TILE, Dp), dq (Tp, Dp)
+    float *scores, *dscores;         // (TILE, TILE): (keys, queries)
+    Word *p, *ds, *p_rows, *ds_rows; // the same as words of a column, (w(TILE), TILE), and of a row
+    float *top, *sum, *factor;       // (TILE)
+    float *delta, *lse;              // (Tp)
 } HeadSpace;
 static inline float *take_floats(float **at, int64_t n) {
     float *p = *at;
     *at += round_up(n, 16);
     return p;
 }
+static inline Word *take_words(float **at, int64_t n) { return (Word *)take_floats(at, n); }
+// Takes words of pairs; numbers are where they are already.
+static inline Word *take_pairs(float **at, int64_t n, Word *numbers) {
+    return words_are_pairs() ? take_words(at, n) : numbers;
+}
+static inline int64_t row_words(int64_t D) { return round_up(words_of(D), LANES); }
 static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *floats) {
-    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES);
+    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
+                  tile = words_of(TILE) * TILE;
     float *begin = at;
     HeadSpace h;
-    h.q = take_floats(&at, Tp * Dp);
-    h.k = take_floats(&at, Tp * Dp);
-    h.v = take_floats(&at, Tp * Dp);
-    h.dout = take_floats(&at, Tp * Dp);
-    h.dq = take_floats(&at, Tp * Dp);
-    h.q_t = take_floats(&at, D * Tp);
-    h.dout_t = take_floats(&at, D * Tp);
+    h.scale = 1.0f / sqrtf((float)D);
+    h.k = take_words(&at, words_of(Tp) * Dp);
+    h.v = take_words(&at, words_of(Tp) * Dp);
+    h.q = take_words(&at, words_of(Tp) * Dp);
+    h.dout = take_words(&at, words_of(Tp) * Dp);
+    h.k_rows = take_pairs(&at, Tp * Dw, h.k);
+    h.v_rows = take_pairs(&at, Tp * Dw, h.v);
+    h.q_t = take_words(&at, words_of(D) * Tp);
+    h.dout_t = take_words(&at, words_of(D) * Tp);
+    h.rows = take_words(&at, TILE * Dw);
     h.out = take_floats(&at, TILE * Dp);
+    h.dq = take_floats(&at, Tp * Dp);
     h.dk = take_floats(&at, TILE * Dp);
     h.dv = take_floats(&at, TILE * Dp);
     h.scores = take_floats(&at, TILE * TILE);
     h.dscores = take_floats(&at, TILE * TILE);
+    h.p = take_pairs(&at, tile, (Word *)h.scores);
+    h.ds = take_pairs(&at, tile, (Word *)h.dscores);
+    h.p_rows = take_pairs(&at, tile, (Word *)h.scores);
+    h.ds_rows = take_pairs(&at, tile, (Word *)h.dscores);
     h.top = take_floats(&at, TILE);
     h.sum = take_floats(&at, TILE);
     h.factor = take_floats(&at, TILE);
@@ -116,34 +183,75 @@ static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
     return head_space((float *)s->workspace + floats * omp_get_thread_num(), T, D, &floats);
 }
 
-// to(n, Dp) = scale * from(n, D), where rows of `from` are `stride` apart
-TYPED void pack_rows(const DType type, float *to, const Real *from, int64_t n, int64_t D,
-                     int64_t stride, float scale) {
-    const int64_t Dp = round_up(D, LANES);
-    for (int64_t t = 0; t < n; t++) {
+// to(n, wp(D)) = words of the rows of from(n, D), which are `stride` apart
+static inline void pack_rows(Word *to, const Real *from, int64_t n, int64_t D, int64_t stride) {
+    const int64_t Dw = row_words(D), bytes = D * (int64_t)ops_real_bytes();
+    const bool convert = cpu_real == DTYPE_BF16 && !words_are_pairs();
+    for (int64_t t = 0; t < n; t++, to += Dw) {
         const Real *row = real_at_const(from, t * stride);
         // Each row is on another page, so the hardware does not prefetch them.
-        for (int64_t d = 0; d < D && t + 8 < n; d += 16) {
-            __builtin_prefetch(real_at_const(row, 8 * stride + d));
+        for (int64_t byte = 0; byte < bytes && t + 8 < n; byte += 64) {
+            __builtin_prefetch((const char *)real_at_const(row, 8 * stride) + byte);
         }
-#pragma omp simd
-        for (int64_t d = 0; d < D; d++) { to[t * Dp + d] = load(type, row, d) * scale; }
-        for (int64_t d = D; d < Dp; d++) { to[t * Dp + d] = 0.0f; }
+        memset(to, 0, (size_t)Dw * sizeof(Word));
+        if (convert) {
+            reals_to_floats((float *)to, row, D);
+        } else {
+            memcpy(to, row, (size_t)bytes);
+        }
     }
 }
-// to(D, Tp) = scale * the transpose of from(n, D)
-TYPED void pack_columns(const DType type, float *to, const Real *from, int64_t n, int64_t D,
-                        int64_t stride, float scale) {
-    const int64_t Tp = round_up(n, TILE);
-    for (int64_t t0 = 0; t0 < Tp; t0 += 16) {
-        const int64_t end = min_i64(n, t0 + 16);
-        for (int64_t d = 0; d < D; d++) {
-            for (int64_t t = t0; t < end; t++) {
-                to[d * Tp + t] = load(type, from, t * stride + d) * scale;
+// to(w(n), Dp) = words of the columns of from(n, D)
+static inline void pack_columns(Word *to, const Real *from, int64_t n, int64_t D, int64_t stride) {
+    const int64_t Dp = round_up(D, LANES);
+    if (!words_are_pairs()) {
+        pack_rows(to, from, n, D, stride);
+        return;
+    }
+    for (int64_t t = 0; t < n; t += 2, to += Dp) {
+        const uint16_t *low = (const uint16_t *)real_at_const(from, t * stride),
+                       *high = t + 1 < n ? low + stride : NULL;
+#pragma omp simd
+        for (int64_t d = 0; d < D; d++) { to[d] = low[d]; }
+        if (high) {
+#pragma omp simd
+            for (int64_t d = 0; d < D; d++) { to[d] |= (uint32_t)high[d] << 16; }
+        }
+        for (int64_t d = D; d < Dp; d++) { to[d] = 0; }
+    }
+}
+// to(w(D), Tp) = the transpose of the words of the rows of from(n, D); a tile of rows at a time
+static inline void pack_transposed(const HeadSpace *h, Word *to, const Real *from, int64_t n,
+                                   int64_t D, int64_t stride) {
+    const int64_t Tp = round_up(n, TILE), Dw = row_words(D);
+    for (int64_t t0 = 0; t0 < n; t0 += TILE) {
+        const int64_t rows = min_i64(TILE, n - t0);
+        pack_rows(h->rows, real_at_const(from, t0 * stride), rows, D, stride);
+        memset(h->rows + rows * Dw, 0, (size_t)((TILE - rows) * Dw) * sizeof(Word));
+        for (int64_t part = 0; part < TILE; part += 16) {
+            for (int64_t d = 0; d < words_of(D); d++) {
+                for (int64_t t = part; t < part + 16; t++) {
+                    to[d * Tp + t0 + t] = h->rows[t * Dw + d];
+                }
             }
-            for (int64_t t = max_i64(end, t0); t < t0 + 16; t++) { to[d * Tp + t] = 0.0f; }
         }
     }
+}
+// to(w(n), TILE) = words of the columns of scores(n, TILE)
+static inline void pack_score_columns(Word *to, const float *scores, int64_t n) {
+    for (int64_t k = 0; k < n && words_are_pairs(); k += 2, scores += 2 * TILE, to += TILE) {
+#pragma omp simd
+        for (int64_t l = 0; l < TILE; l++) { to[l] = float_to_bf16(scores[l]); }
+        if (k + 1 == n) { break; }
+#pragma omp simd
+        for (int64_t l = 0; l < TILE; l++) {
+            to[l] |= (uint32_t)float_to_bf16(scores[TILE + l]) << 16;
+        }
+    }
+}
+// to(n, w(TILE)) = words of the rows of scores(n, TILE)
+static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
+    if (words_are_pairs()) { store_part(DTYPE_BF16, (Real *)to, scores, n * TILE); }
 }
 
 // Returns the first column of row `key` of a score tile that is computed, rounded down to whole
@@ -166,6 +274,7 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
         for (int64_t c = first_seen(k, diagonal); c < TILE; c += LANES) {
 #pragma omp simd
             for (int64_t l = c; l < c + LANES; l++) {
+                score[l] *= h->scale;
                 top[l] = score[l] > top[l] ? score[l] : top[l];
             }
         }
@@ -196,9 +305,8 @@ TYPED void store_scaled(const DType type, Real *to, const float *from, float sca
 // beyond T are zero and are computed too.
 static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, const Real *q,
                                         int64_t q0, int64_t T, int64_t C, int64_t D) {
-    const int64_t Dp = round_up(D, LANES), m = min_i64(TILE, T - q0);
-    FOR_TYPE(pack_columns, h->q_t, real_at_const(q, q0 * 3 * C), m, D, 3 * C,
-             1.0f / sqrtf((float)D));
+    const int64_t Dp = round_up(D, LANES), Dw = row_words(D), m = min_i64(TILE, T - q0);
+    pack_transposed(h, h->q_t, real_at_const(q, q0 * 3 * C), m, D, 3 * C);
     for (int64_t i = 0; i < TILE; i++) {
         h->top[i] = -1e30f;
         h->sum[i] = 0.0f;
@@ -206,15 +314,16 @@ static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, con
     for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
         const bool diagonal = k0 == q0;
         const int64_t n = min_i64(TILE, T - k0);
-        multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t, TILE, n, TILE, D,
-                      diagonal ? OUT_ABOVE : WHOLE, false);
+        multiply_tile(h->scores, TILE, h->k_rows + k0 * Dw, Dw, 1, h->q_t, TILE, n, TILE,
+                      words_of(D), diagonal ? OUT_ABOVE : WHOLE, false);
         softmax_tile(h, n, diagonal);
+        pack_score_columns(h->p, h->scores, n);
         for (int64_t i = 0; i < m && k0; i++) {
             float *o = h->out + i * Dp;
 #pragma omp simd
             for (int64_t d = 0; d < Dp; d++) { o[d] *= h->factor[i]; }
         }
-        multiply_tile(h->out, Dp, h->scores, 1, TILE, h->v + k0 * Dp, Dp, m, Dp, n,
+        multiply_tile(h->out, Dp, h->p, 1, TILE, h->v + words_of(k0) * Dp, Dp, m, Dp, words_of(n),
                       diagonal ? A_BELOW : WHOLE, k0 > 0);
     }
     for (int64_t i = 0; i < m; i++) {
@@ -238,8 +347,8 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
         for (int64_t piece = 0; piece < heads * groups; piece++) {
             const int64_t head = piece / groups, b = head / NH, first = (head % NH) * D;
             const Real *q = real_at_const(qkv, b * T * 3 * C + first);
-            FOR_TYPE(pack_rows, h.k, real_at_const(q, C), T, D, 3 * C, 1.0f);
-            FOR_TYPE(pack_rows, h.v, real_at_const(q, 2 * C), T, D, 3 * C, 1.0f);
+            pack_rows(h.k_rows, real_at_const(q, C), T, D, 3 * C);
+            pack_columns(h.v, real_at_const(q, 2 * C), T, D, 3 * C);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
                 attention_query_tile(&h, real_at(out, b * T * C + first), lse + head * T, q,
                                      i * TILE, T, C, D);
@@ -249,36 +358,39 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
     }
 }
 
-// Computes one tile of keys with one tile of queries: p = e^(q k - lse), dp = dout v, ds = p (dp -
-// delta), each (keys, queries). Then dv += p dout, dk += ds q (q is scaled already), dq += ds^T k
-// (scaled at the end).
+// Computes one tile of keys with one tile of queries: p = e^(scale q k - lse), dp = dout v, ds = p
+// (dp - delta), each (keys, queries). Then dv += p dout, dk += ds q, dq += ds^T k (dk and dq are
+// scaled at the end).
 static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0, int64_t T,
                                            int64_t D) {
-    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), m = min_i64(TILE, T - q0),
-                  n = min_i64(TILE, T - k0);
+    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
+                  m = min_i64(TILE, T - q0), n = min_i64(TILE, T - k0), row = words_of(TILE);
     const bool diagonal = k0 == q0;
     const float *lse = h->lse + q0, *delta = h->delta + q0;
-    multiply_tile(h->scores, TILE, h->k + k0 * Dp, Dp, 1, h->q_t + q0, Tp, n, TILE, D,
-                  diagonal ? OUT_ABOVE : WHOLE, false);
-    multiply_tile(h->dscores, TILE, h->v + k0 * Dp, Dp, 1, h->dout_t + q0, Tp, n, TILE, D,
-                  diagonal ? OUT_ABOVE : WHOLE, false);
+    multiply_tile(h->scores, TILE, h->k_rows + k0 * Dw, Dw, 1, h->q_t + q0, Tp, n, TILE,
+                  words_of(D), diagonal ? OUT_ABOVE : WHOLE, false);
+    multiply_tile(h->dscores, TILE, h->v_rows + k0 * Dw, Dw, 1, h->dout_t + q0, Tp, n, TILE,
+                  words_of(D), diagonal ? OUT_ABOVE : WHOLE, false);
     for (int64_t k = 0; k < n; k++) {
         float *p = h->scores + k * TILE, *ds = h->dscores + k * TILE;
         hide_future(p, k, diagonal);
         for (int64_t c = first_seen(k, diagonal); c < TILE; c += LANES) {
 #pragma omp simd
             for (int64_t l = c; l < c + LANES; l++) {
-                p[l] = fast_exp(p[l] - lse[l]);
+                p[l] = fast_exp(p[l] * h->scale - lse[l]);
                 ds[l] = p[l] * (ds[l] - delta[l]);
             }
         }
     }
-    multiply_tile(h->dv, Dp, h->scores, TILE, 1, h->dout + q0 * Dp, Dp, n, Dp, m,
+    pack_score_rows(h->p_rows, h->scores, n);
+    pack_score_rows(h->ds_rows, h->dscores, n);
+    pack_score_columns(h->ds, h->dscores, n);
+    multiply_tile(h->dv, Dp, h->p_rows, row, 1, h->dout + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
                   diagonal ? A_ABOVE : WHOLE, true);
-    multiply_tile(h->dk, Dp, h->dscores, TILE, 1, h->q + q0 * Dp, Dp, n, Dp, m,
+    multiply_tile(h->dk, Dp, h->ds_rows, row, 1, h->q + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
                   diagonal ? A_ABOVE : WHOLE, true);
-    multiply_tile(h->dq + q0 * Dp, Dp, h->dscores, 1, TILE, h->k + k0 * Dp, Dp, m, Dp, n,
-                  diagonal ? A_BELOW : WHOLE, true);
+    multiply_tile(h->dq + q0 * Dp, Dp, h->ds, 1, TILE, h->k + words_of(k0) * Dp, Dp, m, Dp,
+                  words_of(n), diagonal ? A_BELOW : WHOLE, true);
 }
 
 TYPED float dot_reals(const DType type, const Real *a, const Real *b, int64_t n) {
@@ -291,13 +403,14 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, co
                                            const Real *q, const Real *out, const float *lse,
                                            int64_t T, int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES);
-    const float scale = 1.0f / sqrtf((float)D);
-    FOR_TYPE(pack_rows, h->q, q, T, D, 3 * C, scale);
-    FOR_TYPE(pack_rows, h->k, real_at_const(q, C), T, D, 3 * C, 1.0f);
-    FOR_TYPE(pack_rows, h->v, real_at_const(q, 2 * C), T, D, 3 * C, 1.0f);
-    FOR_TYPE(pack_rows, h->dout, dout, T, D, C, 1.0f);
-    FOR_TYPE(pack_columns, h->q_t, q, T, D, 3 * C, scale);
-    FOR_TYPE(pack_columns, h->dout_t, dout, T, D, C, 1.0f);
+    const Real *k = real_at_const(q, C), *v = real_at_const(k, C);
+    pack_columns(h->q, q, T, D, 3 * C);
+    pack_columns(h->k, k, T, D, 3 * C);
+    pack_columns(h->dout, dout, T, D, C);
+    pack_rows(h->k_rows, k, T, D, 3 * C);
+    pack_rows(h->v_rows, v, T, D, 3 * C);
+    pack_transposed(h, h->q_t, q, T, D, 3 * C);
+    pack_transposed(h, h->dout_t, dout, T, D, C);
     memset(h->delta, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memset(h->lse, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memcpy(h->lse, lse, (size_t)T * sizeof(float));
@@ -312,12 +425,12 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, co
         poll_messages(s);
         for (int64_t i = 0; i < min_i64(TILE, T - k0); i++) {
             Real *dk = real_at(dq, (k0 + i) * 3 * C + C);
-            floats_to_reals(dk, h->dk + i * Dp, D);
+            FOR_TYPE(store_scaled, dk, h->dk + i * Dp, h->scale, D);
             floats_to_reals(real_at(dk, C), h->dv + i * Dp, D);
         }
     }
     for (int64_t t = 0; t < T; t++) {
-        FOR_TYPE(store_scaled, real_at(dq, t * 3 * C), h->dq + t * Dp, scale, D);
+        FOR_TYPE(store_scaled, real_at(dq, t * 3 * C), h->dq + t * Dp, h->scale, D);
     }
 }
 

@@ -142,18 +142,18 @@ static inline void pack_bands(float *to, const float *from, int64_t n, int64_t d
 }
 // out(m, n) [+]= products of packed rows. On the diagonal, where a is b, only whole vectors on or
 // above the diagonal are computed.
-static inline void multiply_bands(float *out, int64_t edge, const float *a, int64_t m,
-                                  const float *b, int64_t n, int64_t depth, bool diagonal,
-                                  bool add) {
+static inline void multiply_bands(float *out, int64_t edge, const Word *a, int64_t m, const Word *b,
+                                  int64_t n, int64_t depth, bool diagonal, bool add) {
     for (int64_t j = 0; j < n; j += BAND) {
-        const float *bj = b + j * depth;
+        const Word *bj = b + j * depth;
         for (int64_t i = 0; i < (diagonal ? min_i64(m, j + BAND) : m); i += PANEL) {
-            const float *ai = a + i / BAND * BAND * depth + i % BAND;
+            const Word *ai = a + i / BAND * BAND * depth + i % BAND;
             if (diagonal && i >= j + LANES) {
-                multiply_panel(1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES, BAND,
-                               0, depth, add);
+                multiply_panel(false, 1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES,
+                               BAND, 0, depth, add);
             } else {
-                multiply_panel(2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth, add);
+                multiply_panel(false, 2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth,
+                               add);
             }
         }
     }
@@ -172,8 +172,8 @@ static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const Re
         const int64_t depth = min_i64(GRAM_DEPTH, C - c);
         pack_bands(k->packed, x + t.col * C + c, t.cols, depth, C);
         if (!diagonal) { pack_bands(k->packed_2, x + t.row * C + c, t.rows, depth, C); }
-        multiply_bands(out, k->edge, diagonal ? k->packed : k->packed_2, t.rows, k->packed, t.cols,
-                       depth, diagonal, c > 0);
+        multiply_bands(out, k->edge, (const Word *)(diagonal ? k->packed : k->packed_2), t.rows,
+                       (const Word *)k->packed, t.cols, depth, diagonal, c > 0);
         if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == C) {
             poll_messages(s);
         }
