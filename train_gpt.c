@@ -339,9 +339,7 @@ static void load_weights(Run *r, const ModelSpec *spec) {
     if (o->resume) {
         const Text path = checkpoint_resume(o->out, &r->store, &r->progress);
         r->first_step = r->journal.start_step = r->progress.step;
-        if (r->comm->rank == 0) {
-            report_resumed(path.at, r->progress.step, r->plan->config->steps);
-        }
+        if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config->steps); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
                          o->delink && o->delink_moments == DELINK_RESET, &r->progress);

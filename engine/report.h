@@ -382,10 +382,16 @@ static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Priva
     log_object(log, &line);
 }
 
-static inline void report_resumed(const char *path, int64_t step, int64_t steps) {
-    printf("resumed from %s: step %" PRId64 "\n", path, step);
-    if (steps && steps < step) {
+static inline void report_resumed(const char *path, const Progress *p, int64_t steps) {
+    const char *compute = dtype_name(ops_compute());
+    printf("resumed from %s: step %" PRId64 "\n", path, p->step);
+    if (steps && steps < p->step) {
         printf("note: it has more than the run's %" PRId64 " steps: nothing is trained\n", steps);
+    }
+    if (strcmp(p->compute, "?") && strcmp(p->compute, compute)) {
+        printf("note: it was trained with products in %s, now they are in %s: losses differ in "
+               "their last digits from what they would have been\n",
+               p->compute, compute);
     }
 }
 // Prints the command that resumes the run after a graceful stop. resumes: argv has --resume

@@ -33,6 +33,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     const OutlierWindow empty = {};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
     manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
+    text_add(&t, "compute %s\n", dtype_name(ops_compute()));
     text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags,
              s->comm->ranks);
     for (int r = 0; r < s->comm->ranks; r++) {

@@ -47,6 +47,7 @@ typedef struct {
     // settings of the private steps so far (privacy.h), "none" if there were none; "" before any
     // checkpoint
     char privacy[PRIVACY_HISTORY_MAX];
+    char compute[8]; // what products were computed in; "?" if the checkpoint does not say
 } Progress;
 
 typedef struct {
@@ -242,6 +243,7 @@ static inline bool manifest_progress(const char *text, Progress *p, int64_t *fil
            manifest_int(text, "files", files) && *files <= MANIFEST_FILES &&
            manifest_count_or_none(text, "delinked", &p->delinked) &&
            manifest_count_or_none(text, "restarted", &p->restarted) &&
+           manifest_text(text, "compute", "?", p->compute, sizeof p->compute) &&
            manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
 }
 

@@ -65,7 +65,7 @@ multiply_panel(const bool pairs, const int vectors, float *c, int64_t ldc, const
         for (int v = 0; v < vectors; v++) { sum[i][v] = (Lanes){0}; }
     }
     for (int64_t k = from; k < to; k++) {
-        const Lanes *bk = (const Lanes *)(b + k * ldb);
+        const Lanes *bk = (const Lanes *)(const void *)(b + k * ldb);
         const Word *ak = a + k * a_inner;
 #pragma GCC unroll 8
         for (int i = 0; i < PANEL; i++) {
@@ -137,7 +137,7 @@ static inline float *take_floats(float **at, int64_t n) {
     *at += round_up(n, 16);
     return p;
 }
-static inline Word *take_words(float **at, int64_t n) { return (Word *)take_floats(at, n); }
+static inline Word *take_words(float **at, int64_t n) { return (Word *)(void *)take_floats(at, n); }
 // Takes words of pairs; numbers are where they are already.
 static inline Word *take_pairs(float **at, int64_t n, Word *numbers) {
     return words_are_pairs() ? take_words(at, n) : numbers;
@@ -164,10 +164,10 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *flo
     h.dv = take_floats(&at, TILE * Dp);
     h.scores = take_floats(&at, TILE * TILE);
     h.dscores = take_floats(&at, TILE * TILE);
-    h.p = take_pairs(&at, tile, (Word *)h.scores);
-    h.ds = take_pairs(&at, tile, (Word *)h.dscores);
-    h.p_rows = take_pairs(&at, tile, (Word *)h.scores);
-    h.ds_rows = take_pairs(&at, tile, (Word *)h.dscores);
+    h.p = take_pairs(&at, tile, (Word *)(void *)h.scores);
+    h.ds = take_pairs(&at, tile, (Word *)(void *)h.dscores);
+    h.p_rows = take_pairs(&at, tile, (Word *)(void *)h.scores);
+    h.ds_rows = take_pairs(&at, tile, (Word *)(void *)h.dscores);
     h.top = take_floats(&at, TILE);
     h.sum = take_floats(&at, TILE);
     h.factor = take_floats(&at, TILE);
@@ -195,7 +195,7 @@ static inline void pack_rows(Word *to, const Real *from, int64_t n, int64_t D, i
         }
         memset(to, 0, (size_t)Dw * sizeof(Word));
         if (convert) {
-            reals_to_floats((float *)to, row, D);
+            reals_to_floats((float *)(void *)to, row, D);
         } else {
             memcpy(to, row, (size_t)bytes);
         }

@@ -142,39 +142,49 @@ static inline void pack_bands(float *to, const float *from, int64_t n, int64_t d
 }
 // out(m, n) [+]= products of packed rows. On the diagonal, where a is b, only whole vectors on or
 // above the diagonal are computed.
-static inline void multiply_bands(float *out, int64_t edge, const Word *a, int64_t m, const Word *b,
-                                  int64_t n, int64_t depth, bool diagonal, bool add) {
+static inline __attribute__((always_inline)) void
+multiply_bands(const bool pairs, float *out, int64_t edge, const Word *a, int64_t m, const Word *b,
+               int64_t n, int64_t depth, bool diagonal, bool add) {
     for (int64_t j = 0; j < n; j += BAND) {
         const Word *bj = b + j * depth;
         for (int64_t i = 0; i < (diagonal ? min_i64(m, j + BAND) : m); i += PANEL) {
             const Word *ai = a + i / BAND * BAND * depth + i % BAND;
             if (diagonal && i >= j + LANES) {
-                multiply_panel(false, 1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES,
+                multiply_panel(pairs, 1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES,
                                BAND, 0, depth, add);
             } else {
-                multiply_panel(false, 2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth,
+                multiply_panel(pairs, 2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth,
                                add);
             }
         }
     }
 }
-static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const Real *reals,
-                             int64_t C, Tile t) {
-    const bool diagonal = t.row == t.col;
-    const float *x = (const float *)reals;
-    if (cpu_real == DTYPE_BF16) {
-        gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(reals, t.row * C), C,
-                  real_at_const(reals, t.col * C), C, false, out, k->edge);
+// Rows of bf16 are packed as words of pairs (attention_cpu.h), if they have whole words.
+static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const Real *x, int64_t C,
+                             Tile t) {
+    const bool pairs = words_are_pairs() && C % 2 == 0, diagonal = t.row == t.col;
+    if (cpu_real == DTYPE_BF16 && !pairs) {
+        gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(x, t.row * C), C,
+                  real_at_const(x, t.col * C), C, false, out, k->edge);
         return;
     }
-    const int64_t slices_a_poll = max_i64(1, POLL_WORK / (t.rows * t.cols * GRAM_DEPTH));
-    for (int64_t c = 0; c < C; c += GRAM_DEPTH) {
-        const int64_t depth = min_i64(GRAM_DEPTH, C - c);
-        pack_bands(k->packed, x + t.col * C + c, t.cols, depth, C);
-        if (!diagonal) { pack_bands(k->packed_2, x + t.row * C + c, t.rows, depth, C); }
-        multiply_bands(out, k->edge, (const Word *)(diagonal ? k->packed : k->packed_2), t.rows,
-                       (const Word *)k->packed, t.cols, depth, diagonal, c > 0);
-        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == C) {
+    const float *rows = (const float *)(const void *)real_at_const(x, t.row * C),
+                *cols = (const float *)(const void *)real_at_const(x, t.col * C);
+    const Word *right = (const Word *)(void *)k->packed,
+               *left = diagonal ? right : (const Word *)(void *)k->packed_2;
+    const int64_t words = pairs ? C / 2 : C,
+                  slices_a_poll = max_i64(1, POLL_WORK / (t.rows * t.cols * GRAM_DEPTH));
+    for (int64_t c = 0; c < words; c += GRAM_DEPTH) {
+        const int64_t depth = min_i64(GRAM_DEPTH, words - c);
+        pack_bands(k->packed, cols + c, t.cols, depth, words);
+        if (!diagonal) { pack_bands(k->packed_2, rows + c, t.rows, depth, words); }
+        if (pairs) {
+            multiply_bands(true, out, k->edge, left, t.rows, right, t.cols, depth, diagonal, c > 0);
+        } else {
+            multiply_bands(false, out, k->edge, left, t.rows, right, t.cols, depth, diagonal,
+                           c > 0);
+        }
+        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == words) {
             poll_messages(s);
         }
     }
