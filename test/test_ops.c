@@ -2330,7 +2330,8 @@ static void test_tiles_of_products(void **state) {
     gemm_open(DTYPE_BF16);
     gemm_serial_here();
     for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300) && gemm_same_in_all_tiles(); i++) {
-        check_tile_of_product(&seed, gemm_has_bf16() && i % 2 ? DTYPE_BF16 : DTYPE_FP32);
+        check_tile_of_product(&seed,
+                              ops_compute() == DTYPE_BF16 && i % 2 ? DTYPE_BF16 : DTYPE_FP32);
     }
     omp_set_num_threads(omp_get_num_procs());
 }

@@ -299,7 +299,7 @@ static inline void softmax_tile(HeadSpace *h, int64_t n, bool diagonal) {
 
 TYPED void store_scaled(const DType type, Real *to, const float *from, float scale, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { store(type, to, i, from[i] * scale); }
+    for (int64_t i = 0; i < n; i++) { store_real(type, to, i, from[i] * scale); }
 }
 // Computes one tile of queries with all keys up to it. h->k and h->v hold the whole head. Queries
 // beyond T are zero and are computed too.
@@ -396,7 +396,7 @@ static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0,
 TYPED float dot_reals(const DType type, const Real *a, const Real *b, int64_t n) {
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) { sum += load(type, a, i) * load(type, b, i); }
+    for (int64_t i = 0; i < n; i++) { sum += load_real(type, a, i) * load_real(type, b, i); }
     return sum;
 }
 static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, const Real *dout,

@@ -93,7 +93,7 @@ TYPED void classifier_exponentials(const DType type, const Classifier *k, int64_
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < w; c++) {
         const float e = fast_exp(l[c] - top);
-        store(type, out, c, e);
+        store_real(type, out, c, e);
         sum += e;
     }
     k->maximum[block * k->R + row] = top;
@@ -149,12 +149,12 @@ static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t 
 
 TYPED void scale_reals(const DType type, Real *x, float factor, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { store(type, x, i, load(type, x, i) * factor); }
+    for (int64_t i = 0; i < n; i++) { store_real(type, x, i, load_real(type, x, i) * factor); }
 }
 // The target's dlogit, from its probability before that was rounded.
 TYPED void classifier_target(const DType type, Real *l, int64_t at, double log_p, float scale) {
-    store(type, l, at,
-          type == DTYPE_FP32 ? load(type, l, at) - scale : scale * (float)expm1(log_p));
+    store_real(type, l, at,
+               type == DTYPE_FP32 ? load_real(type, l, at) - scale : scale * (float)expm1(log_p));
 }
 // dlogits of columns v0 to v1 = scale (softmax - one at the target); 0 in masked rows.
 static inline void classifier_dlogits(const Classifier *k, int64_t rows, int64_t v0, int64_t v1,

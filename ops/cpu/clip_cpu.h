@@ -308,8 +308,8 @@ TYPED void layernorm_add_row(const DType type, float *dweight, float *dbias, con
                              const Real *x, float mean, float rstd, int64_t channels) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
-        dweight[c] += load(type, dy, c) * ((load(type, x, c) - mean) * rstd);
-        dbias[c] += load(type, dy, c);
+        dweight[c] += load_real(type, dy, c) * ((load_real(type, x, c) - mean) * rstd);
+        dbias[c] += load_real(type, dy, c);
     }
 }
 static inline void layernorm_sums(float *dweight, float *dbias, const Real *dout, const Real *in,
@@ -401,7 +401,7 @@ TYPED double tied_dot(const DType type, const float *product, const Real *dlogit
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < n; c++) {
-        sum += (double)product[c] * (double)load(type, dlogits, tokens[c]);
+        sum += (double)product[c] * (double)load_real(type, dlogits, tokens[c]);
     }
     return sum;
 }
@@ -448,9 +448,11 @@ TYPED void tied_row(const DType type, float *out, const Real *dlogits, const Rea
                     int64_t C, int64_t Vp, int64_t channels) {
     double sum[CLIP_SLICE] = {0};
     for (int64_t t = 0; t < T; t++) {
-        const double d = (double)load(type, dlogits, t * Vp);
+        const double d = (double)load_real(type, dlogits, t * Vp);
 #pragma omp simd
-        for (int64_t c = 0; c < channels; c++) { sum[c] += d * (double)load(type, x, t * C + c); }
+        for (int64_t c = 0; c < channels; c++) {
+            sum[c] += d * (double)load_real(type, x, t * C + c);
+        }
     }
     for (int64_t c = 0; c < channels; c++) { out[c] = (float)sum[c]; }
 }
@@ -489,7 +491,7 @@ static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, 
 TYPED double dot_with_floats(const DType type, const Real *a, const float *b, int64_t n) {
     double dot = 0.0;
 #pragma omp simd reduction(+ : dot)
-    for (int64_t c = 0; c < n; c++) { dot += (double)load(type, a, c) * (double)b[c]; }
+    for (int64_t c = 0; c < n; c++) { dot += (double)load_real(type, a, c) * (double)b[c]; }
     return dot;
 }
 static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,

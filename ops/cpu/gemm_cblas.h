@@ -21,13 +21,12 @@ extern void MKL_Set_Num_Threads(int) __attribute__((weak));
 
 static inline const char *gemm_library(void) { return "CBLAS"; }
 static inline bool gemm_same_in_all_tiles(void) { return false; } // nobody promises it
-static inline bool gemm_has_bf16(void) { return false; }
 // Turns off the threads that OpenBLAS and MKL manage themselves.
 static inline void gemm_open_library(void) {
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }
     if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
 }
-static inline void gemm_open_bf16(void) {}
+static inline bool gemm_open_bf16(void) { return false; }   // it multiplies fp32 only
 static inline void gemm_bf16(const Product *p) { (void)p; } // never called
 static inline void gemm_fp32(const Product *p) {
     cblas_sgemm(CblasRowMajor, p->ta == TRANSPOSED ? CblasTrans : CblasNoTrans,

@@ -41,8 +41,7 @@ static inline void gemm_open(DType real) {
     gemm_serial_here();
     gemm_open_library();
     cpu_real = real;
-    cpu_compute = real == DTYPE_BF16 && gemm_has_bf16() ? DTYPE_BF16 : DTYPE_FP32;
-    if (cpu_compute == DTYPE_BF16) { gemm_open_bf16(); }
+    cpu_compute = real == DTYPE_BF16 && gemm_open_bf16() ? DTYPE_BF16 : DTYPE_FP32;
     omp_set_num_threads(threads);
 }
 

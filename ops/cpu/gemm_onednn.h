@@ -15,7 +15,7 @@ static inline bool gemm_has_instructions(dnnl_cpu_isa_t wanted) {
 static inline bool gemm_same_in_all_tiles(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core);
 }
-// Returns whether the CPU multiplies bf16 faster than fp32.
+// Returns whether the CPU has instructions for products of bf16.
 static inline bool gemm_has_bf16(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16);
 }
@@ -51,7 +51,7 @@ static inline dnnl_status_t product_describe(dnnl_primitive_desc_t *description,
     return dnnl_matmul_primitive_desc_create(description, engine, *a, *b, NULL, *c, how);
 }
 static inline dnnl_status_t product_added(dnnl_post_ops_t ops) {
-    return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_f32);
+    return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
 }
 #else
 static inline const dnnl_memory_desc_t *matrix_layout_of(const MatrixLayout *layout) {
@@ -92,6 +92,8 @@ static inline MatrixLayout matrix_layout_make(Operand operand, dnnl_data_type_t 
         matrix_layout_set(&layout, type, sizes, operand == TRANSPOSED ? transposed : as_stored));
     return layout;
 }
+// Returns NULL if oneDNN has only its reference for such a product, which takes a thousand times as
+// long.
 static inline dnnl_primitive_t product_make(Operand ta, Operand tb, bool add) {
     const int64_t later = DNNL_RUNTIME_DIM_VAL;
     MatrixLayout a = matrix_layout_make(ta, dnnl_bf16, later, later, later),
@@ -99,7 +101,8 @@ static inline dnnl_primitive_t product_make(Operand ta, Operand tb, bool add) {
                  c = matrix_layout_make(AS_STORED, dnnl_f32, later, later, later);
     dnnl_primitive_attr_t how;
     dnnl_primitive_desc_t description;
-    dnnl_primitive_t product;
+    dnnl_primitive_t product = NULL;
+    const char *kernel = "";
     gemm_check(dnnl_primitive_attr_create(&how));
     if (add) {
         dnnl_post_ops_t ops;
@@ -109,7 +112,8 @@ static inline dnnl_primitive_t product_make(Operand ta, Operand tb, bool add) {
         dnnl_post_ops_destroy(ops);
     }
     gemm_check(product_describe(&description, gemm_primitives.engine, &a, &b, &c, how));
-    gemm_check(dnnl_primitive_create(&product, description));
+    gemm_check(dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &kernel));
+    if (strncmp(kernel, "ref", 3)) { gemm_check(dnnl_primitive_create(&product, description)); }
     dnnl_primitive_desc_destroy(description);
     dnnl_primitive_attr_destroy(how);
     matrix_layout_free(&a);
@@ -117,16 +121,21 @@ static inline dnnl_primitive_t product_make(Operand ta, Operand tb, bool add) {
     matrix_layout_free(&c);
     return product;
 }
-// Makes the primitives, once. Threads may share them.
-static inline void gemm_open_bf16(void) {
-    if (gemm_primitives.engine) { return; }
+// Makes the primitives, once, which threads may share. Returns whether products in bf16 are fast.
+static inline bool gemm_open_bf16(void) {
+    static bool fast;
+    if (gemm_primitives.engine || !gemm_has_bf16()) { return fast; }
+    fast = true;
     gemm_check(dnnl_engine_create(&gemm_primitives.engine, dnnl_cpu, 0));
     gemm_check(dnnl_stream_create(&gemm_primitives.stream, gemm_primitives.engine,
                                   dnnl_stream_default_flags));
     for (int i = 0; i < 8; i++) {
         const Operand ta = i / 4 ? TRANSPOSED : AS_STORED, tb = i / 2 % 2 ? TRANSPOSED : AS_STORED;
-        gemm_primitives.product[ta][tb][i % 2] = product_make(ta, tb, i % 2);
+        dnnl_primitive_t product = product_make(ta, tb, i % 2);
+        gemm_primitives.product[ta][tb][i % 2] = product;
+        fast = fast && product;
     }
+    return fast;
 }
 static inline void gemm_bf16(const Product *p) {
     enum { MATRICES = 3 };

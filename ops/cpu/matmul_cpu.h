@@ -83,7 +83,7 @@ TYPED void finish_forward(const DType type, Real *out, Real *gelu, const float *
     if (type == DTYPE_BF16) { store_part(type, out, sums, n); }
     if (gelu) {
 #pragma omp simd
-        for (int64_t c = 0; c < n; c++) { store(type, gelu, c, gelu_value(sums[c])); }
+        for (int64_t c = 0; c < n; c++) { store_real(type, gelu, c, gelu_value(sums[c])); }
     }
 }
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
@@ -116,7 +116,7 @@ TYPED void finish_input(const DType type, Real *din, const Real *pre_gelu, const
     if (pre_gelu) {
 #pragma omp simd
         for (int64_t c = 0; c < n; c++) {
-            store(type, din, c, sums[c] * gelu_slope(load(type, pre_gelu, c)));
+            store_real(type, din, c, sums[c] * gelu_slope(load_real(type, pre_gelu, c)));
         }
     } else if (type == DTYPE_BF16) {
         store_part(type, din, sums, n);
@@ -155,14 +155,14 @@ TYPED void column_sums(const DType type, float *sums, const Real *x, int64_t row
                    *c = real_at_const(b, stride), *d = real_at_const(c, stride);
 #pragma omp simd
         for (int64_t i = 0; i < cols; i++) {
-            sums[i] +=
-                (load(type, a, i) + load(type, b, i)) + (load(type, c, i) + load(type, d, i));
+            sums[i] += (load_real(type, a, i) + load_real(type, b, i)) +
+                       (load_real(type, c, i) + load_real(type, d, i));
         }
     }
     for (; n < rows; n++) {
         const Real *row = real_at_const(x, n * stride);
 #pragma omp simd
-        for (int64_t i = 0; i < cols; i++) { sums[i] += load(type, row, i); }
+        for (int64_t i = 0; i < cols; i++) { sums[i] += load_real(type, row, i); }
     }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
@@ -193,7 +193,9 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
 
 TYPED void add_part(const DType type, Real *out, const Real *a, const Real *b, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { store(type, out, i, load(type, a, i) + load(type, b, i)); }
+    for (int64_t i = 0; i < n; i++) {
+        store_real(type, out, i, load_real(type, a, i) + load_real(type, b, i));
+    }
 }
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)

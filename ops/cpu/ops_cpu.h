@@ -37,7 +37,7 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
 
 TYPED void add_scaled(const DType type, float *to, float factor, const Real *from, int64_t n) {
 #pragma omp simd
-    for (int64_t c = 0; c < n; c++) { to[c] += factor * load(type, from, c); }
+    for (int64_t c = 0; c < n; c++) { to[c] += factor * load_real(type, from, c); }
 }
 // Each thread has a slice of the channels, and adds the tokens in their order. So threads write to
 // different elements, and a repeated token is summed in one order for any thread count.
@@ -81,16 +81,19 @@ TYPED void layernorm_row(const DType type, Real *out, float *mean, float *rstd, 
                          const Real *weight, const Real *bias, int64_t C) {
     float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < C; c++) { sum += load(type, x, c); }
+    for (int64_t c = 0; c < C; c++) { sum += load_real(type, x, c); }
     const float m = sum / (float)C;
 // The mean is subtracted first, which avoids cancellation.
 #pragma omp simd reduction(+ : squares)
-    for (int64_t c = 0; c < C; c++) { squares += (load(type, x, c) - m) * (load(type, x, c) - m); }
+    for (int64_t c = 0; c < C; c++) {
+        squares += (load_real(type, x, c) - m) * (load_real(type, x, c) - m);
+    }
     const float r = 1.0f / sqrtf(squares / (float)C + 1e-5f);
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {
-        store(type, out, c,
-              (load(type, x, c) - m) * r * load(type, weight, c) + load(type, bias, c));
+        store_real(type, out, c,
+                   (load_real(type, x, c) - m) * r * load_real(type, weight, c) +
+                       load_real(type, bias, c));
     }
     *mean = m;
     *rstd = r;
@@ -116,16 +119,17 @@ TYPED void layernorm_row_backward(const DType type, Real *dx, const Real *dy, co
     float g_sum = 0.0f, gh_sum = 0.0f;
 #pragma omp simd reduction(+ : g_sum, gh_sum)
     for (int64_t c = 0; c < C; c++) {
-        float g = load(type, dy, c) * load(type, w, c);
+        float g = load_real(type, dy, c) * load_real(type, w, c);
         g_sum += g;
-        gh_sum += g * ((load(type, x, c) - m) * r);
+        gh_sum += g * ((load_real(type, x, c) - m) * r);
     }
     const float g_mean = g_sum / (float)C, gh_mean = gh_sum / (float)C;
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {
-        const float g = load(type, dy, c) * load(type, w, c);
-        store(type, dx, c,
-              load(type, dx, c) + r * (g - g_mean - (load(type, x, c) - m) * r * gh_mean));
+        const float g = load_real(type, dy, c) * load_real(type, w, c);
+        store_real(type, dx, c,
+                   load_real(type, dx, c) +
+                       r * (g - g_mean - (load_real(type, x, c) - m) * r * gh_mean));
     }
 }
 static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,

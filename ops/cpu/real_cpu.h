@@ -14,10 +14,10 @@ static DType cpu_real = DTYPE_FP32; // of ops_open()
 #define FOR_TYPE(kernel, ...)                                                                      \
     (cpu_real == DTYPE_BF16 ? kernel(DTYPE_BF16, __VA_ARGS__) : kernel(DTYPE_FP32, __VA_ARGS__))
 
-TYPED float load(const DType type, const Real *x, int64_t i) {
+TYPED float load_real(const DType type, const Real *x, int64_t i) {
     return type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)x)[i]) : ((const float *)x)[i];
 }
-TYPED void store(const DType type, Real *x, int64_t i, float value) {
+TYPED void store_real(const DType type, Real *x, int64_t i, float value) {
     if (type == DTYPE_BF16) {
         ((uint16_t *)x)[i] = float_to_bf16(value);
     } else {
@@ -35,11 +35,11 @@ static inline const Real *real_at_const(const Real *p, int64_t elements) {
 
 TYPED void load_part(const DType type, float *to, const Real *from, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { to[i] = load(type, from, i); }
+    for (int64_t i = 0; i < n; i++) { to[i] = load_real(type, from, i); }
 }
 TYPED void store_part(const DType type, Real *to, const float *from, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) { store(type, to, i, from[i]); }
+    for (int64_t i = 0; i < n; i++) { store_real(type, to, i, from[i]); }
 }
 // n Reals as floats, and back
 static inline void reals_to_floats(float *to, const Real *from, int64_t n) {
