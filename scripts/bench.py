@@ -4,12 +4,14 @@
 
     scripts/bench.py [--rounds N] [--part speed|overhead|restart ...]
 
-Every round runs, in turn, the peak of fused multiply-adds (build/bench_ops) and the real program on
-each shape, so that what else the machine does hits both. Figures are medians over the rounds; a
-ratio is taken within a round. "of the peak" is the rate of the model's arithmetic (products of the
-blocks, of causal attention and of the classifier) as a share of that peak: 1.00 would mean that all
-cores do nothing but multiply. Then two ranks with one thread each against one rank with one thread,
-and the peak memory against what was predicted.
+Every round runs, in turn, the peak of fused multiply-adds and of dot products of bf16
+(build/bench_ops) and the real program on each shape, in fp32 and, where the processor has products
+of bf16, in bf16, so that what else the machine does hits all. Figures are medians over the rounds;
+a ratio is taken within a round. "of the peak" is the rate of the model's arithmetic (products of
+the blocks, of causal attention and of the classifier) as a share of the peak of the type that
+products are computed in: 1.00 would mean that all cores do nothing but multiply. Then two ranks
+with one thread each against one rank with one thread, and the peak memory against what was
+predicted.
 
 overhead: the share of the training time that the log, the progress and the look for a stop take, on
 GPT-2 124M and on the small model of `make run`. Checksums are of files: what a checkpoint costs is
@@ -62,13 +64,15 @@ def read_log(folder):
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def flags(folder, threads, B, T, steps, model="gpt2:124M"):
+def flags(folder, threads, B, T, steps, model="gpt2:124M", dtype="fp32"):
     return [
         "./train_gpt",
         "--train",
         os.path.join(folder, "train.bin"),
         "--model",
         model,
+        "--dtype",
+        dtype,
         "--micro-batch",
         str(B),
         "--seq-len",
@@ -89,7 +93,7 @@ def flags(folder, threads, B, T, steps, model="gpt2:124M"):
 
 
 def train(folder, ranks, threads, B, T, steps, **model):
-    """Milliseconds of the median step (the first is left out), and the log's last event."""
+    """Milliseconds of the median step (the first is left out), and the log's events."""
     subprocess.run(
         [
             "mpirun",
@@ -105,16 +109,18 @@ def train(folder, ranks, threads, B, T, steps, **model):
     events = read_log(folder)
     return (
         statistics.median(e["ms"] for e in events if e["event"] == "step" and e["step"] > 1),
-        events[-1],
+        events,
     )
 
 
-def peak_rate(threads):
-    """GFLOP/s of fp32 multiply-adds of all threads together, at this moment."""
+def peak_rates(threads):
+    """GFLOP/s of all threads together at this moment: {"fp32": multiply-adds, "bf16": dot products
+    of pairs, 0 where the build has none}."""
     text = subprocess.run(
         ["build/bench_ops", str(threads), "peak"], check=True, capture_output=True, text=True
     ).stdout
-    return float(re.search(r"multiply-adds ([\d.]+) GFLOP/s", text).group(1))
+    rates = re.search(r"multiply-adds ([\d.]+) GFLOP/s, of bf16 dot products ([\d.]+)", text)
+    return dict(zip(("fp32", "bf16"), map(float, rates.groups())))
 
 
 def spread(values, form="{:.2f}"):
@@ -122,30 +128,40 @@ def spread(values, form="{:.2f}"):
 
 
 def speed(folder, rounds, cores):
-    ms, shares, pairs, memory = {s: [] for s in SHAPES}, {s: [] for s in SHAPES}, [], None
+    runs, pairs, memory = {}, {}, {}  # {(dtype, shape): [(ms, share of the peak) of a round]}
     for _ in range(rounds):
-        for shape in SHAPES:
-            rate = peak_rate(cores)
-            step, end = train(folder, 1, cores, *shape)
-            ms[shape].append(step)
-            shares[shape].append(flops(*shape[:2]) / (step * 1e6) / rate)
-        memory = end["memory"]  # of the last shape, B=1 T=1024
-        pairs.append((train(folder, 2, 1, 4, 64, 5)[0], train(folder, 1, 1, 4, 64, 5)[0]))
-    print(f"GPT-2 124M, fp32, {cores} threads, {rounds} rounds; ratios: lowest median highest")
-    for B, T, _ in SHAPES:
+        for dtype in ("fp32", "bf16"):
+            for shape in SHAPES:
+                rates = peak_rates(cores)
+                ms, events = train(folder, 1, cores, *shape, dtype=dtype)
+                if dtype == "bf16" and events[0]["compute"] != "bf16":
+                    continue
+                share = flops(*shape[:2]) / (ms * 1e6) / rates[dtype] if rates[dtype] else 0
+                runs.setdefault((dtype, shape), []).append((ms, share))
+                memory[dtype] = events[-1]["memory"]  # of the last shape, B=1 T=1024
+            pairs.setdefault(dtype, []).append(
+                train(folder, 2, 1, 4, 64, 5, dtype=dtype)[0]
+                / train(folder, 1, 1, 4, 64, 5, dtype=dtype)[0]
+            )
+    print(f"GPT-2 124M, {cores} threads, {rounds} rounds; ratios: lowest median highest")
+    for (dtype, (B, T, steps)), found in runs.items():
+        against = ""
+        if dtype != "fp32":
+            ratios = [a[0] / b[0] for a, b in zip(runs["fp32", (B, T, steps)], found)]
+            against = f"   fp32's time over it {spread(ratios)}"
         print(
-            f"  step B={B} T={T:<5} {statistics.median(ms[B, T, _]):8.0f} ms   of the peak"
-            f" {spread(shares[B, T, _])}"
+            f"  {dtype} step B={B} T={T:<5} {statistics.median(ms for ms, _ in found):8.0f} ms"
+            f"   of the peak {spread([share for _, share in found])}{against}"
         )
-    print(
-        f"  2 ranks x 1 thread {statistics.median(p[0] for p in pairs):6.0f} ms   against 1 rank x"
-        f" 1 thread {spread([a / b for a, b in pairs])}"
-    )
-    both = [
-        sum(memory[k][name] for name in ("device", "host")) / 2**30
-        for k in ("predicted", "measured")
-    ]
-    print(f"  memory B=1 T=1024  {both[1]:6.2f} GiB at its peak, {both[0]:.2f} GiB predicted")
+    for dtype, found in memory.items():
+        both = [
+            sum(found[k][name] for name in ("device", "host")) / 2**30
+            for k in ("predicted", "measured")
+        ]
+        print(
+            f"  {dtype} 2 ranks x 1 thread against 1 rank x 1 thread {spread(pairs[dtype])};"
+            f" memory B=1 T=1024 {both[1]:.2f} GiB at its peak, {both[0]:.2f} GiB predicted"
+        )
 
 
 def overhead(folder, rounds, cores):
@@ -166,7 +182,7 @@ def overhead(folder, rounds, cores):
         write_shard(os.path.join(folder, "train.bin"), 256)
         ends = [train(folder, **run) for _ in range(rounds)]
         print(
-            f"  overhead, {name}: {spread([100 * end['overhead'] for _, end in ends], '{:.4f}')} %"
+            f"  overhead, {name}: {spread([100 * e[-1]['overhead'] for _, e in ends], '{:.4f}')} %"
             f" of steps of {statistics.median(ms for ms, _ in ends):.1f} ms"
         )
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, fp32, the same shapes, in
-alternation.
+"""train_gpt against PyTorch on this machine's processor: GPT-2 124M, the same shapes, in
+alternation; fp32 against fp32, bf16 against bf16.
 
 One round of a case runs every contestant once, each as a process of its own; rounds alternate the
 order, so a drift of the machine does not favour one. A run's figure is the median step after WARMUP
@@ -16,7 +16,9 @@ train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
     compiled    torch.compile; this and the next need a C++ compiler and Python's headers
     tuned       compiled, and malloc keeps freed memory, which saves the page faults of new
                 activations
-    bf16        tuned, with products in bf16 (torch.autocast); parameters stay fp32
+    bf16 eager  with products in bf16 (torch.autocast); parameters stay fp32
+    bf16        the same, tuned
+    ours bf16   not PyTorch: train_gpt again, with --dtype bf16, which the two are compared with
     stage0      not PyTorch: train_gpt again, with --zero 0
 
 Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs
@@ -74,7 +76,7 @@ CORES = len(os.sched_getaffinity(0))
 
 # steps: timed ones, after the warm-up; zero: train_gpt's stage
 Case = namedtuple("Case", "B T ranks steps zero peers shape", defaults=(GPT2_124M,))
-ALONE = ("eager", "compiled", "tuned", "bf16")
+ALONE = ("eager", "compiled", "tuned", "ours bf16", "bf16 eager", "bf16")
 CASES = {
     "b4t64": Case(4, 64, 1, 8, 0, ALONE),
     "b4t256": Case(4, 256, 1, 4, 0, ALONE),
@@ -86,6 +88,7 @@ CASES = {
 }
 OURS = {  # flags of train_gpt where it is the contestant
     "train_gpt": [],
+    "ours bf16": ["--dtype", "bf16"],
     "stage0": [],
     "unit": [
         "--dp-noise",
@@ -106,6 +109,7 @@ OURS = {  # flags of train_gpt where it is the contestant
         "flat",
     ],
 }
+AGAINST = {"bf16": "ours bf16", "bf16 eager": "ours bf16"}  # of ours; else train_gpt in fp32
 WITHOUT = {"unit": "train_gpt", "flat": "train_gpt", "hooks": "plain", "ghost": "untied"}  # privacy
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
@@ -116,6 +120,7 @@ PEERS = {  # environment of each
     "eager": {},
     "compiled": {},
     "tuned": KEEPS_MEMORY,
+    "bf16 eager": {},
     "bf16": KEEPS_MEMORY,
     "plain": {},
     "hooks": {},
@@ -266,7 +271,7 @@ def train_peer(case, peer, log):
     for step in range(1, WARMUP + case.steps + 1):
         tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
         begin = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=peer == "bf16"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="bf16" in peer):
             loss = step_model(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -453,12 +458,15 @@ def print_private(name, runs):
 
 
 def print_rows(name, runs):
-    case, ours = CASES[name], runs.pop("train_gpt")
+    case = CASES[name]
     shape = f"{name:8} {case.ranks} x {case.B} x {case.T:<5}"
     for peer, theirs in runs.items():
+        if peer == "train_gpt":
+            continue
+        ours = runs[AGAINST.get(peer, "train_gpt")]
         ratios = [b.ms / a.ms for a, b in zip(ours, theirs)]
         print(
-            f"{shape} {middle(ours, 'ms'):10.1f} {peer:>9} {middle(theirs, 'ms'):10.1f}   "
+            f"{shape} {middle(ours, 'ms'):10.1f} {peer:>10} {middle(theirs, 'ms'):10.1f}   "
             f"{spread(ratios)}   "
             f"{middle(ours, 'bytes') / 1e6:9.0f} {middle(theirs, 'bytes') / 1e6:9.0f}",
             flush=True,
@@ -480,7 +488,7 @@ def benchmark(cases, program, rounds):
     )
     if cases != ["dp"]:
         print(
-            f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
+            f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>10} {'ms':>10}   "
             f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}",
             flush=True,
         )

@@ -111,6 +111,9 @@ AVX512 = FLAGS >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"} and not {
 } & set(os.environ)
 
 
+NO_BF16 = "DNNL_MAX_CPU_ISA"  # =AVX512_CORE: as a processor without AVX512-BF16
+
+
 # --------------------------------------------------------------------------------------------------
 class Golden(TestCase):
     def check(self, cases, tolerance=SAME, norm_tolerance=SAME_NORM):
@@ -152,8 +155,12 @@ class Golden(TestCase):
 
     def test_threads(self):
         """With AVX-512 oneDNN's products have the same bits in every tile, and so has a run."""
-        for ranks in (1, 2) if ALL else (1,):
-            jobs = self.check([dict(threads=n, ranks=ranks) for n in (1, 2, 3)])
+        kinds = [(ranks, dtype) for ranks in (1, 2) for dtype in ("fp32", "bf16")]
+        for ranks, dtype in kinds if ALL else kinds[:2]:
+            jobs = self.check(
+                [dict(threads=n, ranks=ranks, dtype=dtype) for n in (1, 2, 3)],
+                *((1e-3, 1e-2) if dtype == "bf16" else ()),
+            )
             if jobs[0].events[0]["matmul"] == "oneDNN" and AVX512:
                 for job in jobs[1:]:
                     self.assertEqual(
@@ -173,6 +180,34 @@ class Golden(TestCase):
         ):
             self.assertGreater(
                 abs(job.losses()[0] / golden_run()[0][0] - 1), 1e-6, "nothing was rounded"
+            )
+
+    def test_ranks_compute_alike(self):
+        """Rank 1's processor has no products of bf16, so rank 0 computes in fp32, too."""
+        for zero in (0, 3) if ALL else (random.Random(SEED).choice((0, 3)),):
+            case = dict(dtype="bf16", micro_batch=1, zero=zero, steps=4)
+            log = os.path.join(scratch(), "log")
+            start = " ".join(("-np 1", BINARY, *command_line(dict(case, log=log))))
+            mixed = Job(
+                log=log,
+                shell=f"mpirun --oversubscribe {start} : -x {NO_BF16}=AVX512_CORE {start}",
+            ).done()
+            alike = train(ranks=2, environment={NO_BF16: "AVX512_CORE"}, **case)
+            self.assertEqual(mixed.events[0]["compute"], "fp32")
+            self.assertEqual(mixed.steps("loss", "grad_norm"), alike.steps("loss", "grad_norm"))
+
+    def test_other_products_after_a_resume(self):
+        """A checkpoint names what products were computed in, and a run says where that changes."""
+        out = os.path.join(scratch(), "out")
+        case = dict(dtype="bf16", out=out)
+        first = train(save_every=2, steps=2, **case).events[0]["compute"]
+        self.assertIn(f"\ncompute {first}\n", get(f"{checkpoint(out, 2)}/manifest").decode())
+        for environment in ({}, {NO_BF16: "AVX512_CORE"}):
+            again = train(environment=environment, resume=1, steps=3, **case)
+            now = again.of("start")[-1]["compute"]
+            self.assertEqual(
+                f"trained with products in {first}, now they are in {now}" in again.out,
+                first != now,
             )
 
     def test_bf16_messages(self):

@@ -288,8 +288,8 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
         const ClassifierChunk chunk = {
             .rows = min_i64(k.R, N - n),
             .losses = losses + n,
-            .dx = dx ? real_at(dx, n * C) : NULL,
             .dwte = dwte,
+            .dx = dx ? real_at(dx, n * C) : NULL,
             .x = real_at_const(x, n * C),
             .wte = wte,
             .targets = targets + n,

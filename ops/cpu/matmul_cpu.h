@@ -71,7 +71,7 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
 // A product of Reals in bf16 has its sums in a thread's buffer until they are rounded. In fp32 they
 // are where the output is.
 static inline int64_t rounded_tile(void) {
-    return cpu_real == DTYPE_FP32 ? INT64_MAX : GEMM_BUFFER;
+    return cpu_real == DTYPE_FP32 ? INT64_MAX : (int64_t)GEMM_BUFFER;
 }
 static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t, int64_t *stride) {
     *stride = cpu_real == DTYPE_FP32 ? cols : t.cols;
