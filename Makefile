@@ -202,8 +202,8 @@ build/train_gpt_sanitized: train_gpt.c build/flags-sanitized
 	$(sanitized)
 sanitize: build/train_gpt_sanitized
 # With faults in it, and with clocks that jump, for test_faults.py.
-# They compute little, too. The first gives the bits of train_gpt, which fuses products and sums.
-build/train_gpt_faulty: private FAST = -O1 -fexpensive-optimizations -march=native
+# The first is compiled as the program is, whose bits its tests compare it with; the second computes
+# little.
 build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 	$(c)
 build/train_gpt_faulty_emu: private EMUFLAGS += -O0

@@ -7,7 +7,7 @@
 // of sets (schedule.h: Limits), because micro-batches begin and end in order.
 //
 // ActivationSet      the activations of one micro-batch:
-//                    boundary[u]  input of unit u > first, (rows*T, C) in storage precision. With
+//                    boundary[u]  input of unit u > first, (rows*T, C). With
 //                                 the next boundary it is all that survives a forward pass under
 //                                 --recompute block
 //                    unit[u]      values inside a unit (model/architecture.h): for blocks one set
@@ -113,10 +113,8 @@ typedef struct {
     Clip *clip; // [clips]
     int64_t clips;
     P2pBuffer *norms, *tied, *factors; // [clips] data that cross stages (dp.h: Crossing)
-    // a unit's input and output in compute precision, if that differs from storage precision
-    Real *in, *out;
-    Real *logits;                // (Vp) one row, for text generation
-    char *activations, *buffers; // the two allocations that hold all of these
+    Real *logits;                      // (Vp) one row, for text generation
+    char *activations, *buffers;       // the two allocations that hold all of these
     // [actions of a step][2] begin and end of each action, for a profile; then block work is not
     // replayed as a whole. NULL: no profile
     OpsMark **marks;
@@ -287,10 +285,9 @@ static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *g
         grads == e->grads || clip_crosses_all(&e->shape.clip) ? NULL : e->grads;
     const ActivationSet *acts = &e->acts[grads - e->grads];
     for (int u = e->shape.first + 1; u <= last; u++) {
-        const bool own = u == last || store_converts(e->shape.dtype);
-        grads->gradient[u] = !own    ? (Real *)acts->boundary[u + 1]
-                             : first ? first->gradient[u]
-                                     : arena_reals(a, elements);
+        grads->gradient[u] = u < last ? (Real *)acts->boundary[u + 1]
+                             : first  ? first->gradient[u]
+                                      : arena_reals(a, elements);
     }
     for (int u = top; u >= max_i64(1, e->shape.first); u--) {
         if (u == top) {
@@ -324,11 +321,6 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
     }
     for (int64_t i = 0; i < shape->limits.gradients; i++) { e->received[i].p = arena_reals(a, n); }
     for (int i = 0; i < SEND_BUFFERS && shape->first; i++) { e->sent[i].p = arena_reals(a, n); }
-    e->in = e->out = NULL;
-    if (store_converts(shape->dtype)) {
-        e->in = arena_reals(a, n);
-        e->out = arena_reals(a, n);
-    }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
     for (int64_t i = 0; i < e->clips; i++) {
         const ClipUnits units = {shape->first, shape->end};

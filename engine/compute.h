@@ -6,20 +6,6 @@
 #include "engine/activations.h" // buffers
 
 // -------------------------------------------------------------------------------------------------
-// Boundaries: a unit's input and output in compute precision
-static inline const Real *boundary_read(Executor *e, const void *x, int64_t n) {
-    if (!store_converts(e->shape.dtype)) { return (const Real *)x; }
-    ops_unpack(e->stream, e->in, x, e->shape.dtype, n);
-    return e->in;
-}
-static inline Real *boundary_write_begin(Executor *e, void *y) {
-    return store_converts(e->shape.dtype) ? e->out : (Real *)y;
-}
-static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
-    if (store_converts(e->shape.dtype)) { ops_pack(e->stream, y, e->out, e->shape.dtype, n); }
-}
-
-// -------------------------------------------------------------------------------------------------
 // Compute actions
 
 // Everything that the work of a block depends on and that varies: the key under which the work is
@@ -28,9 +14,9 @@ static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
 typedef struct {
     ActionKind kind;
     int unit;
-    int64_t rows, T, N, elements; // N = rows * T, elements = N * width
+    int64_t rows, T, N; // N = rows * T
     UnitStates states;
-    void *x, *y;   // input and output, in storage precision; NULL: the unit has none
+    void *x, *y;   // input and output; NULL: the unit has none
     Real *dx, *dy; // their gradients
     const ActivationSet *acts;
     const GradientBuffers *grads;
@@ -46,7 +32,6 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     w.rows = rows;
     w.T = T;
     w.N = rows * T;
-    w.elements = w.N * gpt_width(e->model);
     w.acts = executor_acts(e, unit, micro);
     w.grads = executor_grads(e, micro);
     w.clip = &e->clip[executor_clip_place(e, micro)];
@@ -200,6 +185,7 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
             c.buffers.gradient[g] = w->grads->unit[w->unit].gradient[g];
         }
     }
+    c.buffers.value[VALUE_X] = w->x;
     c.buffers.gradient[GRADIENT_X] = w->dx;
     c.buffers.gradient[GRADIENT_Y] = w->dy;
     c.tokens = w->acts->tokens;
@@ -208,25 +194,15 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     c.T = w->T;
     return c;
 }
-// Gives a call its unit's input.
-static inline void call_read_input(Executor *e, const Work *w, UnitCall *c) {
-    // the input is only read
-    const Real *x = w->x ? boundary_read(e, w->x, w->elements) : NULL;
-    c->buffers.value[VALUE_X] = (void *)(uintptr_t)x;
-}
 
 static inline void run_forward(Executor *e, const Work *w) {
     UnitCall c = executor_call(e, w);
-    call_read_input(e, w, &c);
     c.recompute = w->kind == ACT_RECOMPUTE;
-    const bool makes_output = w->y && !c.recompute;
-    if (makes_output) { c.buffers.value[VALUE_Y] = boundary_write_begin(e, w->y); }
+    if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
-    if (makes_output) { boundary_write_end(e, w->y, w->elements); }
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, const Pass *pass) {
-    call_read_input(e, w, c);
     const bool head = w->unit == e->model->units - 1;
     if (head && e->shape.clip.on) {
         clip_head_backward_input(c, w->clip);
@@ -253,7 +229,6 @@ static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip
         clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
-    call_read_input(e, w, c);
     UnitCall of = clip_call(c, clip, w->unit);
     unit_pass(&of, PART_SAMPLE_NORMS);
 }
@@ -270,7 +245,6 @@ static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *
 static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     const bool block = gpt_unit_class(e->model, w->unit) == UNIT_BLOCK;
     if (block && clip_instantiates_block(&clip->policy, e->model, w->T)) {
-        call_read_input(e, w, c);
         clip_block_instantiated(c, clip);
         return;
     }
@@ -331,7 +305,6 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_BACKWARD_INPUT) {
         run_backward_input(e, w, &c, pass);
     } else {
-        call_read_input(e, w, &c);
         unit_pass(&c, PART_BACKWARD_WEIGHT);
     }
 }

@@ -174,12 +174,6 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
             return cost;
         }
         return message_cost(c, store, a);
-    case ACT_ACQUIRE:
-        cost.compute_s =
-            store_converts(store->dtype)
-                ? elements * (dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s
-                : 0;
-        break;
     // includes the noise
     case ACT_NORM:
         cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s;

@@ -88,7 +88,7 @@ static inline void executor_wait_messages(Executor *e) {
 static inline bool executor_run_states(Executor *e, const Action *a, const OptimizerStep *optimizer,
                                        int64_t of) {
     switch (a->kind) {
-    case ACT_RELEASE: store_release(e->store, a->storage); break;
+    case ACT_RELEASE: break; // later actions may overwrite the parameters
     case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
     case ACT_UPDATE:
         if (store_delays(e->store)) {
@@ -310,7 +310,6 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
                 real_at_const(head_classified(m, &w.acts->unit[unit]), (n - 1) * gpt_width(m)), 1,
                 0, m->config.padded_vocab, logits);
         }
-        for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
 }
 // Computes logits(Vp), on the host, of the token that follows tokens(n), n <= T. Uses no schedule:

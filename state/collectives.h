@@ -110,25 +110,12 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     s->progress[storage].secondary_valid = true;
 }
 
-// Returns parameters that are stored here, in compute precision. Unpacked copies are allocated like
-// a stack.
-static inline const Real *store_lend(Store *s, int storage, const void *stored) {
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    s->held++;
-    if (!store_converts(s->dtype)) { return (const Real *)stored; }
-    Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
-    s->progress[storage].unpacked_at = s->unpacked_used;
-    s->unpacked_used += store_unpacked_size(s->model, storage);
-    assert(s->unpacked_used <= s->unpacked_bytes);
-    ops_unpack(s->stream, copy, stored, s->dtype, elements);
-    return copy;
-}
 // Returns borrowed parameters, when they have arrived.
 static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot) {
     requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
-    return store_lend(s, storage, store_at(s, STATE_PARAMETERS, storage, slot));
+    return (const Real *)store_at(s, STATE_PARAMETERS, storage, slot);
 }
-// Returns the parameters of a storage in compute precision, valid until store_release. version: the
+// Returns the parameters of a storage, valid until the schedule releases them. version: the
 // number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     StorageProgress *p = &s->progress[storage];
@@ -141,17 +128,9 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
     if (p2p) { store_await_version(s, storage, version); }
     if (p->arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     p->arriving = GATHER_NONE;
-    return store_lend(s, storage,
-                      p2p ? store_at(s, STATE_PARAMETERS, storage, version)
-                          : store_full(s, STATE_PARAMETERS, storage));
+    return (const Real *)(p2p ? store_at(s, STATE_PARAMETERS, storage, version)
+                              : store_full(s, STATE_PARAMETERS, storage));
 }
-// Ends the use of parameters. The newest unpacked copy is freed at once, others with the last one.
-static inline void store_release(Store *s, int storage) {
-    const size_t at = s->progress[storage].unpacked_at;
-    if (--s->held == 0) { s->unpacked_used = 0; }
-    if (at + store_unpacked_size(s->model, storage) == s->unpacked_used) { s->unpacked_used = at; }
-}
-
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
 static inline void store_wait_all(Store *s) {

@@ -87,7 +87,6 @@ typedef struct {
     // p2p: newest version that is stored here or posted. It counts steps, also those without an
     // update
     int64_t version;
-    size_t unpacked_at; // offset of the parameters in compute precision, while it is acquired
 } StorageProgress;
 
 typedef struct {
@@ -105,7 +104,7 @@ typedef struct {
     Bucket *buckets;
     int *bucket_of; // [storages] -1: this rank does not exchange quantized gradients of it
     int bucket_count;
-    size_t exchange_bytes, unpacked_bytes;
+    size_t exchange_bytes;
     // the table: records [STATE_KINDS][storages], and buffers of each kind on the device and on the
     // host
     State *states;
@@ -121,7 +120,7 @@ typedef struct {
     size_t sum_bytes;         // of a SumBuffer
     // memory
     // parameters in compute precision, if it differs from storage precision; bucket exchanges
-    char *unpacked, *exchange_base;
+    char *exchange_base;
     StateBuffer offload_buffers, sum_buffers;
     OffloadBuffer offload_buffer[MOVING_PIECES];
     SumBuffer adding[MOVING_PIECES];
@@ -145,9 +144,7 @@ typedef struct {
     CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
     int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
-    int64_t exchanges;    // exchanges started so far
-    size_t unpacked_used; // bytes in use
-    int held;             // number of acquired storages
+    int64_t exchanges; // exchanges started so far
     StoreNoise noise;
     bool pending;    // delayed updates: the host has the gradient of the previous step
     bool stochastic; // stochastic rounding of bf16 parameters
@@ -168,7 +165,6 @@ static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
 static inline SumPlace store_sum_place(const Store *s, int storage) {
     return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
 }
-static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
 static inline bool store_holds(const Store *s, int storage) {
     return layout_holds(&s->layout, storage);
 }
@@ -205,35 +201,6 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
     int64_t first, own = store_own(s, storage, &first);
     *begin = max_i64(first, part->offset);
     return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
-}
-
-// Returns the bytes for compute-precision copies: of the largest unit that this rank computes, or
-// of the head and a block, since wte may stay acquired (UnitMap: kept_gathered). In evaluations the
-// embedding may follow the head while wte stays. The copies form a stack, so the space of lnf below
-// wte is then unused.
-static inline int64_t store_unpacked_size(const GptModel *m, int storage) {
-    return round_up(gpt_storage_elements(m, storage) * ops_real_bytes(), 64);
-}
-static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
-    const GptModel *m = l->model;
-    const int head = m->units - 1;
-    int64_t most = 0;
-    for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
-        int storages[2];
-        int64_t bytes = 0;
-        bool mine = true; // this rank holds all of the unit, so it computes it
-        for (int i = gpt_unit_storages(m, unit, storages) - 1; i >= 0; i--) {
-            mine = mine &&
-                   (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
-            bytes += store_unpacked_size(m, storages[i]);
-        }
-        if (unit == head && policy->keeps_gathered) {
-            bytes += store_unpacked_size(m, m->first_block);
-        }
-        if (unit == 0) { bytes += store_unpacked_size(m, m->first_after); }
-        if (mine) { most = max_i64(most, bytes); }
-    }
-    return most;
 }
 
 // Return the bytes of the records of one member's slice, and of the slices of the members with one
@@ -601,7 +568,6 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
-    s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
 
@@ -614,8 +580,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
         memory[state_uses[kind].memory] += s->device[kind].held;
         memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
     }
-    memory[MEMORY_BUFFERS] += sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->unpacked_bytes +
-                              s->offload_buffers.slot_bytes;
+    memory[MEMORY_BUFFERS] +=
+        sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->offload_buffers.slot_bytes;
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
 static inline size_t store_scratch_bytes(const Store *s) {

@@ -144,9 +144,6 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
         comm_share(comm, all, params->base, params->held + params->slot_bytes);
         comm_share(comm, all, grads->base, grads->held + grads->slot_bytes);
     }
-    s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes,
-                                                          "unpacked parameters")
-                                    : NULL;
     s->exchange_base = s->exchange_bytes
                            ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
                                                  "quantized gradients")
@@ -172,10 +169,9 @@ static inline void store_free_device(Store *s) {
     for (int kind = 0; kind < STATE_KINDS; kind++) { buffer_free(&s->device[kind]); }
     buffer_free(&s->offload_buffers);
     buffer_free(&s->sum_buffers);
-    ops_free(s->unpacked);
     ops_free(s->exchange_base);
     ops_free(s->squares);
-    s->unpacked = s->exchange_base = NULL;
+    s->exchange_base = NULL;
     s->squares = NULL;
 }
 // Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the

@@ -254,49 +254,6 @@ def joined(x):
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
 
-def attention(qkv, heads):
-    q, k, v = (heads_of(part, heads) for part in np.split(qkv, 3, -1))
-    T, scale = q.shape[2], 1 / math.sqrt(q.shape[3])
-    scores = np.where(np.tri(T, dtype=bool), q @ k.transpose(0, 1, 3, 2) * scale, -np.inf)
-    share = softmax(scores)
-    return joined(share @ v), (q, k, v, share, scale)
-
-
-def attention_backward(dy, kept):
-    q, k, v, share, scale = kept
-    dy = heads_of(dy, q.shape[1])
-    dshare = dy @ v.transpose(0, 1, 3, 2)
-    dscores = share * (dshare - (dshare * share).sum(-1, keepdims=True)) * scale
-    dq, dk = dscores @ k, dscores.transpose(0, 1, 3, 2) @ q
-    dv = share.transpose(0, 1, 3, 2) @ dy
-    return np.concatenate([joined(part) for part in (dq, dk, dv)], -1)
-
-
-def block_forward(p, l, x, heads):
-    """x += attention(ln1(x)); x += mlp(ln2(x))"""
-    ln1, kept1 = layernorm(x, p[l, "ln1w"], p[l, "ln1b"])
-    mixed, kept_attention = attention(ln1 @ p[l, "qkvw"].T + p[l, "qkvb"], heads)
-    x = x + mixed @ p[l, "attprojw"].T + p[l, "attprojb"]
-    ln2, kept2 = layernorm(x, p[l, "ln2w"], p[l, "ln2b"])
-    hidden = ln2 @ p[l, "fcw"].T + p[l, "fcb"]
-    x = x + gelu(hidden) @ p[l, "fcprojw"].T + p[l, "fcprojb"]
-    return x, (ln1, kept1, mixed, kept_attention, ln2, kept2, hidden)
-
-
-def block_backward(p, l, dx, kept, g):
-    """The gradient of the block's input; those of its tensors into g."""
-    ln1, kept1, mixed, kept_attention, ln2, kept2, hidden = kept
-    d, g[l, "fcprojw"], g[l, "fcprojb"] = linear_backward(dx, gelu(hidden), p[l, "fcprojw"])
-    d, g[l, "fcw"], g[l, "fcb"] = linear_backward(gelu_backward(d, hidden), ln2, p[l, "fcw"])
-    d, g[l, "ln2w"], g[l, "ln2b"] = layernorm_backward(d, p[l, "ln2w"], kept2)
-    dx = dx + d
-    d, g[l, "attprojw"], g[l, "attprojb"] = linear_backward(dx, mixed, p[l, "attprojw"])
-    d = attention_backward(d, kept_attention)
-    d, g[l, "qkvw"], g[l, "qkvb"] = linear_backward(d, ln1, p[l, "qkvw"])
-    d, g[l, "ln1w"], g[l, "ln1b"] = layernorm_backward(d, p[l, "ln1w"], kept1)
-    return dx + d
-
-
 def exact(x):
     return x
 
@@ -307,18 +264,77 @@ def bf16(x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype("<u4").view("<f4").astype(float)
 
 
-def forward(config, p, inputs, stored=exact):
-    """Probabilities of the next tokens (B,T,vocab), and what the backward pass needs.
+class Precision(typing.NamedTuple):
+    """What becomes of numbers: of parameters that are used; of values and of their gradients, where
+    an operation stores them; of the scores of attention before they are multiplied."""
 
-    stored: what becomes of numbers between two units.
-    """
-    x = stored(p["wte", "wte"][inputs] + p["wpe", "wpe"][: inputs.shape[1]])
+    parameters: typing.Callable = exact
+    stored: typing.Callable = exact
+    scores: typing.Callable = exact
+
+
+EXACT = Precision()
+
+
+def attention(qkv, heads, to):
+    q, k, v = (heads_of(part, heads) for part in np.split(qkv, 3, -1))
+    T, scale = q.shape[2], 1 / math.sqrt(q.shape[3])
+    scores = np.where(np.tri(T, dtype=bool), q @ k.transpose(0, 1, 3, 2) * scale, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    out = to.stored(to.scores(e) @ v / e.sum(-1, keepdims=True))
+    return joined(out), (q, k, v, softmax(scores), out, scale)
+
+
+def attention_backward(dy, kept, to):
+    q, k, v, share, out, scale = kept
+    dy = heads_of(dy, q.shape[1])
+    dshare = dy @ v.transpose(0, 1, 3, 2)
+    dscores = to.scores(share * (dshare - (dy * out).sum(-1, keepdims=True)))
+    dq, dk = dscores @ k * scale, dscores.transpose(0, 1, 3, 2) @ q * scale
+    dv = to.scores(share).transpose(0, 1, 3, 2) @ dy
+    return np.concatenate([joined(part) for part in (dq, dk, dv)], -1)
+
+
+def block_forward(p, l, x, heads, to):
+    """x += attention(ln1(x)); x += mlp(ln2(x))"""
+    stored = to.stored
+    ln1, kept1 = layernorm(x, p[l, "ln1w"], p[l, "ln1b"])
+    ln1 = stored(ln1)
+    mixed, kept_attention = attention(stored(ln1 @ p[l, "qkvw"].T + p[l, "qkvb"]), heads, to)
+    x = stored(x + stored(mixed @ p[l, "attprojw"].T + p[l, "attprojb"]))
+    ln2, kept2 = layernorm(x, p[l, "ln2w"], p[l, "ln2b"])
+    ln2 = stored(ln2)
+    hidden = ln2 @ p[l, "fcw"].T + p[l, "fcb"]
+    active = stored(gelu(hidden))
+    x = stored(x + stored(active @ p[l, "fcprojw"].T + p[l, "fcprojb"]))
+    return x, (ln1, kept1, mixed, kept_attention, ln2, kept2, stored(hidden), active)
+
+
+def block_backward(p, l, dx, kept, g, to):
+    """The gradient of the block's input; those of its tensors into g."""
+    stored = to.stored
+    ln1, kept1, mixed, kept_attention, ln2, kept2, hidden, active = kept
+    d, g[l, "fcprojw"], g[l, "fcprojb"] = linear_backward(dx, active, p[l, "fcprojw"])
+    d = stored(gelu_backward(d, hidden))
+    d, g[l, "fcw"], g[l, "fcb"] = linear_backward(d, ln2, p[l, "fcw"])
+    d, g[l, "ln2w"], g[l, "ln2b"] = layernorm_backward(stored(d), p[l, "ln2w"], kept2)
+    dx = stored(dx + d)
+    d, g[l, "attprojw"], g[l, "attprojb"] = linear_backward(dx, mixed, p[l, "attprojw"])
+    d = stored(attention_backward(stored(d), kept_attention, to))
+    d, g[l, "qkvw"], g[l, "qkvb"] = linear_backward(d, ln1, p[l, "qkvw"])
+    d, g[l, "ln1w"], g[l, "ln1b"] = layernorm_backward(stored(d), p[l, "ln1w"], kept1)
+    return stored(dx + d)
+
+
+def forward(config, p, inputs, to=EXACT):
+    """Probabilities of the next tokens (B,T,vocab), and what the backward pass needs."""
+    x = to.stored(p["wte", "wte"][inputs] + p["wpe", "wpe"][: inputs.shape[1]])
     blocks = []
     for layer in range(config.layers):
-        x, kept = block_forward(p, layer, x, config.heads)
-        x = stored(x)
+        x, kept = block_forward(p, layer, x, config.heads, to)
         blocks.append(kept)
     last, kept = layernorm(x, p["lnf", "lnfw"], p["lnf", "lnfb"])
+    last = to.stored(last)
     return softmax(last @ p["wte", "wte"][: config.vocab].T), (blocks, last, kept)
 
 
@@ -329,19 +345,24 @@ def losses_of(probabilities, targets):
     return np.where(counts, -np.log(picked), 0.0)
 
 
-def loss_and_gradient(config, p, inputs, targets, scale, stored=exact):
+def loss_and_gradient(config, p, inputs, targets, scale, to=EXACT):
     """The sum of all targets' losses, and the gradient of `scale` times it, of each layer apart."""
-    probabilities, (blocks, last, kept) = forward(config, p, inputs, stored)
+    probabilities, (blocks, last, kept) = forward(config, p, inputs, to)
     counts, g, wte = targets != MASKED, {}, p["wte", "wte"]
     right = np.eye(config.vocab)[np.where(counts, targets, 0)]
-    dlogits = (probabilities - right) * scale * counts[..., None]
+    # The program stores e^(logit - the largest), then what it makes of that, but for the target's.
+    largest = probabilities.max(-1, keepdims=True)
+    stored = to.stored(probabilities / largest) * largest
+    dlogits = np.where(right, probabilities - 1, stored)
+    dlogits = to.stored(dlogits * scale * counts[..., None])
     g["wte", "wte"], g["wpe", "wpe"] = np.zeros_like(wte), np.zeros_like(p["wpe", "wpe"])
     g["wte", "wte"][: config.vocab] = np.einsum("btv,btc->vc", dlogits, last)  # as classifier
     dx, g["lnf", "lnfw"], g["lnf", "lnfb"] = layernorm_backward(
-        dlogits @ wte[: config.vocab], p["lnf", "lnfw"], kept
+        to.stored(dlogits @ wte[: config.vocab]), p["lnf", "lnfw"], kept
     )
+    dx = to.stored(dx)
     for layer in reversed(range(config.layers)):
-        dx = block_backward(p, layer, dx, blocks[layer], g)
+        dx = block_backward(p, layer, dx, blocks[layer], g, to)
     np.add.at(g["wte", "wte"], inputs, dx)  # as table
     g["wpe", "wpe"][: inputs.shape[1]] += dx.sum(0)
     return losses_of(probabilities, targets).sum(), g
@@ -410,8 +431,7 @@ class Run:
             kind = DEFAULTS[name]
             f[name] = float(value) if isinstance(kind, float) and value is not None else value
         assert not f["shuffle"]
-        # What becomes of parameters that are used, and of what units tell each other.
-        self.rounded = self.stored = bf16 if f["dtype"] == "bf16" else exact
+        self.precision = Precision(bf16, bf16, bf16) if f["dtype"] == "bf16" else EXACT
         self.config, self.samples, self.t = config, samples, 0
         self.S = f["batch-tokens"] // f["seq-len"]
         self.group = groups_of(f["share"], config.layers)
@@ -462,9 +482,9 @@ class Run:
         inputs, targets = self.samples.batch(numbers)
         if not len(inputs):
             return 0.0, self.zeros()
-        p = {key: self.rounded(value) for key, value in self.layers(parameters).items()}
+        p = {key: self.precision.parameters(value) for key, value in self.layers(parameters).items()}
         scale = 1 / targets_of_step
-        loss, g = loss_and_gradient(self.config, p, inputs, targets, scale, self.stored)
+        loss, g = loss_and_gradient(self.config, p, inputs, targets, scale, self.precision)
         return loss / targets_of_step, self.mean_over_users(g)
 
     def targets(self, numbers):

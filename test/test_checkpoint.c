@@ -166,6 +166,7 @@ static Progress make_progress(int64_t step, int64_t values) {
     }
     for (int i = 0; i < OUTLIER_WINDOW && i < 2 * values; i++) { p.norm.values[i] = 0.1 * i; }
     snprintf(p.privacy, sizeof p.privacy, "none");
+    snprintf(p.compute, sizeof p.compute, "fp32");
     return p;
 }
 

@@ -249,7 +249,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_ACQUIRE:
             check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage);
             break;
-        case ACT_RELEASE: store_release(s, a->storage); break;
+        case ACT_RELEASE: break;
         case ACT_REDUCE: store_reduce(s, a->storage, step); break;
         case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
         case ACT_FETCH: store_fetch(s, a->storage, a->use, step); break;

@@ -245,21 +245,6 @@ class Time(unittest.TestCase):
             self.assertAlmostEqual(
                 (seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name
             )
-        whole = (
-            predict(
-                *self.MODEL,
-                "--dtype",
-                "fp32",
-                cluster="4x8,intra=1e6,inter=1e6,tflops=1e6,memory=1",
-            )["predicted"]["step_ms"]
-            / 1000
-        )
-        self.assertAlmostEqual(
-            (seconds["plain"] - whole) / ((2 * P - once) * (2 + 4) / 1e9),
-            1,
-            delta=0.01,
-            msg="bf16 becomes fp32 at each use",
-        )
 
     def test_overlap(self):
         """Messages hide behind products but for what the key keeps of them."""
