@@ -1,6 +1,6 @@
-// gemm_cpu.h: products of matrices on the CPU, tile by tile. A tile is one serial call of a library:
-// oneDNN (make MATMUL=onednn) or any CBLAS (make MATMUL=cblas). Nothing but the file of a library
-// knows which one it is.
+// gemm_cpu.h: products of matrices on the CPU, tile by tile. A tile is one serial call of a
+// library: oneDNN (make MATMUL=onednn) or any CBLAS (make MATMUL=cblas). Nothing but the file of a
+// library knows which one it is.
 //
 // Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
 // dot products of bf16 (AVX512-BF16, AMX). Elsewhere blocks of them are converted to fp32 first,
