@@ -133,7 +133,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     NUM("optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma",                       \
       "the same for the gradient norm; 0: off")                                                    \
     PICK("precision", dtype, "dtype", "", DEFAULT_DTYPE, "fp32|bf16",                              \
-      "of working parameters, stage boundaries and messages")                                      \
+      "of parameters, activations and messages, and of products where the CPU has such")           \
     PICK("precision", reduce_dtype, "reduce-dtype", "", "fp32", "fp32|bf16",                       \
       "of gradient messages; sums are fp32 in any case")                                           \
     PICK("precision", recompute, "recompute", "", "none", "none|block",                            \

@@ -193,7 +193,7 @@ static void choose_ranks(Machine *m, const Options *o, const Comm *comm) {
 // Opens the device for the model, and binds threads to the cores that are near it.
 static void open_device(Job *j) {
     ops_open(&j->stream, j->comm.local_rank, j->spec.dtype);
-    // All ranks compute alike, on different processors too.
+    // All ranks compute alike, on different CPUs too.
     ops_compute_in(comm_agree_max(&j->comm, ops_compute() == DTYPE_FP32) ? DTYPE_FP32 : DTYPE_BF16);
     if (j->stream.device) { // start() did not know the device yet
         char near_cores[256];

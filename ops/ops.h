@@ -8,8 +8,7 @@
 //
 // Types        Real    an element in compute precision, which is --dtype
 //              float   gradients of parameters, optimizer states, statistics
-//              void*   an array in storage or message precision, described by a DType; ops_unpack()
-//                      and ops_pack() convert
+//              void*   an array whose type a DType says, such as parameters and messages
 // Shapes       Matrices are row-major. N rows of a matrix (sequences x T), C channels, OC output
 //              channels, NH heads, V vocabulary, Vp padded vocabulary. Weights are (OC, C), as in
 //              PyTorch's Linear and in llm.c. [+]= means = or +=, according to accumulate.
@@ -63,7 +62,7 @@ static const char *ops_attention(void);
 // Returns what products of matrices are computed in: the type of a Real, or fp32 where a CPU has no
 // dot products of bf16. Call ops_open() first.
 static DType ops_compute(void);
-// Sets what products are computed in: fp32, if the processor of another rank has no bf16. Call it
+// Sets what products are computed in: fp32, if the CPU of another rank has no bf16. Call it
 // before ops_workspace_bytes(). On a GPU it does nothing.
 static void ops_compute_in(DType compute);
 // Returns what computes matrix products: "oneDNN", "CBLAS" or "cuBLASLt".
@@ -158,10 +157,6 @@ static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes)
 static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);
 // Returns when the copy is done.
 static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);
-// Converts storage precision to compute precision.
-static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);
-// Converts compute precision to storage precision, rounding to nearest even.
-static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);
 // Converts fp32 to storage precision, rounding as r says.
 static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
                               Rounding r);

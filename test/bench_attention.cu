@@ -45,7 +45,7 @@ static void bench(Stream *s, Shape a) {
         values[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f;
     }
     ops_from_host(s, floats, values, (size_t)(3 * N * a.C) * sizeof(float));
-    ops_unpack(s, qkv, floats, DTYPE_FP32, 3 * N * a.C);
+    ops_convert_float(s, qkv, floats, ops_compute(), 3 * N * a.C, round_to_nearest());
     const double forward = seconds_of(s, marks, &a, false, qkv, out, dqkv, lse),
                  backward = seconds_of(s, marks, &a, true, qkv, out, dqkv, lse);
     // of the forward pass's two products, causal: half of 4 N T C

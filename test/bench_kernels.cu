@@ -40,7 +40,7 @@ static Real *take_reals(Bench *b, int64_t n) {
           *device = (float *)take((size_t)n * sizeof *device);
     for (int64_t i = 0; i < n; i++) { host[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
     ops_from_host(&b->s, device, host, (size_t)n * sizeof *host);
-    ops_unpack(&b->s, p, device, DTYPE_FP32, n);
+    ops_convert_float(&b->s, p, device, ops_compute(), n, round_to_nearest());
     ops_wait(&b->s);
     ops_free(device);
     free(host);

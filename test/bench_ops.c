@@ -364,8 +364,8 @@ static void bench_optimizers(Stream *s) {
         BEST(best[2], ops_adamw(s, bf16, o));
         BEST(best[3], ops_sgd(s, fp32, o));
         BEST(best[4], ops_square_sum(s, squares, g, n, 256, 1));
-        BEST(best[5], convert(s, p, DTYPE_FP32, stored, DTYPE_BF16, n));
-        BEST(best[6], convert(s, stored, DTYPE_BF16, g, DTYPE_FP32, n));
+        BEST(best[5], ops_reals_to_host(s, p, real(g), n));
+        BEST(best[6], ops_convert_float(s, stored, g, DTYPE_BF16, n, round_to_nearest()));
         BEST(best[7], ops_add_noise(s, m, 0, n, noise, 1.0f, 0.5f));
     }
     pass_rate = 7 * bytes / best[0];
@@ -378,7 +378,7 @@ static void bench_optimizers(Stream *s) {
     row_pass("adamw, bf16 storage", ADAM_PART, best[2], 7.5 * bytes);
     const Step plain = ops_real_bytes() == 4 ? fp32_step : step;
     row_pass("sgd", 0, best[3], 5 * bytes);
-    row_pass("bf16 to fp32", 0, best[5], 1.5 * bytes);
+    row_pass("numbers to fp32", 0, best[5], bytes + (double)ops_real_bytes() * (double)n);
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
     row_pass("noise", 0, best[7], 2 * bytes);
     step = plain;

@@ -189,31 +189,13 @@ static inline void ops_convert_float(Stream *s, void *out, const float *in, DTyp
         ops_round_host(s, (uint16_t *)out, in, n, r);
     }
 }
-// out(n) = in(n), from one type to another, rounded to nearest even
-static inline void convert(Stream *s, void *out, DType to, const void *in, DType from, int64_t n) {
-    if (to == from) {
-        ops_copy(s, out, in, (size_t)n * dtype_size(to));
-        return;
-    }
-    if (from == DTYPE_FP32) {
-        ops_convert_float(s, out, (const float *)in, to, n, round_to_nearest());
-        return;
-    }
+static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-        load_part(DTYPE_BF16, (float *)out + b * BLOCK,
-                  (const Real *)((const uint16_t *)in + b * BLOCK), min_i64(BLOCK, n - b * BLOCK));
+        reals_to_floats(host + b * BLOCK, real_at_const(device, b * BLOCK),
+                        min_i64(BLOCK, n - b * BLOCK));
         poll_after_block(s, b);
     }
-}
-static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
-    convert(s, out, cpu_real, in, dtype, n);
-}
-static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
-    convert(s, out, dtype, in, cpu_real, n);
-}
-static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
-    convert(s, host, DTYPE_FP32, device, cpu_real, n);
 }
 
 // --- scalar functions that the vectoriser can inline ---------------------------------------------

@@ -78,8 +78,13 @@ static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t,
     return cpu_real == DTYPE_FP32 ? (float *)real_at(out, t.row * cols + t.col)
                                   : gemm_thread_space(s);
 }
-// Finishes a row of an output: GELU, and rounding to bf16.
-TYPED void finish_forward(const DType type, Real *out, Real *gelu, const float *sums, int64_t n) {
+// Finishes a row of an output: the bias, GELU, and rounding to bf16.
+TYPED void finish_forward(const DType type, Real *out, Real *gelu, const Real *bias, float *sums,
+                          int64_t n) {
+    if (bias) {
+#pragma omp simd
+        for (int64_t c = 0; c < n; c++) { sums[c] += load_real(type, bias, c); }
+    }
     if (type == DTYPE_BF16) { store_part(type, out, sums, n); }
     if (gelu) {
 #pragma omp simd
@@ -98,14 +103,11 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
             const Tile t = tile_at(&grid, i);
             int64_t stride, at = t.row * OC + t.col;
             float *y = tile_sums(s, out, OC, t, &stride);
-            for (int64_t n = 0; n < t.rows && bias; n++) {
-                reals_to_floats(y + n * stride, real_at_const(bias, t.col), t.cols);
-            }
             gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(in, t.row * C), C,
-                      real_at_const(weight, t.col * C), C, bias, y, stride);
+                      real_at_const(weight, t.col * C), C, false, y, stride);
             for (int64_t n = 0; n < t.rows; n++, at += OC) {
                 FOR_TYPE(finish_forward, real_at(out, at), gelu ? real_at(gelu, at) : NULL,
-                         y + n * stride, t.cols);
+                         bias ? real_at_const(bias, t.col) : NULL, y + n * stride, t.cols);
             }
         }
     }

@@ -3,10 +3,9 @@
 //
 // Plan     Matrix products take nearly all the time of a step, so the rest is arranged around them.
 //          The output is cut into large tiles. A thread takes a tile, calls a serial product for
-//          it, and applies what follows (GELU, softmax) while the tile is in cache. A bias costs
-//          nothing: the tile is filled with it first, and the product adds to the tile. Attention
-//          works in 64 x 64 tiles with our own register-blocked product, because a library would
-//          spend its time packing.
+//          it, and applies what follows (bias, GELU, softmax, rounding to bf16) while the tile is
+//          in cache. Attention works in 64 x 64 tiles with our own register-blocked product,
+//          because a library would spend its time packing.
 // Speed    is left to the compiler's vectoriser: `omp simd` loops, and GCC vector types where
 //          registers must be blocked. There are no intrinsics, so the same code serves AVX2,
 //          AVX-512 and others.

@@ -471,19 +471,9 @@ static inline void ops_to_host(Stream *s, void *host, const void *device, size_t
     ops_wait(s);
 }
 
-template <class To, class From>
-__global__ void convert_kernel(To *to, const From *from, int64_t n) {
+template <class From> __global__ void to_floats_kernel(float *to, const From *from, int64_t n) {
     int64_t i = thread_index();
-    if (i < n) { write(to + i, read(from + i)); }
-}
-static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
-    FOR_DTYPE(From, dtype,
-              FOR_REAL(launch(s, convert_kernel<R, From>, blocks_for(n, THREADS), out,
-                              (const From *)in, n)));
-}
-static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
-    FOR_DTYPE(To, dtype,
-              FOR_REAL(launch(s, convert_kernel<To, R>, blocks_for(n, THREADS), (To *)out, in, n)));
+    if (i < n) { to[i] = read(from + i); }
 }
 __device__ uint16_t round_master(float x, Rounding r, int64_t i) {
     return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
@@ -504,7 +494,8 @@ static inline void ops_reals_to_host(Stream *s, float *host, const Real *device,
     const int64_t piece = scratch_bytes(s) / (int64_t)sizeof(float);
     for (int64_t i = 0; i < n; i += piece) {
         const int64_t count = min_i64(piece, n - i);
-        ops_pack(s, scratch(s), real_at_const(device, i), DTYPE_FP32, count);
+        FOR_REAL(launch(s, to_floats_kernel<R>, blocks_for(count, THREADS), (float *)scratch(s),
+                        real_at_const(device, i), count));
         ops_to_host(s, host + i, scratch(s), (size_t)count * sizeof(float));
     }
 }
