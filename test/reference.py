@@ -482,7 +482,8 @@ class Run:
         inputs, targets = self.samples.batch(numbers)
         if not len(inputs):
             return 0.0, self.zeros()
-        p = {key: self.precision.parameters(value) for key, value in self.layers(parameters).items()}
+        p = self.layers(parameters)
+        p = {key: self.precision.parameters(value) for key, value in p.items()}
         scale = 1 / targets_of_step
         loss, g = loss_and_gradient(self.config, p, inputs, targets, scale, self.precision)
         return loss / targets_of_step, self.mean_over_users(g)

@@ -216,9 +216,8 @@ def expected_activations(plan, case):
         4,
         4,
     ]  # of ln1, qkv, attention, residual, ln2, fc, gelu: x channels; four statistics and one a head
-    block = (
-        sum(aligned(word * N * C * n) for n in tensors) + 4 * aligned(4 * N) + aligned(4 * N * HEADS)
-    )
+    values = sum(aligned(word * N * C * n) for n in tensors)
+    block = values + 4 * aligned(4 * N) + aligned(4 * N * HEADS)
     blocks = units - 1
     kept = (units - 1) * boundary + aligned(4 * N)  # inputs of units, and tokens
     if recompute:
