@@ -471,9 +471,10 @@ static inline void ops_to_host(Stream *s, void *host, const void *device, size_t
     ops_wait(s);
 }
 
-template <class From> __global__ void to_floats_kernel(float *to, const From *from, int64_t n) {
+template <class To, class From>
+__global__ void convert_kernel(To *to, const From *from, int64_t n) {
     int64_t i = thread_index();
-    if (i < n) { to[i] = read(from + i); }
+    if (i < n) { write(to + i, read(from + i)); }
 }
 __device__ uint16_t round_master(float x, Rounding r, int64_t i) {
     return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
@@ -494,8 +495,8 @@ static inline void ops_reals_to_host(Stream *s, float *host, const Real *device,
     const int64_t piece = scratch_bytes(s) / (int64_t)sizeof(float);
     for (int64_t i = 0; i < n; i += piece) {
         const int64_t count = min_i64(piece, n - i);
-        FOR_REAL(launch(s, to_floats_kernel<R>, blocks_for(count, THREADS), (float *)scratch(s),
-                        real_at_const(device, i), count));
+        FOR_REAL(launch(s, convert_kernel<float, R>, blocks_for(count, THREADS),
+                        (float *)scratch(s), real_at_const(device, i), count));
         ops_to_host(s, host + i, scratch(s), (size_t)count * sizeof(float));
     }
 }
