@@ -192,6 +192,7 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->setting = *setting;
     r->placement = placement_of(c);
     r->version = 0;
+    ops_open(&stream, 0, setting->dtype);
     r->program = program_of(&r->placement, setting, true);
     r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
                           setting->wire, &optimizers[0]);
@@ -228,9 +229,10 @@ static void check_acquired(const Rig *r, const Real *found, int storage) {
     const float *master = expected.master[r->version][storage];
     bool good = true;
     for (int64_t i = 0; i < gpt_storage_elements(&model, storage) && r->setting.exact; i++) {
-        float wanted =
-            r->setting.dtype == DTYPE_BF16 ? bf16_to_float(float_to_bf16(master[i])) : master[i];
-        good = good && !memcmp(&wanted, (const float *)(const void *)found + i, 4);
+        const uint16_t rounded = float_to_bf16(master[i]);
+        const bool bf16 = r->setting.dtype == DTYPE_BF16;
+        good = good && !memcmp(bf16 ? (const void *)&rounded : master + i, real_at_const(found, i),
+                               dtype_size(r->setting.dtype));
     }
     check(good, "parameters", r->c, &r->setting, storage);
 }

@@ -125,6 +125,7 @@ static Rig *rig_make(Setting setting) {
     assert_int_equal(file_dtype, DTYPE_FP32);
     r->program = program_of(&r->model, setting, true);
     r->stream.threads = 2;
+    ops_open(&r->stream, 0, setting.dtype);
     OpsShape shape = {setting.rows, T, C, 3, V, VP, LOGITS_PLENTY};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
