@@ -16,7 +16,7 @@
 
 enum {
     // Rows of a chunk. Each chunk reads and writes dwte once, and holds rows x V logits.
-    CLASSIFIER_ROWS = 512,
+    CLASSIFIER_ROWS = 352,
     CLASSIFIER_BLOCK = 384, // columns of a block; the last one has what is left, too
     CLASSIFIER_TILE = 1536  // columns of a group, for each thread
 };

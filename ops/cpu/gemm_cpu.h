@@ -49,7 +49,7 @@ static inline void gemm_open(DType real) {
 enum {
     // Elements of a tile whose sums are rounded to bf16 afterwards, at most: they stay in the L2
     // cache.
-    GEMM_BUFFER = 1 << 17,
+    GEMM_BUFFER = 1 << 18,
     // Rows and columns of a block that is converted to fp32. A block has up to GEMM_DEPTH inner
     // indices.
     GEMM_ROWS = 256,
