@@ -52,8 +52,8 @@ enum {
     GEMM_BUFFER = 1 << 18,
     // Rows and columns of a block that is converted to fp32. A block has up to GEMM_DEPTH inner
     // indices.
-    GEMM_ROWS = 256,
-    GEMM_COLS = 512
+    GEMM_ROWS = 512,
+    GEMM_COLS = 1024
 };
 // Returns the floats at the end of the workspace that each thread has for its products.
 static inline int64_t gemm_thread_floats(void) {
