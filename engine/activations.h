@@ -7,9 +7,8 @@
 // of sets (schedule.h: Limits), because micro-batches begin and end in order.
 //
 // ActivationSet      the activations of one micro-batch:
-//                    boundary[u]  input of unit u > first, (rows*T, C). With
-//                                 the next boundary it is all that survives a forward pass under
-//                                 --recompute block
+//                    boundary[u]  input of unit u > first, (rows*T, C). With the next boundary it
+//                                 is all that survives a forward pass under --recompute block
 //                    unit[u]      values inside a unit (model/architecture.h): for blocks one set
 //                                 each, or, under --recompute block, a single one that all share
 //                    tokens, targets

@@ -24,14 +24,11 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
                                           const Optimizer *optimizer, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
-    // the gradient of a unit's output
-    const double boundary = (shape->T * gpt_width(m)) * (double)ops_real_bytes();
+    // a unit's output, and as much its gradient
+    const double boundary = (shape->T * gpt_width(m)) * (double)dtype_size(shape->dtype);
     // parameters in bf16 have a master copy
     const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
     model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
-    // the mean of what crosses forward (activations) and backward (gradients)
-    const double cut =
-        (shape->T * gpt_width(m)) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
         int storages[2], n = gpt_unit_storages(m, u, storages);
@@ -44,7 +41,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
                        row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], two[0],
                        4 * elements);
         plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], (three[1] - two[1]) + boundary);
-        model.cut[u] = u ? cut : 0;
+        model.cut[u] = u ? boundary : 0;
     }
     return model;
 }

@@ -398,7 +398,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
-// Returns the bytes of one sample in a message: activations for the next stage (storage precision),
+// Returns the bytes of one sample in a message: activations for the next stage,
 // gradients for the stage before, a norm (with rows of the classifier's gradient, from the head),
 // or a clipping factor.
 static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m,
@@ -406,9 +406,9 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     const int64_t elements = shape->T * gpt_width(m);
     switch (a->kind) {
     case ACT_SEND_FORWARD:
-    case ACT_RECV_FORWARD: return elements * (int64_t)dtype_size(shape->dtype);
+    case ACT_RECV_FORWARD:
     case ACT_SEND_BACKWARD:
-    case ACT_RECV_BACKWARD: return elements * (int64_t)ops_real_bytes();
+    case ACT_RECV_BACKWARD: return elements * (int64_t)dtype_size(shape->dtype);
     case ACT_SEND_NORM:
     case ACT_RECV_NORM:
         return (int64_t)sizeof(double) + (a->unit == m->units - 1 ? elements * sizeof(float) : 0);
@@ -432,8 +432,7 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
                                            const Placement *placement, int rank, const Program *a,
                                            const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
-    const int64_t word =
-        max_i64(crosses ? sizeof(float) : dtype_size(shape->dtype), ops_real_bytes());
+    const int64_t word = crosses ? sizeof(float) : dtype_size(shape->dtype);
     const size_t row_bytes = shape->T * gpt_width(m) * word;
     if (placement->stages > 1 && row_bytes * shape->rows > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch",

@@ -119,8 +119,7 @@ typedef struct {
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
     // memory
-    // parameters in compute precision, if it differs from storage precision; bucket exchanges
-    char *exchange_base;
+    char *exchange_base; // of bucket exchanges
     StateBuffer offload_buffers, sum_buffers;
     OffloadBuffer offload_buffer[MOVING_PIECES];
     SumBuffer adding[MOVING_PIECES];

@@ -118,7 +118,7 @@ class HellaSwag(TestCase):
         self.assertNotEqual(self.best, self.by_row, "of the completion, not of the row")
 
     def test_tables_larger_than_a_block(self):
-        """In bf16 units have copies in fp32, and wte's stays from the head of a micro-batch to the
+        """In bf16, with tables larger than a block: wte stays from the head of a micro-batch to the
         embedding of the next one."""
         shape, many = "layers=1,heads=2,channels=8,vocab=800", shard(
             [i * i % 797 for i in range(600)]

@@ -185,15 +185,16 @@ static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
 
 // to(n, wp(D)) = words of the rows of from(n, D), which are `stride` apart
 static inline void pack_rows(Word *to, const Real *from, int64_t n, int64_t D, int64_t stride) {
-    const int64_t Dw = row_words(D), bytes = D * (int64_t)ops_real_bytes();
     const bool convert = cpu_real == DTYPE_BF16 && !words_are_pairs();
+    const int64_t Dw = row_words(D), bytes = D * (int64_t)ops_real_bytes(),
+                  used = convert ? D * (int64_t)sizeof(float) : bytes;
     for (int64_t t = 0; t < n; t++, to += Dw) {
         const Real *row = real_at_const(from, t * stride);
         // Each row is on another page, so the hardware does not prefetch them.
         for (int64_t byte = 0; byte < bytes && t + 8 < n; byte += 64) {
             __builtin_prefetch((const char *)real_at_const(row, 8 * stride) + byte);
         }
-        memset(to, 0, (size_t)Dw * sizeof(Word));
+        memset((char *)to + used, 0, (size_t)Dw * sizeof(Word) - (size_t)used);
         if (convert) {
             reals_to_floats((float *)(void *)to, row, D);
         } else {
@@ -405,7 +406,7 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, co
     const int64_t Dp = round_up(D, LANES);
     const Real *k = real_at_const(q, C), *v = real_at_const(k, C);
     pack_columns(h->q, q, T, D, 3 * C);
-    pack_columns(h->k, k, T, D, 3 * C);
+    if (h->k != h->k_rows) { pack_columns(h->k, k, T, D, 3 * C); }
     pack_columns(h->dout, dout, T, D, C);
     pack_rows(h->k_rows, k, T, D, 3 * C);
     pack_rows(h->v_rows, v, T, D, 3 * C);
