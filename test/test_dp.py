@@ -2058,8 +2058,8 @@ class Controls(PrivateCheck):
         (
             "cross term between stages dropped",
             "ops/cpu/clip_cpu.h",
-            "product += dot; size +=",
-            "product += 0.0 * dot; size +=",
+            "product += FOR_TYPE(dot_with_floats, e, u, C);",
+            "product += 0.0 * FOR_TYPE(dot_with_floats, e, u, C);",
             "stages",
             "of storage 0",
         ),
@@ -2072,6 +2072,12 @@ class Controls(PrivateCheck):
             "of storage 0",
         ),
     ]
+
+    def place(self, file, old, text):
+        """(begin, end) of `old`, which a source has once."""
+        found = quotation("", old, "", text)
+        self.assertEqual(len(found), 1, f"{file} has no longer one {old!r}")
+        return found[0]
 
     def program(self, *changes):
         """With each (file, old, new) of the changes made."""
@@ -2087,9 +2093,7 @@ class Controls(PrivateCheck):
         for file, old, new in changes:
             with open(os.path.join(folder, file)) as source:
                 text = source.read()
-            found = quotation("", old, "", text)
-            self.assertEqual(len(found), 1, f"{file} has no longer one {old!r}")
-            begin, end = found[0]
+            begin, end = self.place(file, old, text)
             with open(os.path.join(folder, file), "w") as source:
                 source.write(text[:begin] + new + text[end:])
         subprocess.run(
@@ -2122,6 +2126,11 @@ class Controls(PrivateCheck):
             Clipping().check(
                 data, binary=binary, dp_clip_style="unit", dp_clip_function="abadi", R=1
             )
+
+    def test_places(self):
+        """The sources still have what each fault changes, also what a sample leaves out."""
+        for _, file, old, *_ in self.FAULTS:
+            self.place(file, old, get(os.path.join(ROOT, file)).decode())
 
     def test_faults(self):
         def check(fault):

@@ -1076,7 +1076,12 @@ static inline int fault(int n) {
         rows = sorted({where for where, _, _ in faults})
         at_once(lambda where: self.notice(where, binary=binary), rows)
 
-    @unittest.skipUnless(ALL, "TEST_ALL=1: the source's text changes more often than its rules")
+    def test_places(self):
+        """The sources still have what each fault changes."""
+        for number, (_, file, pattern) in enumerate(FAULTS, 1):
+            self.planted(harness.get(os.path.join(ROOT, file)).decode(), file, [(number, pattern)])
+
+    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew, and runs it 66 times")
     def test_each(self):
         self.check(FAULTS)
 
