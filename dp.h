@@ -73,7 +73,7 @@ static inline bool clip_crosses_all(const ClipPolicy *p) {
 // read, added) with the multiplications of ghost norms
 
 // multiplications in the time of one byte, with the low efficiency of small products
-// (docs/results.md)
+// (docs/results/dpzero.md)
 enum { GHOST_RATIO = 50 };
 // For the product of (T, d) and (T, p) rows of a sample; both: d + p, elements: d p. Compares
 // T^2 (d + p) multiplications with d p elements.

@@ -2,9 +2,9 @@
 """train_gpt on a GPU: GPT-2 124M and 1558M in bf16, T=1024: tokens/s, MFU, memory; against PyTorch;
 attention by itself.
 
-Prints the rows of docs/results.md. One round runs every contestant once, each as a process of its
-own, and rounds alternate their order; a run's figure is the median step after WARMUP steps, a ratio
-is taken inside a round (tokens/s of train_gpt over PyTorch's: above 1 means that train_gpt is
+Prints the rows of docs/results/speed.md. One round runs every contestant once, each as a process of
+its own, and rounds alternate their order; a run's figure is the median step after WARMUP steps, a
+ratio is taken inside a round (tokens/s of train_gpt over PyTorch's: above 1 means that train_gpt is
 faster) and given as lowest, median, highest. MFU is of the dense bf16 peak of the device, as its
 maker states it. PyTorch takes part where .venv-peers/bin/python or this Python has one that finds a
 GPU: torch.compile, scaled_dot_product_attention, fused AdamW, bf16 by autocast, no gradient

@@ -35,6 +35,7 @@ FOLDERS = (
     "test",
     "scripts",
     "docs",
+    "docs/results",
 )
 C_LIKE = (".c", ".h", ".cu", ".cuh")
 COLUMNS = 100

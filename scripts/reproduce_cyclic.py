@@ -948,7 +948,7 @@ def quality(bench):
             "as good as DP (CNNs, SGD)",
             "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
             f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart"
-            " (docs/results.md)"
+            " (docs/results/cyclic.md)"
             + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else ""),
         ]
         for rule, goal in ((V1, 1), (V2, 0.5))
