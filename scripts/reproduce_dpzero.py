@@ -16,7 +16,7 @@ wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and 
         optimizer (the times of these actions,
         from --profile-steps); and what --dry-run says of gpt:100B on 64 x 8 GPUs.
 text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out
-        plays. Data of `make data`.
+        plays. Two of these runs in bf16, too, with the same samples and noise. Data of `make data`.
 
 Whoever is compared runs one after the other, each time in the other order; a ratio is taken within
 such a round, and what is told is the median of the rounds. Private steps sample by Poisson's rule:
@@ -588,15 +588,32 @@ def predict_100b(runner, options):
     return found
 
 
-def training_name(epsilon):
-    return f"epsilon {epsilon}" if epsilon else PUBLIC
+@dataclass(frozen=True)
+class Training:
+    """A run on text. epsilon 0: not private."""
+
+    epsilon: int
+    dtype: str = "fp32"
+
+    def __str__(self):
+        name = f"epsilon {self.epsilon}" if self.epsilon else PUBLIC
+        return name if self.dtype == "fp32" else f"{name}, {self.dtype}"
+
+
+# In bf16 the least private and the non-private run, each beside the same run in fp32.
+TRAININGS = (
+    *(Training(epsilon) for epsilon in (0, *EPSILONS)),
+    *(Training(epsilon, "bf16") for epsilon in (0, EPSILONS[0])),
+)
+# All private runs draw the same samples and the same noise, so that precisions can be compared.
+KEY = "1" * 64
 
 
 def train_all(plan, runner, options):
-    """The logs of the runs on text, by epsilon; 0: not private."""
+    """The logs of the runs on text, by Training."""
     logs, ranks = {}, min(2, CORES)
-    for epsilon in (0, *EPSILONS):
-        folder = options.into / f"text-{training_name(epsilon).replace(' ', '')}"
+    for training in TRAININGS:
+        folder = options.into / f"text-{str(training).replace(', ', '-').replace(' ', '')}"
         command = [
             "mpirun",
             "--oversubscribe",
@@ -617,12 +634,14 @@ def train_all(plan, runner, options):
             str(plan.training_steps),
             "--val-every",
             str(plan.training_steps // 10),
-            *(("--dp-epsilon", str(epsilon)) if epsilon else ()),
+            "--dtype",
+            training.dtype,
+            *(("--dp-epsilon", str(training.epsilon), "--dp-key", KEY) if training.epsilon else ()),
         ]
-        logs[epsilon], fresh = complete(runner, folder, command)
+        logs[training], fresh = complete(runner, folder, command)
         print(
             f"{'' if fresh else 'there: '}{folder.name}: validation loss"
-            f" {last_validation(logs[epsilon])['loss']:.4f}",
+            f" {last_validation(logs[training])['loss']:.4f}",
             flush=True,
         )
     return logs
@@ -817,18 +836,31 @@ def wide_claims(measured, predicted):
 
 
 def text_claims(plan, logs):
-    losses = {epsilon: last_validation(log)["loss"] for epsilon, log in logs.items()}
+    losses = {training: last_validation(log)["loss"] for training, log in logs.items()}
+    public = losses[Training(0)]
     private = ", ".join(
-        f"epsilon {epsilon}: {losses[epsilon]:.4f} ({percent(losses[epsilon] / losses[0])})"
+        f"epsilon {epsilon}: {losses[Training(epsilon)]:.4f}"
+        f" ({percent(losses[Training(epsilon)] / public)})"
         for epsilon in EPSILONS
+    )
+    rounded = ", ".join(
+        f"{Training(epsilon)}: "
+        + percent(losses[Training(epsilon, "bf16")] / losses[Training(epsilon)])
+        for epsilon in (0, EPSILONS[0])
     )
     return [
         [
             f"validation loss after {plan.training_steps} steps",
             "large models come close to non-private ones",
-            f"{private}; non-private: {losses[0]:.4f}",
+            f"{private}; non-private: {public:.4f}",
             "a small model, little text, few steps; the less noise, the lower",
-        ]
+        ],
+        [
+            "the same in bf16, against fp32",
+            "as fp32",
+            rounded,
+            "same samples and noise",
+        ],
     ]
 
 
@@ -992,13 +1024,13 @@ def shown_steps(found):
 
 def text_table(plan, logs):
     lines = []
-    for epsilon, log in logs.items():
+    for training, log in logs.items():
         found, start = validations(log), by_kind(log)["start"][-1]
         last = found[max(found)]
         spent = last.get("epsilon")
         lines.append(
             [
-                training_name(epsilon),
+                str(training),
                 "" if spent is None else f"{spent:.4f}",
                 *(f"{found[step]['loss']:.4f}" for step in shown_steps(found)),
                 f"{last['loss']:.4f}",
@@ -1006,7 +1038,7 @@ def text_table(plan, logs):
                 str(start["ranks"]),
             ]
         )
-    steps = shown_steps(validations(logs[0]))
+    steps = shown_steps(validations(logs[Training(0)]))
     return f"`{' '.join(plan.training + TRAINING)} --steps {plan.training_steps}`\n\n" + markdown(
         [
             "run",
@@ -1127,7 +1159,7 @@ def draw_speed(pyplot, measured, path):
 
 def draw_text(pyplot, logs, path):
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
-    for epsilon, log in logs.items():
+    for training, log in logs.items():
         found = validations(log)
         steps = sorted(found)
         left.plot(
@@ -1135,17 +1167,18 @@ def draw_text(pyplot, logs, path):
             [found[step]["loss"] for step in steps],
             marker="o",
             markersize=4,
-            label=training_name(epsilon),
+            label=str(training),
         )
     left.set(xlabel="step", ylabel="validation loss (nats/token)")
     right.plot(
         EPSILONS,
-        [last_validation(logs[epsilon])["loss"] for epsilon in EPSILONS],
+        [last_validation(logs[Training(epsilon)])["loss"] for epsilon in EPSILONS],
         marker="o",
         color="black",
         label="private",
     )
-    right.axhline(last_validation(logs[0])["loss"], color="black", linestyle="--", label=PUBLIC)
+    public = last_validation(logs[Training(0)])["loss"]
+    right.axhline(public, color="black", linestyle="--", label=PUBLIC)
     right.set(xscale="log", xlabel="epsilon", ylabel="validation loss at the end")
     right.set_xticks(EPSILONS, map(str, EPSILONS))
     right.minorticks_off()

@@ -6,6 +6,7 @@ tests show can be given.
 
     Extract     what counts as a command in a text, and which lines belong to it
     Parsed      every command: its program or target is there, and has its flags, classes, arguments
+    Shown       the bytes that a page shows below a forecast for a cluster are what it prints
     Started     every command of README.md and docs/ that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
@@ -17,6 +18,7 @@ Standard library only, and what the scripts need; what they miss is skipped, by 
 """
 
 import ast
+import itertools
 import os
 import re
 import shlex
@@ -322,6 +324,41 @@ class Parsed(unittest.TestCase):
                 self.assertRegex(code, rf"(?m)^ *[\w| ]*\b{word}\b[\w| ]*\)")
             elif path.name.startswith("run_") and word.startswith("--"):
                 self.check_flags([word])
+
+
+# --------------------------------------------------------------------------------------------------
+class Shown(unittest.TestCase):
+    """Forecasts with --cluster do not depend on this machine, but for what MPI takes of the host."""
+
+    SHOWN = re.compile(r" +(?!host )\S.* MiB")
+
+    @staticmethod
+    def forecasts():
+        """(where, command, the lines in MiB that are shown below it)."""
+        for name in DOCUMENTS:
+            if name.startswith(HISTORY):
+                continue
+            lines = (ROOT / name).read_text().split("\n")
+            for number, command in blocks([line * line.startswith("    ") for line in lines]):
+                if not {"--dry-run", "--cluster"} <= set(command.split()):
+                    continue
+                below = itertools.takewhile(
+                    lambda line: not line or line.startswith("    "), lines[number:]
+                )
+                yield f"{name}:{number}", command, [x for x in below if Shown.SHOWN.match(x)]
+
+    def test_memory(self):
+        seen = 0
+        for where, command, shown in self.forecasts():
+            if not shown:
+                continue
+            words = [BINARY if is_trainer(word) else word for word in words_of(command)]
+            printed = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT).stdout
+            printed = {" ".join(line.split()) for line in printed.split("\n")}
+            for line in shown:
+                seen += 1
+                self.assertIn(" ".join(line.split()), printed, f"{where}: {command}")
+        self.assertGreater(seen, 15)
 
 
 # --------------------------------------------------------------------------------------------------
