@@ -328,7 +328,7 @@ class Parsed(unittest.TestCase):
 
 # --------------------------------------------------------------------------------------------------
 class Shown(unittest.TestCase):
-    """Forecasts with --cluster do not depend on this machine, but for what MPI takes of the host."""
+    """Forecasts with --cluster depend on nothing here, but for what MPI takes of the host."""
 
     SHOWN = re.compile(r" +(?!host )\S.* MiB")
 
