@@ -21,16 +21,18 @@ speed    step times of DP (this program's own, whose messages hide behind the ba
          max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same cluster for
          information, where scripts/bench_peers.sh has installed PyTorch.
 quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each
-         at the best of the same learning rates. Many
-         steps of 128 bytes: where steps are large and few, rates are as high as stability allows,
-         and that is lower for gradients a step old.
+         at the best of the same learning rates, which is chosen with other seeds than those that
+         are told. Many steps of 64 bytes: where steps are large and few, rates are as high as
+         stability allows, and that is lower for gradients a step old.
 zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
          over an unlimited link, at c = F + B, with ranks
          that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
          bytes, and memory.
 images   the paper's own task, classification: the share of right labels on the images of PREFIX
-         (prepare_data.py --images; default:
-         data/digits_images; CIFAR-10 too), SGD with momentum and AdamW. Left out without them.
+         (prepare_data.py --images; default: data/digits_images; CIFAR-10 too), SGD with momentum
+         and AdamW, many steps of 4 images. Left out without them.
+causes   the same images in few steps of 16, where v1 and v2 fall behind, and what changes that:
+         warm-up, beta1, beta2, the number of steps. AdamW.
 
 --quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the
 number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
@@ -98,11 +100,15 @@ class Plan:
     loads: tuple  # values of c
     rounds: int  # of all loads and rules, in turns
     cuts: tuple  # values of N for quality
-    seeds: tuple
+    tuning_seeds: tuple  # choose the learning rate
+    seeds: tuple  # run at the chosen rate, and are told
     text_steps: int
-    text_rates: tuple  # learning rates
+    text_rates: dict  # learning rates by optimizer
     image_steps: int
-    image_rates: dict  # by optimizer
+    image_rates: dict
+    cause_steps: int
+    cause_rates: tuple
+    cause_seeds: tuple
 
 
 WARMUP = 3
@@ -113,23 +119,31 @@ PLANS = {
         loads=(UNLIMITED, BALANCE),
         rounds=1,
         cuts=(4,),
+        tuning_seeds=(1,),
         seeds=(1,),
         text_steps=1000,
-        text_rates=("2e-3", "4e-3"),
-        image_steps=150,
-        image_rates={"adamw": ("5e-3",), "sgd": ("1e-1",)},
+        text_rates={"adamw": ("2e-3", "4e-3")},
+        image_steps=1500,
+        image_rates={"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
+        cause_steps=400,
+        cause_rates=("2.5e-3",),
+        cause_seeds=(1,),
     ),
     "full": Plan(
         memory_cuts=(2, 4, 8),
         cluster_steps=WARMUP + 20,
         loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6),
         rounds=3,
-        cuts=(2, 4, 8),
-        seeds=(1, 2, 3),
+        cuts=(2, 4),
+        tuning_seeds=(1, 2),
+        seeds=(3, 4, 5, 6, 7),
         text_steps=12000,
-        text_rates=("1e-3", "2e-3", "4e-3", "8e-3"),
-        image_steps=2000,
-        image_rates={"adamw": ("2.5e-3", "5e-3", "1e-2"), "sgd": ("3e-2", "1e-1", "3e-1")},
+        text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-1", "3e-1", "1")},
+        image_steps=8000,
+        image_rates={"adamw": ("1.25e-3", "2.5e-3", "5e-3"), "sgd": ("1e-1", "3e-1", "1")},
+        cause_steps=2000,
+        cause_rates=("1.25e-3", "2.5e-3", "5e-3"),
+        cause_seeds=(1, 2),
     ),
 }
 
@@ -801,17 +815,17 @@ def speed(bench):
 
 TEXT_MODEL = (
     "--model",
-    "layers=6,heads=4,channels=64,vocab=256",
+    "layers=2,heads=4,channels=64,vocab=256",
     "--seq-len",
     16,
     "--micro-batch",
-    8,
+    4,
     "--batch-tokens",
-    128,
+    64,
     "--final-lr-fraction",
     0,
 )
-IMAGE_CUT = 4
+IMAGE_CUT, SMALL_STEP, LARGE_STEP = 4, 4, 16  # stages, images a step
 
 
 @dataclass(frozen=True)
@@ -838,18 +852,32 @@ class Candidate:
         ]
 
 
-def more(ratio):
-    return f"{100 * (ratio - 1):+.2f} %"
-
-
 def last_validation(log):
     return found_events(log, "val")[-1]
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What a candidate reached: at each rate, the mean over the seeds that choose; at the best of
+    them, each of the seeds that are told."""
+
+    grid: dict
+    rate: str
+    scores: list
+
+    @property
+    def mean(self):
+        return statistics.mean(self.scores)
+
+    def doubt(self):
+        """The standard error of the mean, 0 of a single run."""
+        n = len(self.scores)
+        return statistics.stdev(self.scores) / n**0.5 if n > 1 else 0.0
+
+
 def tuned(bench, part, every, rates, command, score, better):
-    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed;
-    the other seeds run at it."""
-    seeds = bench.plan.seeds
+    """Candidate -> Tuned. better: min or max."""
+    plan = bench.plan
 
     def runs(jobs):
         names = {
@@ -859,18 +887,35 @@ def tuned(bench, part, every, rates, command, score, better):
                 .replace(" ", "")
                 .replace("/", "_")
             )
-            for job in jobs
+            for job in dict.fromkeys(jobs)
         }
         logs = bench.run_together({name: command(*job) for job, name in names.items()})
         return {job: score(logs[name]) for job, name in names.items()}
 
-    found = runs([(one, rate, seeds[0]) for one in every for rate in rates[one.optimizer]])
-    best = {
-        one: better(rates[one.optimizer], key=lambda rate, one=one: found[one, rate, seeds[0]])
+    tried = runs(
+        (one, rate, seed)
+        for one in every
+        for rate in rates[one.optimizer]
+        for seed in plan.tuning_seeds
+    )
+    grids = {
+        one: {
+            rate: statistics.mean(tried[one, rate, seed] for seed in plan.tuning_seeds)
+            for rate in rates[one.optimizer]
+        }
         for one in every
     }
-    found |= runs([(one, best[one], seed) for one in every for seed in seeds[1:]])
-    return {one: (best[one], [found[one, best[one], seed] for seed in seeds]) for one in every}
+    best = {one: better(grid, key=grid.get) for one, grid in grids.items()}
+    found = tried | runs(
+        (one, best[one], seed)
+        for one in every
+        for seed in plan.seeds
+        if (one, best[one], seed) not in tried
+    )
+    return {
+        one: Tuned(grids[one], best[one], [found[one, best[one], seed] for seed in plan.seeds])
+        for one in every
+    }
 
 
 def training(bench, data, steps, model, validation, one, rate, seed):
@@ -885,7 +930,7 @@ def training(bench, data, steps, model, validation, one, rate, seed):
         "--warmup",
         steps // 10,
         "--weight-decay",
-        0.1,
+        0.1 if one.optimizer == "adamw" else 0,
         "--val-every",
         steps,
         "--val-batches",
@@ -896,69 +941,104 @@ def training(bench, data, steps, model, validation, one, rate, seed):
     )
 
 
+def against(one, base, number):
+    """How far a candidate is from DP, and two standard errors of that."""
+    doubt = 2 * (one.doubt() ** 2 + base.doubt() ** 2) ** 0.5
+    return number(one.mean - base.mean) + (f" ± {number(doubt).lstrip('+')}" if doubt else "")
+
+
+def quality_table(title, found, number, difference):
+    """Of candidates of one or several optimizers; number and difference print a score."""
+    rows = []
+    for one, result in found.items():
+        base = found[Candidate(DP, 0, one.optimizer)]
+        rows.append(
+            [
+                str(one),
+                ", ".join(f"{rate}: {number(score)}" for rate, score in result.grid.items()),
+                result.rate,
+                " ".join(map(number, result.scores)),
+                number(result.mean),
+                "" if one.rule == DP else against(result, base, difference),
+            ]
+        )
+    header = [
+        title,
+        "mean of the seeds that choose, by rate",
+        "rate",
+        "by seed",
+        "mean",
+        "against DP, ± two standard errors",
+    ]
+    return markdown(header, rows)
+
+
+def draw_quality(bench, name, found, label):
+    """Each candidate's seeds as points, beside DP's."""
+
+    def paint(axes):
+        names = list(map(str, found))
+        for at, result in enumerate(found.values()):
+            axes[0].plot([at] * len(result.scores), result.scores, "o", color="C0", alpha=0.6)
+            axes[0].plot([at - 0.25, at + 0.25], [result.mean] * 2, color="black")
+        axes[0].set_xticks(range(len(names)), names, rotation=20, fontsize=8)
+        axes[0].set(ylabel=label, title="points: seeds; bars: means")
+
+    bench.draw(name, 1, paint)
+
+
+def quality_claims(found, what, paper, difference, why):
+    """One claim for each rule and optimizer."""
+    rows = []
+    for optimizer in dict.fromkeys(one.optimizer for one in found):
+        base = found[Candidate(DP, 0, optimizer)]
+        for rule in (V1, V2):
+            cells = "; ".join(
+                f"N={one.N}: {against(result, base, difference)}"
+                for one, result in found.items()
+                if (one.rule, one.optimizer) == (rule, optimizer)
+            )
+            rows.append([f"{rule}: {what} against DP, {optimizer}", paper, cells, why])
+    return rows
+
+
 def quality(bench):
-    steps, cuts = bench.options.steps or bench.plan.text_steps, bench.plan.cuts
-    every = [Candidate(DP), *(Candidate(rule, N) for N in cuts for rule in (V1, V2))]
+    plan = bench.plan
+    steps = bench.options.steps or plan.text_steps
+    every = [
+        Candidate(rule, N, optimizer)
+        for optimizer in plan.text_rates
+        for rule, N in ((DP, 0), *((rule, N) for N in plan.cuts for rule in (V1, V2)))
+    ]
     found = tuned(
         bench,
         "quality",
         every,
-        {"adamw": bench.plan.text_rates},
-        lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 400, *job),
+        plan.text_rates,
+        lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
         lambda log: last_validation(log)["loss"],
         min,
     )
-    means = {one: statistics.mean(losses) for one, (_, losses) in found.items()}
-    base = means[Candidate(DP)]
-
-    def paint(axes):
-        for rule in (V1, V2):
-            axes[0].plot(
-                cuts,
-                [100 * (means[Candidate(rule, N)] / base - 1) for N in cuts],
-                marker="o",
-                label=rule,
-            )
-        axes[0].axhline(0, color="black", linewidth=0.8)
-        axes[0].set(xlabel="N", ylabel="validation loss against DP (%)", xticks=cuts)
-        axes[0].legend()
-
-    bench.draw("quality", 1, paint)
-    table = markdown(
-        [f"text, {steps} steps", "learning rate", "validation loss by seed", "mean", "against DP"],
-        [
-            [
-                str(one),
-                rate,
-                " ".join(f"{loss:.4f}" for loss in losses),
-                f"{means[one]:.4f}",
-                more(means[one] / base),
-            ]
-            for one, (rate, losses) in found.items()
-        ],
+    table = quality_table(
+        f"text, {steps} steps of 64 bytes, validation loss",
+        found,
+        "{:.4f}".format,
+        "{:+.4f}".format,
     )
-    spread = (
-        (max(found[Candidate(DP)][1]) - min(found[Candidate(DP)][1])) / base
-        if len(bench.plan.seeds) > 1
-        else None
+    draw_quality(bench, "quality", found, "validation loss")
+    claims = quality_claims(
+        found,
+        "validation loss, text",
+        "as good as DP (CNNs, SGD)",
+        "{:+.4f}".format,
+        "a small GPT, many small steps (docs/results/cyclic.md)",
     )
-    claims = [
-        [
-            f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)",
-            "as good as DP (CNNs, SGD)",
-            "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
-            f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart"
-            " (docs/results/cyclic.md)"
-            + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else ""),
-        ]
-        for rule, goal in ((V1, 1), (V2, 0.5))
-    ]
     return table, claims
 
 
-def image_model(prefix):
-    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its
-    label."""
+def image_model(prefix, images):
+    """(flags for so many images a step, how many pixels) of labelled shards: a document is the end
+    of text, an image, its label."""
     shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
     labels, first = struct.unpack_from("<2i", shard, 12)
     tokens = memoryview(shard)[1024:].cast("H")
@@ -971,68 +1051,122 @@ def image_model(prefix):
         "--micro-batch",
         4,
         "--batch-tokens",
-        16 * (pixels + 1),
+        images * (pixels + 1),
         "--final-lr-fraction",
         0.1,
     ], pixels
 
 
-def images(bench):
-    prefix = bench.options.images
-    if not glob.glob(f"{prefix}_train_*.bin") or not glob.glob(f"{prefix}_val_*.bin"):
-        return (
-            (
-                f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes"
-                " them.\n\n"
-            ),
-            [],
+def no_images(prefix):
+    """What to say where there are none, else nothing."""
+    there = all(glob.glob(f"{prefix}_{part}_*.bin") for part in ("train", "val"))
+    return (
+        ""
+        if there
+        else (
+            f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes"
+            " them.\n\n"
         )
-    model, pixels = image_model(prefix)
-    steps = bench.options.steps or bench.plan.image_steps
+    )
+
+
+def percent(share):
+    return f"{100 * share:.1f}"
+
+
+def points(difference):
+    return f"{100 * difference:+.1f}"
+
+
+def labels_of(log):
+    return last_validation(log)["label_accuracy"]
+
+
+def images(bench):
+    plan, prefix = bench.plan, bench.options.images
+    if no_images(prefix):
+        return no_images(prefix), []
+    model, pixels = image_model(prefix, SMALL_STEP)
+    steps = bench.options.steps or plan.image_steps
     every = [
         Candidate(rule, 0 if rule == DP else IMAGE_CUT, optimizer)
-        for optimizer in bench.plan.image_rates
+        for optimizer in plan.image_rates
         for rule in (DP, V1, V2)
     ]
     found = tuned(
         bench,
         "images",
         every,
-        bench.plan.image_rates,
+        plan.image_rates,
         lambda *job: training(bench, prefix, steps, model, -1, *job),
-        lambda log: last_validation(log)["label_accuracy"],
+        labels_of,
         max,
     )
-    means = {one: statistics.mean(scores) for one, (_, scores) in found.items()}
-    table = markdown(
-        [
-            f"images of {pixels} pixels, {steps} steps",
-            "optimizer",
-            "learning rate",
-            "right labels by seed, %",
-            "mean",
-        ],
-        [
-            [
-                str(Candidate(one.rule, one.N)),
-                one.optimizer,
-                rate,
-                " ".join(f"{100 * score:.1f}" for score in scores),
-                f"{100 * means[one]:.1f}",
-            ]
-            for one, (rate, scores) in found.items()
-        ],
+    table = quality_table(
+        f"images of {pixels} pixels, {steps} steps of {SMALL_STEP}, right labels in %",
+        found,
+        percent,
+        points,
     )
-    claims = [
-        [
-            f"right labels of held-out images, {optimizer}: DP, v1, v2",
-            "CIFAR-10 and ImageNet: the same within noise",
-            ", ".join(f"{100 * means[one]:.1f} %" for one in every if one.optimizer == optimizer),
-            f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})",
-        ]
-        for optimizer in bench.plan.image_rates
-    ]
+    draw_quality(bench, "images", found, "share of right labels")
+    claims = quality_claims(
+        found,
+        "right labels of held-out images, points of a percent,",
+        "CIFAR-10 and ImageNet: the same within noise",
+        points,
+        f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})",
+    )
     return table, claims
+
+
+def causes(bench):
+    """Few large steps, and one thing at a time that is otherwise."""
+    plan, prefix = bench.plan, bench.options.images
+    if no_images(prefix):
+        return no_images(prefix), []
+    model, pixels = image_model(prefix, LARGE_STEP)
+    steps = bench.options.steps or plan.cause_steps
+    variants = {
+        "as it is": (steps, ()),
+        "warm-up over half of the steps": (steps, ("--warmup", steps // 2)),
+        "beta1 0.5": (steps, ("--beta1", 0.5)),
+        "beta1 0": (steps, ("--beta1", 0)),
+        "beta2 0.99": (steps, ("--beta2", 0.99)),
+        "beta2 0.999": (steps, ("--beta2", 0.999)),
+        "four times as many steps": (4 * steps, ()),
+    }
+    rules = [Candidate(DP), Candidate(V1, IMAGE_CUT), Candidate(V2, IMAGE_CUT)]
+    jobs = {
+        (name, one, rate, seed): [
+            *training(bench, prefix, length, model, -1, one, rate, seed),
+            *flags,
+        ]
+        for name, (length, flags) in variants.items()
+        for one in rules
+        for rate in plan.cause_rates
+        for seed in plan.cause_seeds
+    }
+    names = {
+        job: "causes/" + "_".join(map(str, job)).replace(" ", "-").replace(",", "") for job in jobs
+    }
+    logs = bench.run_together({names[job]: command for job, command in jobs.items()})
+
+    def mean(name, one, rate):
+        return statistics.mean(
+            labels_of(logs[names[name, one, rate, seed]]) for seed in plan.cause_seeds
+        )
+
+    def best(name, one):
+        rate = max(plan.cause_rates, key=lambda rate: mean(name, one, rate))
+        return f"{percent(mean(name, one, rate))} ({rate})"
+
+    rows = [[name, *(best(name, one) for one in rules)] for name in variants]
+    header = [
+        f"images of {pixels} pixels, {steps} steps of {LARGE_STEP}, AdamW: right labels in %"
+        " (at the best rate)",
+        *map(str, rules),
+    ]
+    return markdown(header, rows), []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1139,6 +1273,7 @@ PARTS = {
     "quality": quality,
     "zero": zero,
     "images": images,
+    "causes": causes,
 }
 
 
