@@ -13,6 +13,8 @@ table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 cho
 table 3   warm-up policy B over A, the paper's plans on A
 table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of
           micro-batches
+figure 11 speed-ups over one GPU of data parallelism and of the best other plan, by the samples of a
+          step, on A, B, C: all sizes of the figure, with --quick 128 samples
 figure 12 the paper's plans, with the better warm-up, against those of PipeDream's planner, on 2x8
 and, with --full, 4x8 GPUs
 table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
@@ -25,7 +27,7 @@ The profiles are test/golden/dapple_profiles.json: times and bytes of the layers
 authors (AlibabaPAI/DAPPLE at fd75dcf, directory profiling_results: facts, encoded anew; no code of
 theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each answer as
 NAME.json, each real run in a folder of its own, the tables as table.md, and table5.png,
-figure12.png, real.png. `make data` makes what real runs train on.
+figure11.png, figure12.png, real.png. `make data` makes what real runs train on.
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130
 stopped by Ctrl-C.
@@ -103,6 +105,7 @@ FIGURE12 = {
     "amoebanet-36": (128, (11.6, 6.3), (12.7, 7.4)),
     "vgg-19": (1024, (9.6, 3.0), (16.3, 2.2)),
 }
+FIGURE11 = SCRIPTS.parent / "test/golden/dapple_figure11.json"  # the paper's curves
 TABLE6 = {
     "xlnet-36": "24:8,19:8",
     "bert-24": "15:8,14:8",
@@ -408,6 +411,79 @@ def draw_table5(pyplot, curves, out):
         axes.grid(alpha=0.3)
     panels[0].legend()
     figure.savefig(out, dpi=120)
+
+
+def other_than_data_parallel(answer):
+    """The fastest plan that has several stages, or None."""
+    plans = [answer, *answer["alternatives"]]
+    plans = [plan for plan in plans if len(plan["stages"]) > 1]
+    return min(plans, key=lambda plan: plan["predicted"]["step_ms"], default=None)
+
+
+def figure11(planner, full):
+    """The table, and curves: model -> configuration -> [(samples, the paper's speed-ups of data
+    parallelism and of the best hybrid plan, ours)]."""
+    papers, curves = json.loads(FIGURE11.read_text()), {}
+    del papers["_source"]
+    for model, by_letter in papers.items():
+        for letter, points in by_letter.items():
+            for samples, *theirs in points:
+                if not full and samples != 128:
+                    continue
+                answer = planner.ask(
+                    f"figure11_{model}_{letter}_{samples}", model, CLUSTERS[letter], samples
+                )
+                plans = other(answer, "data parallel"), other_than_data_parallel(answer)
+                ours = [speedup(answer, plan) if plan else None for plan in plans]
+                curves.setdefault(model, {}).setdefault(letter, []).append((samples, theirs, ours))
+    lines = []
+    for model, by_letter in curves.items():
+        for letter, points in by_letter.items():
+            for samples, theirs, ours in points:
+                cells = [
+                    f"{data:.2f}, {hybrid:.2f}: {hybrid / data:.2f}" if data and hybrid else ""
+                    for data, hybrid in (theirs, ours)
+                ]
+                lines.append([f"{model}, {letter}", str(samples), *cells])
+    for letter in CLUSTERS:
+        at_128 = [
+            [hybrid / data for data, hybrid in (theirs, ours)]
+            for by_letter in curves.values()
+            for samples, theirs, ours in by_letter[letter]
+            if samples == 128 and all(ours)
+        ]
+        means = [f"{statistics.mean(ratios):.2f}" for ratios in zip(*at_128)]
+        lines.append([f"mean of the models, {letter}", "128", *means])
+    header = [
+        "model, configuration",
+        "samples a step",
+        "paper: data parallel, best hybrid: ratio",
+        "simulated",
+    ]
+    return "## Figure 11: by the samples of a step\n\n" + markdown(header, lines), curves
+
+
+def draw_figure11(pyplot, curves, out):
+    figure, panels = pyplot.subplots(
+        len(CLUSTERS), len(curves), figsize=(4 * len(curves), 9), layout="constrained"
+    )
+    for column, (model, by_letter) in zip(panels.T, curves.items()):
+        for axes, (letter, points) in zip(column, by_letter.items()):
+            samples = [point[0] for point in points]
+            for which, name in enumerate(("data parallel", "best other plan")):
+                for side, style in ((1, "o:"), (2, "s-")):
+                    axes.plot(
+                        samples,
+                        [point[side][which] for point in points],
+                        style,
+                        color=f"C{which}",
+                        label=f"{name}, {'paper' if side == 1 else 'simulated'}",
+                    )
+            axes.set(xscale="log", title=f"{model}, {letter}", xlabel="samples a step")
+            axes.set_ylabel("speed-up over one GPU")
+            axes.grid(alpha=0.3)
+    panels[0][0].legend(fontsize=7)
+    figure.savefig(out, dpi=100)
 
 
 def figure12(planner, full):
@@ -718,16 +794,17 @@ def draw(pyplot, runs, out):
 def reproduce(options):
     planner = Planner(options)
     pyplot = pyplot_or_none("reproduce_dapple")
-    (table5_lines, curves), (figure12_lines, bars) = table5(planner), figure12(
-        planner, options.full
-    )
+    table5_lines, curves = table5(planner)
+    figure11_table, by_samples = figure11(planner, options.full)
+    figure12_lines, bars = figure12(planner, options.full)
     if pyplot:
-        draw_table5(pyplot, curves, options.into / "table5.png"), draw_figure12(
-            pyplot, bars, options.into / "figure12.png"
-        )
+        draw_table5(pyplot, curves, options.into / "table5.png")
+        draw_figure11(pyplot, by_samples, options.into / "figure11.png")
+        draw_figure12(pyplot, bars, options.into / "figure12.png")
     claims = table3(planner) + table5_lines + figure12_lines + table7(planner)
     text = (
         table4(planner, options.full)
+        + figure11_table
         + "## Tables 3, 5, 7 and figure 12\n\n"
         + markdown(["claim", "paper", "ours (simulated)", "why they differ"], claims)
     )
