@@ -9,7 +9,8 @@ How to write a test: a file test_*.py in test/ with classes of harness.TestCase,
 and train_all or at_once make several runs at a time. A run that reaches its end is also checked for
 memory and traffic as predicted (Job.check_end). Compare numbers with assert_close. Files go into
 folders of scratch(). A loop over many cases takes sample(cases, how_many): all of them with
-TEST_ALL=1, otherwise some, drawn by TEST_SEED, which every module prints. Choose the smallest model
+TEST_ALL=1 (of very many those that combine any three values), otherwise some, drawn by TEST_SEED,
+which every module prints. Choose the smallest model
 and the fewest steps that show the property; do not measure time, and wait for events, not seconds.
 
 TRAIN_GPT=FILE tests another binary than ./train_gpt. Standard library only.
@@ -19,7 +20,9 @@ import array
 import atexit
 import concurrent.futures
 import glob
+import heapq
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -58,10 +61,53 @@ def need_numpy():
         os.execv(VENV, [VENV, *sys.argv])
 
 
+MANY = 200  # cases
+
+
 def sample(cases, count):
-    """Some of the cases, drawn by the seed; all with TEST_ALL=1."""
+    """Some of the cases, drawn by the seed. With TEST_ALL=1 all, or of more than MANY those that
+    covering() chooses."""
     cases = list(cases)
-    return cases if ALL else random.Random(SEED).sample(cases, min(count, len(cases)))
+    if not ALL:
+        return random.Random(SEED).sample(cases, min(count, len(cases)))
+    return covering(cases) if len(cases) > MANY else cases
+
+
+def leaves(case, path=()):
+    """(where it is, value) of everything in nested dictionaries and tuples."""
+    if isinstance(case, (dict, tuple)):
+        for key, value in case.items() if isinstance(case, dict) else enumerate(case):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, repr(case)
+
+
+def covering(cases):
+    """Of cases that combine values (dictionaries, tuples) so many that any three values which some
+    case combines are together in one of these, too. The seed draws among equals."""
+    paths = {path: None for case in cases for path, _ in leaves(case)}
+    if len(paths) < 3:
+        return cases
+
+    def values(case):
+        return {**paths, **dict(leaves(case))}.items()
+
+    left = [(set(itertools.combinations(values(case), 3)), case) for case in cases]
+    random.Random(SEED).shuffle(left)
+    missing, chosen = set().union(*(threes for threes, _ in left)), []
+    # How many a case would add only falls, so what was counted for it before is a limit.
+    heap = [(-len(threes), place) for place, (threes, _) in enumerate(left)]
+    heapq.heapify(heap)
+    while missing:
+        place = heapq.heappop(heap)[1]
+        threes, case = left[place]
+        threes &= missing
+        if heap and len(threes) < -heap[0][0]:
+            heapq.heappush(heap, (-len(threes), place))
+        else:
+            chosen.append(case)
+            missing -= threes
+    return chosen
 
 
 def make_temporary():
