@@ -43,9 +43,7 @@ typedef struct {
     int N, slack;    // number of stages, and of micro-batches in a step; K
     int pieces;      // pieces of a micro-batch (A)
     int ranks;
-    Placement cut;  // [N] units of each stage
-    double *weight; // [N] size of each stage's parameters, in elements, for cyclic_route
-    SumWay *way;    // [storages] way of the sums; NULL: SUM_CHAIN
+    Placement cut; // [N] units of each stage
     bool recompute;
     bool waits; // updates wait for the norm of the whole gradient
     // Some steps drain before others follow. Then all new parameters have arrived early, and the
@@ -99,7 +97,7 @@ static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) {
     return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage);
 }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
-    const bool reported_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
+    const bool reported_later = p->mode != CYCLIC_SINGLE;
     return p->waits ? cyclic_complete_slot(p, 0) + (reported_later ? stage : 0)
                     : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
@@ -151,8 +149,7 @@ static inline bool cyclic_computes(const CyclicPlan *p, int rank, int stage) {
     return p->mode != CYCLIC_MODEL || cyclic_stage_of_rank(p, rank) == stage;
 }
 static inline int cyclic_owner(const CyclicPlan *p, int stage) {
-    return p->mode == CYCLIC_ZERO ? p->N - 1 - stage
-                                  : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);
+    return cyclic_by_micro(p) ? p->N - 1 - stage : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);
 }
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) {
     return placement_stage_of_unit(&p->cut, unit);
@@ -200,7 +197,6 @@ static inline int cyclic_longest(const CyclicPlan *p) {
 }
 static inline void cyclic_free(CyclicPlan *p) {
     placement_free(&p->cut);
-    free_all(p->weight, p->way);
     memset(p, 0, sizeof *p);
 }
 
@@ -219,74 +215,11 @@ static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
                                    : p->mode != CYCLIC_DATA;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The way of sums (policy.h: SumWay). With the chain alone, the ranks in the middle would
-// receive all sums and all parameters: 2 Psi (Psi: size of all parameters), where the mean is 2 (N
-// - 1) / N Psi. So for 1 / N of the storages, by size, the gradients go to the first rank, and for
-// another 1 / N straight to the owner. The order of addition stays the same.
-
-// Returns the rank to which a piece's rank sends its gradient, or the sum that includes it; -1: the
-// sum stays on this rank.
-static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece, int stage) {
-    const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
-    const bool last = cyclic_turn(piece + 1, cyclic_step_pieces(p)) == 0;
+// Returns the rank to which a piece's rank sends its gradient: the owner, which adds them in the
+// order of the micro-batches; -1: it is this rank.
+static inline int cyclic_sum_to(const CyclicPlan *p, int64_t piece, int stage) {
     const int owner = cyclic_owner(p, stage);
-    const int to = p->mode == CYCLIC_ZERO || last || way == SUM_OWNER ? owner
-                   : way == SUM_FIRST                                 ? 0
-                                      : cyclic_rank(p, piece + 1, stage);
-    return to == cyclic_rank(p, piece, stage) ? -1 : to;
-}
-// The first rank keeps a sum in the buffer of its own gradient, unless micro-batches have pieces.
-// Returns whether the sum has left when the next step's gradient is made there. Blocks of distant
-// stages that share a storage make it early.
-static inline bool cyclic_sum_leaves(const CyclicPlan *p, const GptModel *m, int storage) {
-    int first = p->N, last = 0, used[2]; // stages
-    for (int u = 0; u < m->units; u++) {
-        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
-            if (used[k] != storage) { continue; }
-            last = cyclic_stage_of_unit(p, u);
-            first = min_i64(first, last);
-        }
-    }
-    return p->pieces > 1 ||
-           cyclic_backward_slot(p, 0, p->N - 2, first) + 1 < cyclic_backward_slot(p, 1, 0, last);
-}
-// Assigns the way `to` to storages, the largest first, as long as each brings their total size
-// nearer to `share`.
-static inline void cyclic_take(const CyclicPlan *p, const GptModel *m, SumWay *way, SumWay to,
-                               double share) {
-    for (double taken = 0;;) {
-        int best = -1;
-        for (int i = 0; i < m->storages; i++) {
-            const double bytes = gpt_storage_elements(m, i);
-            const bool nearer = fabs(share - taken - bytes) < share - taken;
-            if (way[i] == SUM_CHAIN && nearer &&
-                (best < 0 || bytes > gpt_storage_elements(m, best)) &&
-                (to != SUM_FIRST || cyclic_sum_leaves(p, m, i))) {
-                best = i;
-            }
-        }
-        if (best < 0) { return; }
-        way[best] = to;
-        taken += gpt_storage_elements(m, best);
-    }
-}
-static inline SumWay *cyclic_ways(const CyclicPlan *p, const GptModel *m) {
-    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
-    double all = 0;
-    for (int i = 0; i < m->storages; i++) { all += gpt_storage_elements(m, i); }
-    if (p->N > 2) {
-        cyclic_take(p, m, way, SUM_OWNER, all / p->N);
-        cyclic_take(p, m, way, SUM_FIRST, all / p->N);
-    }
-    return way;
-}
-// Where the ranks of a stage take turns, the sum stays with the owner. That needs fewer messages
-// than a chain, since the owner makes some of the gradients itself.
-static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
-    SumWay *way = new_array(SumWay, m->storages, "ways of sums");
-    for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
-    return way;
+    return owner == cyclic_rank(p, piece, stage) ? -1 : owner;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -366,15 +299,6 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.cut = placement_even(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     cyclic_check_share(&p, m, o->share);
-    double *weight = new_array(double, p.N, "cyclic stages");
-    for (int i = 0; i < m->storages; i++) {
-        weight[cyclic_stage_of_unit(&p, gpt_unit_of_storage(m, i))] +=
-            (double)gpt_storage_elements(m, i);
-    }
-    p.weight = weight;
-    p.way = p.mode == CYCLIC_DATA ? cyclic_ways(&p, m)
-            : cyclic_turns(&p)    ? cyclic_ways_to_owner(m)
-                                  : NULL;
     return p;
 }
 // Mode model: each stage with its ranks (passes that do not train divide their samples among them),

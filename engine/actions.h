@@ -89,7 +89,7 @@ enum {
         OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM | BEFORE_GRADIENT | BEFORE_USE |           \
             BEFORE_STATISTICS)                                                                     \
     /* adds a received part to a sum */                                                            \
-    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM)                                                    \
+    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_NORM)                                      \
     /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */        \
     ROW(STATS, 0, 0)                                                                               \
     /* piece of a storage's states: from the host to the device, and back (state/host.h) */        \

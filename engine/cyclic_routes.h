@@ -11,18 +11,18 @@
 //                    activations of only one micro-batch. One of them is the stage's owner: it sums
 //                    what the others send, updates, and sends each the new version before its first
 //                    use. Which rank runs which micro-batch then depends on the step.
-//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1, and the
-//                    last rank updates. Parameters return from rank to rank so that no rank sends
-//                    more than the others (cyclic_route), two slots before they are needed where
-//                    the rule permits. What a unit completes is sent in the unit's part of the
-//                    slot. The lists are valid if every message is posted and waited for in order.
-//                    Where the transport permits, store operations are deferred instead of waiting
-//                    (state/p2p.h), which only removes constraints.
-//            zero    as data, but the states of a stage have one owner, rank N - 1 - j, the first
-//                    rank that uses what it updates. The owner sends parameters to the next user of
-//                    the stage one slot before the use. Users send their gradients to the owner,
-//                    which adds them. So each rank sends at most one stage's parameters and one
-//                    stage's gradient in a slot, and receives as much.
+//            data    rank i runs micro-batch i, all stages. Rank N - 1 - j owns stage j: it is the
+//                    first rank that uses what it updates. All others send it their gradients,
+//                    and it adds them, updates, and sends the new parameters to all others at
+//                    once. So with even stages no rank sends or receives more than another. What a
+//                    unit completes is sent in the unit's part of the slot. The lists are valid if
+//                    every message is posted and waited for in order. Where the transport permits,
+//                    store operations are deferred instead of waiting (state/p2p.h), which only
+//                    removes constraints.
+//            zero    as data, but only the owner of a stage keeps its parameters. It sends them to
+//                    the next user of the stage one slot before the use. So each rank sends at most
+//                    one stage's parameters and one stage's gradient in a slot, and receives as
+//                    much.
 #ifndef CYCLIC_ROUTES_H
 #define CYCLIC_ROUTES_H
 
@@ -69,58 +69,6 @@ static inline int hand_back_compare(const void *a, const void *b) {
     if (x->slot != y->slot) { return x->slot - y->slot; }
     if (x->stage != y->stage) { return y->stage - x->stage; }
     return x->to != y->to ? x->to - y->to : x->head - y->head;
-}
-// State of cyclic_route, for mode data. Message k carries stage k / N to rank k % N; the messages
-// to the owner are unused.
-typedef struct {
-    const CyclicPlan *plan;
-    int *from, *slot; // [N * N] sender and slot of each message
-    double *sent;     // [ranks] elements sent, including sums
-} Routing;
-// Returns whether a rank can send a message: it has the version by then, because it made or used
-// it, or received it two slots before.
-static inline bool routing_can(const Routing *r, int rank, int message) {
-    const int N = r->plan->N, stage = message / N, at = r->slot[message];
-    if (rank == cyclic_owner(r->plan, stage)) { return true; }
-    return rank != message % N &&
-           (r->slot[stage * N + rank] + 2 <= at || cyclic_first_use(r->plan, rank, stage) <= at);
-}
-// Moves one message from the rank that sends most to another rank that can send it. If that rank
-// would send too much, one of its messages that is at least as large moves to a third rank, and so
-// on (a breadth-first search). Returns false if no move improves the balance.
-static inline bool routing_relieve(Routing *r) {
-    const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
-    // takes: the message that each rank takes over; -1: none
-    int *queue = new_array(int, 2 * N, "routes"), *takes = queue + N, count = 1, end = -1;
-    queue[0] = 0;
-    for (int q = 0; q < N; q++) {
-        takes[q] = -1;
-        queue[0] = r->sent[q] > r->sent[queue[0]] ? q : queue[0];
-    }
-    for (int at = 0; at < count && end < 0; at++) {
-        const int from = queue[at];
-        for (int k = 0; k < N * N && end < 0; k++) {
-            const double bytes = r->plan->weight[k / N];
-            if (k % N == owner || r->from[k] != from ||
-                (at && bytes < r->plan->weight[takes[from] / N])) {
-                continue;
-            }
-            for (int q = 0; q < N && end < 0; q++) {
-                if (q == queue[0] || takes[q] >= 0 || !routing_can(r, q, k)) { continue; }
-                takes[q] = k;
-                queue[count++] = q;
-                end = r->sent[q] + bytes < r->sent[queue[0]] ? q : -1;
-            }
-        }
-    }
-    for (int q = end, from; q >= 0 && q != queue[0]; q = from) {
-        from = r->from[takes[q]];
-        r->from[takes[q]] = q;
-        r->sent[q] += r->plan->weight[takes[q] / N];
-        r->sent[from] -= r->plan->weight[takes[q] / N];
-    }
-    free(queue);
-    return end >= 0;
 }
 // Mode zero: the uses of a step are numbered in a rank's order. Each stage forward, then each but
 // the last backward.
@@ -176,29 +124,14 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
         }
     }
 }
-// Mode data: each rank receives each stage's parameters from a rank that has them, chosen so that
-// no
-// rank sends more than the others, sums included. A message has two idle slots to travel where that
-// is possible. The rank that is last to use all stages (in v1: rank N - 2) has no one to send to,
-// so the others send one more stage for it.
+// Mode data: the owner sends each new version to all others at once. They may need it much later,
+// but a link that is free now is lost if it stays idle.
 static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
-    const int N = p->N, owner = cyclic_owner(p, 0);
-    int *from = new_array(int, 2 * N * N, "routes");
-    Routing r = {.plan = p,
-                 .from = from,
-                 .slot = from + N * N,
-                 .sent = new_array(double, p->ranks, "routes")};
-    for (int k = 0; k < N * N; k++) {
-        const int stage = k / N, to = k % N;
-        r.from[k] = owner;
-        r.slot[k] = max_i64(cyclic_update_slot(p, stage), cyclic_first_use(p, to, stage) - 3);
-        r.sent[to] += to == owner ? (N - 1) * p->weight[stage] : p->weight[stage];
+    for (int k = 0; k < p->N * p->N; k++) {
+        const int stage = k / p->N;
+        hand_back_add(
+            h, hand_back(stage, cyclic_owner(p, stage), k % p->N, cyclic_update_slot(p, stage)));
     }
-    while (routing_relieve(&r)) {}
-    for (int k = 0; k < N * N; k++) {
-        hand_back_add(h, hand_back(k / N, r.from[k], k % N, r.slot[k]));
-    }
-    free_all(from, r.sent);
 }
 // Returns all messages of parameters, sorted by slot; the caller frees .message.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
@@ -240,8 +173,9 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
             const bool delayed = !cyclic_fresh(p, cyclic_micro(p, piece), stage);
             const int64_t number = cyclic_step_pieces(p) * (int64_t)(phase + delayed) + piece;
             if (cyclic_rank(p, number, at) != rank) { continue; }
-            const bool two =
-                (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, piece, at);
+            // mode data sends early
+            const bool two = (delayed && (p->pauses || p->mode == CYCLIC_DATA)) ||
+                             comes < cyclic_backward_slot(p, delayed, piece, at);
             places = max_i64(places, 1 + two);
         }
         // sent on after the next one has arrived
@@ -257,7 +191,7 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
 static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     const size_t n = m->storages;
     HandBacks h = cyclic_route(p);
-    P2p r = {};
+    P2p r = {.rank = rank};
     r.owner = new_array(int, n, "p2p states");
     r.keeper = new_array(int, n, "p2p states");
     r.places = new_array(unsigned char, n, "p2p states");
@@ -267,16 +201,15 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.taken = new_array(bool *, n, "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
-    r.sums = r.stays && p->waits ? 2 : 1;
+    r.sums = p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank);
     r.grad_slots = p->mode == CYCLIC_DATA ? p->N : 2;
-    r.way = p->way;
     r.pieces = cyclic_pieces(p);
     r.deferred = p->mode == CYCLIC_DATA;
     r.borrows = p->mode == CYCLIC_ZERO;
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
-    r.notice = r.borrows ? 2 : 1;
+    r.notice = cyclic_by_micro(p) ? 2 : 1;
     r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }
@@ -298,8 +231,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
             r.places[i] =
                 (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
             r.adds[i] = r.borrows || r.taken[i][rank];
-            r.comes[i] = r.stays ? (r.borrows || cyclic_width(p, stage) > 1) && r.owner[i] == rank
-                                 : r.adds[i] && !cyclic_turns(p);
+            r.comes[i] = r.owner[i] == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
         }
     }
     free(h.message);

@@ -142,25 +142,20 @@ static inline void cyclic_backward(CyclicBuilder *b, Passage at, int part) {
         cyclic_sums(b, at, u);
     }
 }
-// Sends the sum of a storage, or a gradient that joins it, and adds it up.
+// Sends the gradient of a storage to its owner, and adds it to the sum.
 static inline void cyclic_pass_sum(CyclicBuilder *b, Passage at, int storage, bool later) {
     const CyclicPlan *p = b->plan;
-    const int micro = cyclic_micro(p, at.piece), from = passage_rank(b, at, at.stage),
-              to = cyclic_sum_to(p, storage, passage_number(b, at), at.stage);
-    const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
+    const int from = passage_rank(b, at, at.stage),
+              to = cyclic_sum_to(p, passage_number(b, at), at.stage);
     const bool last = at.piece == b->program->micro_batches - 1,
                adds = p->mode == CYCLIC_ZERO ? later : later == !last;
     const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, at.piece, at.step);
     if (to < 0) { return; }
     if (!later) { cyclic_message(b, sum, from, to); }
-    if (adds && (way != SUM_CHAIN || p->mode == CYCLIC_ZERO)) {
-        cyclic_add(b, to, ACT_ADD, storage, at.piece, at.step);
-    }
+    if (adds) { cyclic_add(b, to, ACT_ADD, storage, at.piece, at.step); }
     if (adds && last && !p->waits) { cyclic_add(b, to, ACT_UPDATE, storage, -1, at.step); }
-    if (later && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
 }
-// Sends sums, and gradients that join them, at the end of their part of the slot. A gradient that
-// joins a sum elsewhere than on the next micro-batch's rank is added one slot later. The last one
+// Sends gradients at the end of their part of the slot. They are added one slot later. The last one
 // is added at once, since the update follows, except that mode zero gives it a slot to travel.
 // later: this is the slot after that of the backward pass.
 static inline void cyclic_pass_sums(CyclicBuilder *b, Passage at, int part, bool later) {
@@ -243,9 +238,8 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, Passage at) {
 static inline void cyclic_add_stats(CyclicBuilder *b, int rank, bool whole, int step) {
     const CyclicPlan *p = b->plan;
     // of the ranks to which the norm returns, the one that knows it first
-    const int knower = p->mode == CYCLIC_ZERO ? p->N - 1 : 0;
-    const bool back = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO,
-               knows = back ? whole || rank == knower : !whole;
+    const int knower = cyclic_by_micro(p) ? p->N - 1 : 0;
+    const bool back = p->mode != CYCLIC_SINGLE, knows = back ? whole || rank == knower : !whole;
     Action stats = cyclic_action(ACT_STATS, -1, -1, -1, step);
     stats.version = whole;
     schedule_add(cyclic_list(b, rank), stats);
@@ -285,16 +279,14 @@ static inline void cyclic_stats_of_ranks(CyclicBuilder *b, int slot) {
     const int N = p->N, end = cyclic_complete_slot(p, 0);
     for (int r = 0; r < N; r++) {
         const int stage = N - 1 - r,
-                  at = p->mode == CYCLIC_DATA
-                           ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
-                           : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
+                  at = cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
         if (at != slot) { continue; }
         cyclic_add_stats(b, r, false, 0);
         cyclic_send_stats(b, r, (r + 1) % N, false, 0);
         if (N > 1 && r == N - 1) { cyclic_add_stats(b, 0, true, 0); }
     }
-    // mode zero: the norm returns to the owners in between, in this window and in the next
-    for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) {
+    // the norm returns to the owners in between, in this window and in the next
+    for (int r = N - 1; p->waits && r > 0; r--) {
         const int late = end + N - 1 - r - slot, step = late ? -1 : 0;
         if (late && late != cyclic_period(p)) { continue; }
         if (r < N - 1) { cyclic_add_stats(b, r, true, step); }

@@ -46,14 +46,8 @@ static inline unsigned deferred_before_stats(const P2p *r) {
 // Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
 // Returns how many there are.
 static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
-    const Pieces *pieces = &r->pieces;
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     const int place = action_is(a->kind, ON_PARAMETERS) ? (version % r->places[a->storage]) : 0;
-    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    // as in store_add_sum
-    const bool joins = r->way[a->storage] == SUM_CHAIN
-                           ? micro > 0
-                           : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1;
     kinds[0] = action_is(a->kind, ON_PARAMETERS) ? REQUEST_RECV + place : REQUEST_RECV_SUM;
     kinds[1] = REQUEST_SEND + place;
     switch (a->kind) {
@@ -62,7 +56,6 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     // a version may have arrived that was never used
     case ACT_RECV_PARAMETERS:
     case ACT_UPDATE: return 2;
-    case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro);
     default: return 0;
     }
 }

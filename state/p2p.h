@@ -1,14 +1,15 @@
 // p2p.h: the store in point-to-point mode (policy.h: P2p; cyclic.h says when messages are sent).
-// Versions of parameters go from a rank that has them to the ranks that use them next, sums of
-// gradients from micro-batch to micro-batch.
+// Versions of parameters go from their owner to the ranks that use them, gradients go to the owner,
+// which adds them.
 //
 // Versions  count steps. A rank keeps one or two versions of a storage: version v in buffer v
 //           modulo their number. A buffer is written again when all requests that use it are
 //           complete (PendingRequests).
 // Sums      ((g_1 + g_2) + g_3) + ... over a step's micro-batches, always in this order, so every
-//           execution gives the same bits. A gradient is made in a buffer of its own, then the sum
-//           of those before it is added. The gradients of pieces are complete before they are added
-//           to those of earlier pieces of their micro-batch.
+//           execution gives the same bits. A gradient is made in a buffer of its own. Where sums do
+//           not stay, the owner adds the gradients before its own apart, then this sum to its own
+//           gradient, then the others. The gradients of pieces are complete before they are added to
+//           those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
 // Deferred  Store operations that would wait for messages may be deferred (engine/deferred.h). Each
@@ -152,16 +153,22 @@ static inline void store_send_all(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->progress[storage].summed : &s->head_begun[micro % s->policy.p2p->heads];
 }
+// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the sum.
+static inline float *store_whole_of_step(const Store *s, int storage, int64_t micro) {
+    const Pieces *pieces = &s->policy.p2p->pieces;
+    return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
+}
 // Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    return r->stays ? store_floats(s, STATE_MADE, storage, micro)
-                    : store_floats(s, r->joins_pieces ? STATE_PIECES : STATE_GRADIENT, storage, 0);
+    return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
+           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
+                             : store_whole_of_step(s, storage, micro);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->policy.p2p;
-    return !r->stays         ? store_floats(s, STATE_GRADIENT, storage, 0)
+    return !r->stays         ? store_whole_of_step(s, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
                              : store_making(s, storage, micro);
 }
@@ -213,31 +220,28 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
         store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
     }
 }
-// Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank sums
-// it.
+// Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns
+// the storage.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
-    const int64_t elements = gpt_storage_elements(s->model, storage);
     const int in_step = piece_micro(&r->pieces, piece);
-    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     float *made = store_whole(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
     // another rank's: sent to its owner as it is
-    if (r->stays && !store_holds(s, storage)) { return; }
+    if (!store_holds(s, storage)) { return; }
     if (r->stays) {
         store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
                              in_step == 0);
-    } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
-        if (way != SUM_OWNER) { requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM)); }
-        const StateKind before = way == SUM_OWNER ? STATE_MADE : STATE_RECEIVED;
-        ops_accumulate(s->stream, made, store_floats(s, before, storage, 0), elements);
+    } else if (in_step > 0) {
+        ops_accumulate(s->stream, made, store_floats(s, STATE_MADE, storage, 0),
+                       gpt_storage_elements(s->model, storage));
     }
 }
-// Adds a part of a sum that was received: the next micro-batch's gradient, on the first rank; those
-// of other ranks, on the owner; or, where sums stay, another rank's piece.
+// Adds a part of a sum that was received: another rank's gradient, or its piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const P2p *r = s->policy.p2p;
-    const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
+    // the gradients before this rank's own one are added up apart from it
+    const bool apart = !r->stays && piece_micro(&r->pieces, piece) < r->rank;
     float *part = store_floats(s, STATE_RECEIVED, storage, 0);
     requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
     if (r->stays && r->joins_pieces) {

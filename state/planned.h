@@ -352,12 +352,12 @@ static inline void store_fill_versions(const Store *s, State *const x[]) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
         const bool owns = layout_holds(&s->layout, i);
-        // made: if sums stay, gradients of micro-batches; with SUM_OWNER, the owner's sum of the
-        // other ranks' gradients, to which its own is added last
-        const bool adds_last = r->way && r->way[i] == SUM_OWNER && owns;
-        const int made = r->stays && r->adds[i] ? (i ? 1 : r->heads) : adds_last;
+        // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
+        // gradients before its own, which the first rank has none of
+        const bool before = !r->stays && owns && r->rank > 0;
+        const int made = r->stays && r->adds[i] ? (i ? 1 : r->heads) : before;
         x[STATE_PARAMETERS][i].versions = r->places[i];
-        x[STATE_GRADIENT][i].versions = (r->stays ? owns : r->adds[i]) ? r->sums : 0;
+        x[STATE_GRADIENT][i].versions = owns ? r->sums : !r->stays && r->adds[i];
         // the gradient of a borrowed wte exists from the head's part to the embedding's
         x[STATE_MADE][i].versions = r->borrows ? !i : made;
         x[STATE_RECEIVED][i].versions = r->borrows ? owns : r->comes[i];

@@ -92,11 +92,6 @@ static inline int offload_stored(const Offload *o, int storage) {
     return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
 }
 
-// How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., reaches its owner, the rank of the
-// last micro-batch. SUM_CHAIN: each rank adds its gradient and sends the sum to the next.
-// SUM_FIRST: all but the last send their gradients to the first rank, which sends the sum to the
-// last. SUM_OWNER: all send their gradients to the last.
-typedef enum { SUM_CHAIN, SUM_FIRST, SUM_OWNER } SumWay;
 // The pieces in which the micro-batches of a step are computed. Pieces are numbered in the order of
 // their computation. in_turns (a rank has one micro-batch): the first piece of each micro-batch,
 // then the second of each, and so on. Otherwise: all pieces of a micro-batch, then of the next.
@@ -104,6 +99,7 @@ typedef struct {
     int micros, pieces; // micro-batches of a step; pieces of a micro-batch
     bool in_turns;
 } Pieces;
+static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
 static inline int piece_number(const Pieces *p, int micro, int within) {
     return p->in_turns ? within * p->micros + micro : micro * p->pieces + within;
 }
@@ -129,9 +125,10 @@ static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
 // States that travel by p2p messages instead of collectives of all owners (cyclic.h). A storage has
-// one owner, which updates it. Other ranks compute with copies of its parameters, and pass on the
-// sum of its gradient.
+// one owner, which updates it. Other ranks compute with copies of its parameters, and send it their
+// gradients.
 typedef struct {
+    int rank;     // this one
     int *owner;   // [storages] rank that updates it
     bool **taken; // [storages][ranks] whether the rank computes with its parameters
     // [storages] rank that saves the version before the newest, if one is kept
@@ -142,16 +139,15 @@ typedef struct {
     bool *adds;  // [storages] whether this rank contributes to the gradient
     bool *comes; // [storages] whether this rank receives sums, or parts of sums, of its gradient
     // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
-    // made in slots; otherwise sums are received and passed on
+    // made in slots; otherwise each gradient has a buffer of its own
     bool stays;
     bool waits; // updates wait for the norm of the whole gradient
-    // buffers of sums that stay: 2 if the sum of the next step begins before that of this step is
-    // used
+    // the owner's buffers of a sum: 2 if the sum of the next step begins before that of this step
+    // is used
     int sums;
     // pieces between the head's and the embedding's part of their gradient of wte
     int heads;
-    const SumWay *way; // [storages] NULL: SUM_CHAIN
-    Pieces pieces;     // of a step
+    Pieces pieces; // of a step
     // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
     int grad_slots;           // slots for received sums
@@ -162,7 +158,7 @@ typedef struct {
     int stages, uses; // with borrows: stages; uses of a stage's parameters in a step
     // [storages] stage that it belongs to; wte belongs to the first, and the last uses it, too
     int *stage;
-    // operations that wait for a message are deferred (p2p.h); each gradient that is passed on has
+    // operations that wait for a message are deferred (p2p.h); each gradient that is sent has
     // a buffer of its own
     bool deferred;
     // most steps that begin after the step in which a stop was requested

@@ -101,9 +101,6 @@ static inline int proof_before(const Proof *p, int piece) {
 static inline int proof_end_of_step(const Proof *p, int64_t step) {
     return ((int)step + 1) * pieces_of_step(&p->pieces) - 1;
 }
-static inline SumWay proof_way(const Proof *p, int storage) {
-    return p->plan->way ? p->plan->way[storage] : SUM_CHAIN;
-}
 static inline bool proof_owns(const Proof *p, int storage) {
     return proof_p2p(p)->owner[storage] == p->v.rank;
 }
@@ -113,24 +110,35 @@ static inline bool proof_borrows(const Proof *p, int storage) {
 // Returns the buffer in which a piece's gradient of a storage is made. If sums stay, or a
 // micro-batch has several pieces, blocks share one buffer, unless their storages alternate, and wte
 // has several. Gradients that are sent to their owners have one each, in a slot. proof_whole
-// returns the buffer of the whole micro-batch's gradient.
+// returns the buffer of the whole micro-batch's gradient. The owner's becomes the sum, and there are
+// two of them if updates wait for the norm.
+static inline Made *proof_whole_of_step(const Proof *p, int storage, int micro) {
+    const P2p *r = proof_p2p(p);
+    const bool second = proof_owns(p, storage) && proof_step(p, micro) % r->sums;
+    const int places = r->heads + STORAGE_CLASSES + p->model->storages;
+    return &proof_rank(p)->made[second            ? places + p->model->storages + storage
+                                : r->joins_pieces ? r->heads + STORAGE_CLASSES + storage
+                                                  : storage];
+}
 static inline Made *proof_made(const Proof *p, int storage, int micro) {
     const P2p *r = proof_p2p(p);
+    if (!r->borrows && !r->stays && !r->joins_pieces) {
+        return proof_whole_of_step(p, storage, micro);
+    }
     const int heads = r->heads, own_place = heads + STORAGE_CLASSES + p->model->storages + storage,
               class_place = heads + (int)gpt_storage_class(p->model, storage);
     const int piece_place = share_alternates(p->model->share) ? own_place : class_place;
-    return &proof_rank(p)->made[r->borrows || (!r->stays && !r->joins_pieces) ? storage
-                                : storage                                     ? piece_place
-                                                                              : micro % heads];
+    return &proof_rank(p)->made[r->borrows ? storage : storage ? piece_place : micro % heads];
 }
 static inline Made *proof_whole(const Proof *p, int storage, int micro) {
     const P2p *r = proof_p2p(p);
-    return r->joins_pieces ? &proof_rank(p)->made[r->heads + STORAGE_CLASSES + storage]
-                           : proof_made(p, storage, micro);
+    return !r->joins_pieces ? proof_made(p, storage, micro)
+           : r->stays       ? &proof_rank(p)->made[r->heads + STORAGE_CLASSES + storage]
+                            : proof_whole_of_step(p, storage, micro);
 }
 // Returns the sum that stays on its owner, or the sum of the parts that the owner has received.
 static inline Made *proof_summed(const Proof *p, int storage, int64_t step) {
-    return &proof_storage(p, storage)->summed[step % proof_p2p(p)->sums];
+    return &proof_storage(p, storage)->summed[proof_p2p(p)->stays ? step % proof_p2p(p)->sums : 0];
 }
 static inline bool made_is(const Made *m, int storage, int micro, int first, int last) {
     return m->micro == micro && m->storage == storage && m->first == first && m->last == last;
@@ -277,37 +285,31 @@ static inline void prove_piece(Proof *p, const Action *a) {
     if (whole != m) { prove_add_piece(p, a, m, whole); }
 }
 // With its last piece a micro-batch's gradient is complete. The sum of earlier micro-batches is
-// added to it, on the rank that adds this storage.
+// added to it, on the storage's owner.
 static inline void prove_join(Proof *p, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const SumWay way = proof_way(p, a->storage);
-    Made *m = proof_whole(p, a->storage, a->micro), *coming = &proof_storage(p, a->storage)->coming,
+    Made *m = proof_whole(p, a->storage, a->micro),
          *sum = proof_summed(p, a->storage, proof_step(p, a->micro));
     // not complete, or sent to its owner as it is
-    if (!proof_ends(p, a->micro) || proof_borrows(p, a->storage)) { return; }
+    if (!proof_ends(p, a->micro) || !proof_owns(p, a->storage)) { return; }
+    refuse(&p->v, !proof_sums_before(p, sum, a), "the sum is not of those before it");
     if (proof_p2p(p)->stays) {
-        refuse(&p->v, !proof_sums_before(p, sum, a), "the sum is not of those before it");
         *sum = made_sum(a->storage, a->micro, in);
         made_free(m);
         return;
     }
-    if (way == SUM_CHAIN ? in == 0 : !proof_owns(p, a->storage)) { return; }
-    Made *before = way == SUM_OWNER ? sum : coming;
-    refuse(&p->v, !made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1),
-           "the sum that came is not of those before it");
     m->first = 0;
-    made_free(before);
+    made_free(sum);
 }
 // A received part is added to a sum. Where sums stay, a received piece is added to those of its
 // micro-batch, and with the last piece the micro-batch's gradient to the sum.
 static inline void prove_add(Proof *p, const Action *a) {
     const P2p *r = proof_p2p(p);
     const int in = proof_in_step(p, a->micro);
-    const bool owner = r->borrows || proof_way(p, a->storage) == SUM_OWNER,
-               joins_pieces = r->stays && r->joins_pieces;
+    const bool joins_pieces = r->stays && r->joins_pieces, apart = r->stays || in < p->v.rank;
     Made *coming = &proof_storage(p, a->storage)->coming,
          *whole = proof_whole(p, a->storage, a->micro),
-         *sum = owner ? proof_summed(p, a->storage, proof_step(p, a->micro)) : whole;
+         *sum = apart ? proof_summed(p, a->storage, proof_step(p, a->micro)) : whole;
     refuse(&p->v, !made_is(coming, a->storage, a->micro, in, in), "the part is not here");
     if (joins_pieces) {
         prove_add_piece(p, a, coming, whole);
@@ -376,7 +378,8 @@ static inline void prove_own_stats(Proof *p, const Action *a) {
                "a loss of piece %d is not there", i);
     }
     for (int s = 0; s < p->v.program->map.storages; s++) {
-        const Made *sum = r->stays ? proof_summed(p, s, a->step) : proof_whole(p, s, 0);
+        const Made *sum = r->stays ? proof_summed(p, s, a->step)
+                                   : proof_whole(p, s, proof_end_of_step(p, a->step));
         const bool there = r->waits
                                ? made_is(sum, s, proof_end_of_step(p, a->step), 0, p->plan->N - 1)
                                : proof_storage(p, s)->newest > a->step;
@@ -524,7 +527,7 @@ static inline void proof_end(Proof *p, int steps) {
 }
 static inline void proof_start_rank(Proof *p, ProofRank *r, int rank) {
     const size_t storages = (size_t)p->model->storages, units = (size_t)p->model->units,
-                 made = 2 * storages + STORAGE_CLASSES + (size_t)p->plan->N;
+                 made = 3 * storages + STORAGE_CLASSES + (size_t)p->plan->N;
     p->p2p[rank] = cyclic_p2p(p->plan, p->model, rank);
     r->made = new_array(Made, made, "proof");
     for (size_t i = 0; i < made; i++) { made_free(&r->made[i]); }

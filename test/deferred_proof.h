@@ -37,7 +37,6 @@
 #include "engine/deferred.h"  // which actions can be deferred, and what they wait for
 #include "engine/validator.h" // the walk's visits
 
-static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
 typedef struct {
     int rank, at; // index in the rank's list
 } End;

@@ -702,12 +702,10 @@ class Lost(Check):
 
     def test_in_each_action(self):
         """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had
-        been. In mode data only the last rank updates, and receives sums of all before."""
+        been."""
 
         def lose(case):
             how, kind, rank, rule, mode = case
-            if mode is data:
-                rank = self.who(kind, rank)
             fault = Faulty(how, rank, kind, **self.changes(rule, mode))
             job = fault.ends()
             if how == "kill":
@@ -762,13 +760,6 @@ class Lost(Check):
             )
 
         at_once(lose, sample([(how, kind) for how in ("kill", "stop") for kind in kinds], 2))
-
-    @staticmethod
-    def who(kind, rank):
-        """A rank of mode data that does so."""
-        if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2):
-            return 1
-        return 2 if kind in ("UPDATE", "SEND_PARAMETERS") else rank
 
     @staticmethod
     def changes(rule, mode=data):

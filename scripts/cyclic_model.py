@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""cyclic_model.py: how long a step of --cyclic-mode data takes over slow links, by a model of its
+schedule.
+
+    ./train_gpt ... --cyclic v2 --cyclic-mode data --show-schedule > LIST
+    scripts/cyclic_model.py LIST ...   [--c 3] [--layers 12] [--channels 128] [--positions 64]
+
+The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
+parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
+data parallelism's all-reduce takes c times a forward pass. Deferred operations wait as
+engine/deferred.h says, and run between actions. A row of the table says, for a list:
+
+bytes      the least time of a step in which the busiest link can carry its bytes
+alone      the time if no message shared its link with another: what the dependencies alone allow
+shared     all messages at once, as the program does; ranks share a link evenly, as TCP does
+in turns   between two ranks one message at a time, the earliest needed first
+by need    at any moment the messages that are needed first have the whole link
+
+and the speed of each against an ideal overlapped data parallelism, F + max(B, c). Vocabulary: 256.
+"""
+
+import argparse
+import re
+from collections import defaultdict
+
+PARAMETERS = {"SEND_PARAMETERS", "RECV_PARAMETERS", "UPDATE"}
+SUMS = {"SEND_SUM", "RECV_SUM", "REDUCE", "ADD", "UPDATE"}
+BEFORE_GRADIENT = {"SEND_SUM", "REDUCE", "UPDATE"}
+MAKES = {"RECV_PARAMETERS", "UPDATE"}  # a new version
+STEPS = 14
+TINY = 1e-9
+
+
+class Model:
+    """Sizes of storages in elements; costs of units, forward pass of a block = 1."""
+
+    def __init__(self, options):
+        width, vocab, self.layers = options.channels, 256, options.layers
+        block = 12 * width * width + 13 * width
+        self.size = [vocab * width, options.positions * width] + [block] * self.layers + [2 * width]
+        self.head = vocab / (12 * width)
+        self.forward = self.layers + self.head
+
+    def storages(self, unit):
+        last = self.layers + 1
+        return [0, 1] if unit == 0 else [last + 1, 0] if unit == last else [unit + 1]
+
+    def cost(self, action):
+        if action["kind"] not in ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"):
+            return 0
+        unit = action["unit"]
+        return 0 if unit == 0 else self.head if unit == self.layers + 1 else 1
+
+
+def read(path):
+    """The list of each rank."""
+    lists = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if re.match(r"rank \d+: ", line):
+                lists.append([])
+            found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
+            if lists and found:
+                words = re.findall(r"(storage|unit|version|peer) +(-?\d+)", found[2])
+                lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
+    return lists
+
+
+class Message:
+    """Ready when both ends are posted (ends)."""
+
+    def __init__(self, source, target, left):
+        self.source, self.target, self.left = source, target, left
+        self.need, self.began, self.ends = 0.0, False, []
+
+
+class Rank:
+    """Its list of all steps, and where it is."""
+
+    def __init__(self, model, window):
+        self.list, self.at, self.busy, self.doing = [], 0, 0.0, False
+        self.queue, self.open, self.begins = [], defaultdict(set), []
+        self.version, self.places = {}, defaultdict(lambda: 1)
+        work = 0.0
+        for step in range(STEPS):
+            for action in window:
+                a = dict(action, begins=work)
+                if a["kind"] == "UPDATE":
+                    a["version"] = step + 1
+                elif a["kind"] in PARAMETERS or a["kind"] == "ACQUIRE":
+                    a["version"] += step
+                work += model.cost(a)
+                self.list.append(a)
+        self.plan_places()
+        self.plan_needs()
+
+    def plan_places(self):
+        """Two versions, where a new one comes before the last use of the old one."""
+        newest = {}
+        for a in self.list:
+            storage = a.get("storage")
+            if a["kind"] in MAKES:
+                self.version.setdefault(storage, a["version"] - 1)
+                newest[storage] = a["version"]
+            elif a["kind"] in ("ACQUIRE", "SEND_PARAMETERS"):
+                if a["version"] < newest.get(storage, a["version"]):
+                    self.places[storage] = 2
+
+    def plan_needs(self):
+        """When the list needs what a message brings."""
+        use, added = {}, {}
+        for a in reversed(self.list):
+            kind, storage = a["kind"], a.get("storage")
+            if kind in ("ACQUIRE", "SEND_PARAMETERS"):
+                use[storage, a["version"]] = a["begins"]
+            elif kind in ("REDUCE", "ADD"):
+                added[storage] = a["begins"]
+            elif kind == "RECV_PARAMETERS":
+                a["need"] = use.get((storage, a["version"]), 1e9)
+            elif kind == "RECV_SUM":
+                a["need"] = added.get(storage, 1e9)
+
+    def place(self, a):
+        return a["storage"], a["version"] % self.places[a["storage"]]
+
+    def blocked(self, a):
+        """Whether a message is open that a deferred operation waits for."""
+        kind = a["kind"]
+        if kind == "ADD":
+            return bool(self.open["RECV_SUM", a["storage"]])
+        if kind not in PARAMETERS:
+            return False
+        sent = kind in MAKES and self.open["SEND_PARAMETERS", *self.place(a)]
+        return bool(sent or self.open["RECV_PARAMETERS", *self.place(a)])
+
+    def deferred(self, kinds, storage=None):
+        return any(a["kind"] in kinds and storage in (None, a["storage"]) for a in self.queue)
+
+    def waits(self, model, a):
+        """Whether the list waits before an action."""
+        kind, storage = a["kind"], a.get("storage")
+        if kind == "ACQUIRE":
+            late = self.version.get(storage, 0) < a["version"] and self.deferred(MAKES, storage)
+            return bool(late or self.open["RECV_PARAMETERS", *self.place(a)])
+        if kind == "STATS":
+            return bool(
+                self.open["SEND_STATS",] or self.open["RECV_STATS",] or self.deferred({"UPDATE"})
+            )
+        made = model.storages(a["unit"]) if kind == "BACKWARD_WEIGHT" else []
+        made += [storage] if kind == "REDUCE" else []
+        return any(self.deferred(BEFORE_GRADIENT, s) or self.open["SEND_SUM", s] for s in made)
+
+
+class Run:
+    """All ranks and messages, event by event."""
+
+    def __init__(self, model, lists, c, order):
+        self.model, self.order, self.now = model, order, 0.0
+        self.ranks = [Rank(model, window) for window in lists]
+        n = len(lists)
+        self.rate = 2 * (n - 1) / n * sum(model.size) / (c * model.forward)
+        self.posted, self.active = defaultdict(list), []
+
+    def post(self, rank, a):
+        way, _, what = a["kind"].partition("_")
+        ends = (rank, a["peer"]) if way == "SEND" else (a["peer"], rank)
+        posted = self.posted[ends, what, a.get("storage")]
+        if posted and posted[0][0] != way:
+            message = posted.pop(0)[1]
+            self.active.append(message)
+        else:
+            size = self.model.size[a["storage"]] if "storage" in a else 0
+            message = Message(*ends, size / self.rate)
+            posted.append((way, message))
+        message.need = max(message.need, a.get("need", 0))
+        place = self.ranks[rank].place(a) if what == "PARAMETERS" else (a.get("storage"),)
+        key = (a["kind"],) if what == "STATS" else (a["kind"], *place)
+        self.ranks[rank].open[key].add(message)
+        message.ends.append((rank, key))
+
+    def run_ready(self, number):
+        """Deferred operations, in order on each storage's parameters and on its sums."""
+        rank, left, moved = self.ranks[number], [], False
+        lanes = {id(PARAMETERS): set(), id(SUMS): set()}
+        for a in rank.queue:
+            mine = [lanes[id(kinds)] for kinds in (PARAMETERS, SUMS) if a["kind"] in kinds]
+            if any(a["storage"] in lane for lane in mine) or rank.blocked(a):
+                left.append(a)
+                for lane in mine:
+                    lane.add(a["storage"])
+                continue
+            moved = True
+            if a["kind"] in MAKES:
+                rank.version[a["storage"]] = a["version"]
+            if "peer" in a:
+                self.post(number, a)
+        rank.queue = left
+        return moved
+
+    def advance(self, number):
+        """Runs a rank's list as far as it goes now. Returns whether anything was done."""
+        rank, moved = self.ranks[number], False
+        if rank.busy > self.now + TINY:
+            return False
+        if rank.doing:
+            rank.doing, rank.at, moved = False, rank.at + 1, True
+        while True:
+            moved = self.run_ready(number) or moved
+            if rank.at == len(rank.list) or rank.waits(self.model, rank.list[rank.at]):
+                return moved
+            a, moved = rank.list[rank.at], True
+            if a["kind"] == "FORWARD" and a["unit"] == 0:
+                rank.begins.append(self.now)
+            if self.model.cost(a):
+                rank.busy, rank.doing = self.now + self.model.cost(a), True
+                return True
+            if a["kind"] in PARAMETERS | SUMS:
+                rank.queue.append(a)
+            elif "peer" in a:
+                self.post(number, a)
+            rank.at += 1
+
+    def rates(self):
+        """The share of a link that each message has now."""
+        if self.order == "alone":
+            return {message: 1.0 for message in self.active}
+        links = defaultdict(lambda: 1.0)
+        if self.order == "by need":
+            rates = {}
+            for m in sorted(self.active, key=lambda m: m.need):
+                out, into = ("out", m.source), ("in", m.target)
+                rates[m] = min(links[out], links[into])
+                links[out] -= rates[m]
+                links[into] -= rates[m]
+            return rates
+        pairs = defaultdict(list)
+        for m in sorted(self.active, key=lambda m: (not m.began, m.need)):
+            pairs["out", m.source, "in", m.target].append(m)
+        first = 1 if self.order == "in turns" else None
+        return self.shared({pair: waiting[:first] for pair, waiting in pairs.items()})
+
+    def shared(self, pairs):
+        """Pairs of ranks share each link evenly: the most loaded link first (max-min fairness)."""
+        rates, left, open_pairs = {}, defaultdict(lambda: 1.0), set(pairs)
+        while open_pairs:
+            users = defaultdict(list)
+            for pair in open_pairs:
+                users[pair[:2]].append(pair)
+                users[pair[2:]].append(pair)
+            link = min(users, key=lambda link: (left[link] / len(users[link]), link))
+            share = left[link] / len(users[link])
+            for pair in users[link]:
+                left[pair[:2]] -= share
+                left[pair[2:]] -= share
+                open_pairs.discard(pair)
+                rates.update({m: share / len(pairs[pair]) for m in pairs[pair]})
+        return rates
+
+    def complete(self):
+        done = [m for m in self.active if m.left <= TINY]
+        self.active = [m for m in self.active if m.left > TINY]
+        for m in done:
+            for rank, key in m.ends:
+                self.ranks[rank].open[key].discard(m)
+        return bool(done)
+
+    def period(self):
+        """The time of a step, from the middle of the run on."""
+        while True:
+            while any([*(self.advance(r) for r in range(len(self.ranks))), self.complete()]):
+                pass
+            if all(rank.at == len(rank.list) for rank in self.ranks):
+                break
+            rates = self.rates()
+            next_ = [self.now + m.left / rate for m, rate in rates.items() if rate > TINY]
+            next_ += [rank.busy for rank in self.ranks if rank.busy > self.now + TINY]
+            for m, rate in rates.items():
+                m.left -= rate * (min(next_) - self.now)
+                m.began = m.began or rate > TINY
+            self.now = min(next_)
+        begins = self.ranks[0].begins
+        return (begins[-2] - begins[STEPS // 2]) / (len(begins) - 2 - STEPS // 2)
+
+
+def bytes_bound(model, lists, c):
+    loads = defaultdict(float)
+    for rank, actions in enumerate(lists):
+        for a in actions:
+            if "peer" in a and "storage" in a:
+                loads[rank, a["kind"][:4]] += model.size[a["storage"]]
+    n = len(lists)
+    return max(loads.values()) * c * model.forward / (2 * (n - 1) / n * sum(model.size))
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("lists", nargs="+", metavar="LIST", help="what --show-schedule printed")
+    parser.add_argument("--c", type=float, default=3.0)
+    for name, default in (("layers", 12), ("channels", 128), ("positions", 64)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    model = Model(options)
+    ideal = model.forward * (1 + max(2, options.c))
+    orders = ("alone", "shared", "in turns", "by need")
+    print(f"| list, ideal DP {ideal:.1f} | bytes |", " | ".join(orders), "|")
+    print("|---" * (len(orders) + 2) + "|")
+    for path in options.lists:
+        lists = read(path)
+        times = [bytes_bound(model, lists, options.c)]
+        times += [Run(model, lists, options.c, order).period() for order in orders]
+        print(f"| {path} |", " | ".join(f"{t:.1f}, {ideal / t:.2f}x" for t in times), "|")
+
+
+if __name__ == "__main__":
+    main()
