@@ -370,20 +370,25 @@ class Numbers(Check):
                 sent[-1] += STATS_BYTES
         return sent
 
+    @staticmethod
+    def stats_bytes(N, rule):
+        """Of the statistics that all ranks send: each its own, and where updates wait for the norm,
+        it returns to the owners in between."""
+        return STATS_BYTES * (N + (N - 2 if rule is V1 else 0))
+
     def test_sent(self):
         """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and the
-        statistics of each."""
+        statistics."""
 
         def check(case):
-            N, word, case = case
-            precision = dict(dtype="bf16") if word == 2 else {}
-            sent = self.sent(word, **data(N, **case, **precision))
-            self.assertEqual(
-                sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * STATS_BYTES, (N, case)
-            )
-            measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
-            self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
-            self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
+            N, word, rule = case
+            run = data(N, **rule, **(dict(dtype="bf16") if word == 2 else {}))
+            sent = self.sent(word, **run)
+            expected = (N - 1) * PARAMETERS * (4 + word) + self.stats_bytes(N, rule)
+            self.assertEqual(sum(sent), expected, case)
+            measured = train(**run).end()["traffic"]["measured"]
+            self.assertEqual(measured["total"]["intra"], sent[0], case)
+            self.assertEqual(measured["intra"]["send"], sent[0], case)
 
         at_once(
             check,
@@ -405,11 +410,9 @@ class Numbers(Check):
             )  # storages: blocks are storages 2 .. UNITS - 1
             once = [1, UNITS, *last]
             travels = sum(elements(s) * (1 if s in once else 2) for s in range(UNITS + 1))
-            tallies = N + (N - 2 if rule is V1 else 0)
             sent = self.sent(word, **case)
-            self.assertEqual(
-                sum(sent), (N - 1) * (travels * word + PARAMETERS * 4) + tallies * STATS_BYTES, case
-            )
+            expected = (N - 1) * (travels * word + PARAMETERS * 4) + self.stats_bytes(N, rule)
+            self.assertEqual(sum(sent), expected, case)
             end = train(**case).end()
             self.assertEqual(end["traffic"]["measured"]["intra"]["send"], sent[0], case)
             own = sum(map(elements, last))
