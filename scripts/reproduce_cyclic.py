@@ -34,7 +34,7 @@ images   the paper's own task, classification: the share of right labels on the 
 causes   the same images in few steps of 16, where v1 and v2 fall behind, and what changes that:
          warm-up, beta1, beta2, the number of steps. AdamW.
 
---quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the
+--quick takes less than 5 minutes on 2 quiet cores; --full some hours. --steps replaces the
 number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
 out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the samples
 traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The
@@ -138,9 +138,12 @@ PLANS = {
         tuning_seeds=(1, 2),
         seeds=(3, 4, 5, 6, 7),
         text_steps=12000,
-        text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-1", "3e-1", "1")},
+        text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
         image_steps=8000,
-        image_rates={"adamw": ("1.25e-3", "2.5e-3", "5e-3"), "sgd": ("1e-1", "3e-1", "1")},
+        image_rates={
+            "adamw": ("1.25e-3", "2.5e-3", "5e-3"),
+            "sgd": ("1e-2", "3e-2", "1e-1", "3e-1"),
+        },
         cause_steps=2000,
         cause_rates=("1.25e-3", "2.5e-3", "5e-3"),
         cause_seeds=(1, 2),
