@@ -58,7 +58,6 @@ from reproduce_cyclic import (
     cluster_name,
     found_events,
     last_validation,
-    more,
     no_cluster,
     sent_bytes,
     step_ms,
@@ -98,6 +97,11 @@ class Plan:
     seeds: tuple
     timed_steps: int
     rounds: int  # of timed runs, in turns
+
+    @property
+    def tuning_seeds(self):
+        """The first seed chooses the learning rate."""
+        return self.seeds[:1]
 
 
 PLANS = {
@@ -224,8 +228,12 @@ class Bench(reproduce_cyclic.Bench):
             self, part, every, rates, self.command, lambda log: last_validation(log)["loss"], min
         )
         return {
-            one: (rate, losses, [self.curve(part, one, rate, seed) for seed in self.plan.seeds])
-            for one, (rate, losses) in found.items()
+            one: (
+                its.rate,
+                its.scores,
+                [self.curve(part, one, its.rate, seed) for seed in self.plan.seeds],
+            )
+            for one, its in found.items()
         }
 
     def curve(self, part, one, rate, seed):
@@ -237,6 +245,10 @@ class Bench(reproduce_cyclic.Bench):
             self.command(one, rate, seed),
         )
         return [(event["step"], event["loss"]) for event in found_events(log, "val")]
+
+
+def more(ratio):
+    return f"{100 * (ratio - 1):+.2f} %"
 
 
 def mean_curve(curves):

@@ -1142,7 +1142,7 @@ with open(value("--log", ""), "w") as log:
 
 class Dpzero(InFolder):
     RUNS = (
-        5 * 3 + 2 * 3 + 2 * (3 + 4) + 2 + 2 + 4
+        5 * 3 + 2 * 3 + 2 * (3 + 4) + 2 + 2 + 6
     )  # --quick: ranks and stages, sizes, pipelines beside ZeRO, a width, the cluster, texts
 
     def setUp(self):
@@ -1197,7 +1197,7 @@ class Dpzero(InFolder):
         )  # 0.5 of 0.625
         with open(self.out / "rows.csv", newline="") as file:
             rows = list(csv.DictReader(file))
-        self.assertEqual(len(rows), self.RUNS - 6)
+        self.assertEqual(len(rows), self.RUNS - 8)
         grid = [row for row in rows if row["part"] == "grid"]
         self.assertEqual({row["ms"] for row in grid if row["variant"] == "unit"}, {"12.5"})
         self.assertEqual(
@@ -1232,6 +1232,7 @@ class Dpzero(InFolder):
         self.assertNotIn("epsilon", self.reproduce("--quick", "--part", "steps", "--part", "wide"))
         text = self.reproduce("--quick", "--part", "text")
         self.assertIn("| epsilon 8 | 7.5000 |", text)
+        self.assertIn("| epsilon 8, bf16 | 7.5000 |", text)
         self.assertNotIn("traffic", text)
         self.assertEqual(len(self.calls()), self.RUNS - 2 * (3 + 4), "all but pipelines")
 
@@ -1553,19 +1554,24 @@ class Cyclic(InFolder):
 
     def test_quality_and_images(self):
         text = self.reproduce("--part", "quality", "--part", "images", "--steps", "50")
-        self.assertIn("| DP | 4e-3 | 2.0000 | 2.0000 | +0.00 % |", text)
-        self.assertIn("| CDP-v1, N=4 | 4e-3 | 2.0200 | 2.0200 | +1.00 % |", text)
-        self.assertIn("N=4: +0.25 %", text)
-        self.assertIn("90.0 %, 80.0 %, 85.0 %", text)
-        self.assertIn("80.0 %, 70.0 %, 75.0 %", text)
+        for row in (
+            "| DP | 2e-3: 3.0000, 4e-3: 2.0000 | 4e-3 | 2.0000 | 2.0000 |  |",
+            "| CDP-v1, N=4 | 2e-3: 3.0200, 4e-3: 2.0200 | 4e-3 | 2.0200 | 2.0200 | +0.0200 |",
+            "| CDP-v2, N=4 | 2.5e-3: 85.0 | 2.5e-3 | 85.0 | 85.0 | -5.0 |",
+            "| CDP-v1, N=4, sgd | 3e-1: 70.0 | 3e-1 | 70.0 | 70.0 | -10.0 |",
+        ):
+            self.assertIn(row, text)
         self.assertEqual(len(self.calls()), 3 * 2 + 2 * 3)
         self.assertTrue(
             any(
                 "--model layers=4,heads=8,channels=64,vocab=267 --seq-len 5 --micro-batch 4"
-                " --batch-tokens 80 --final-lr-fraction 0.1 --steps 50" in call
+                " --batch-tokens 20 --final-lr-fraction 0.1 --steps 50" in call
                 for call in self.calls()
             )
         )
+        text = self.reproduce("--part", "causes", "--steps", "50")
+        row = "| 90.0 (2.5e-3) | 80.0 (2.5e-3) | 85.0 (2.5e-3) |"
+        self.assertEqual(text.count(row), 7)
         (self.folder / "data/digits_images_val_000000.bin").unlink()
         self.assertIn("Images: left out: no data/digits_images", self.reproduce("--part", "images"))
 
