@@ -6,8 +6,7 @@
 //            is ready between actions and whenever it waits; where an action needs the result of an
 //            operation it waits until that has run. test/deferred_proof.h proves that no rank
 //            waits for ever.
-// Interface  deferred_open lets operations wait; before it, and after deferred_close, each
-// operation
+// Interface  deferred_open lets operations wait. Before it and after deferred_close, each operation
 //            runs at once. deferred_push adds one, deferred_run_ready runs what is ready,
 //            deferred_finish waits until certain operations have run, or all of them.
 #ifndef DEFERRED_H

@@ -8,8 +8,8 @@
 // Sums      ((g_1 + g_2) + g_3) + ... over a step's micro-batches, always in this order, so every
 //           execution gives the same bits. A gradient is made in a buffer of its own. Where sums do
 //           not stay, the owner adds the gradients before its own apart, then this sum to its own
-//           gradient, then the others. The gradients of pieces are complete before they are added to
-//           those of earlier pieces of their micro-batch.
+//           gradient, then the others. The gradients of pieces are complete before they are added
+//           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
 // Deferred  Store operations that would wait for messages may be deferred (engine/deferred.h). Each
@@ -153,7 +153,8 @@ static inline void store_send_all(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->progress[storage].summed : &s->head_begun[micro % s->policy.p2p->heads];
 }
-// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the sum.
+// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
+// sum.
 static inline float *store_whole_of_step(const Store *s, int storage, int64_t micro) {
     const Pieces *pieces = &s->policy.p2p->pieces;
     return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
