@@ -878,20 +878,18 @@ class Tuned:
         return statistics.stdev(self.scores) / n**0.5 if n > 1 else 0.0
 
 
+def run_name(part, one, rate, seed):
+    """The folder of a run."""
+    words = f"{one}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", "").replace("/", "_")
+    return f"{part}/{words}"
+
+
 def tuned(bench, part, every, rates, command, score, better):
     """Candidate -> Tuned. better: min or max."""
     plan = bench.plan
 
     def runs(jobs):
-        names = {
-            job: (
-                f"{part}/"
-                + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_")
-                .replace(" ", "")
-                .replace("/", "_")
-            )
-            for job in dict.fromkeys(jobs)
-        }
+        names = {job: run_name(part, *job) for job in dict.fromkeys(jobs)}
         logs = bench.run_together({name: command(*job) for job, name in names.items()})
         return {job: score(logs[name]) for job, name in names.items()}
 
@@ -1060,20 +1058,20 @@ def image_model(prefix, images):
     ], pixels
 
 
-def no_images(prefix):
-    """What to say where there are none, else nothing."""
-    there = all(glob.glob(f"{prefix}_{part}_*.bin") for part in ("train", "val"))
-    return (
-        ""
-        if there
-        else (
-            f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes"
-            " them.\n\n"
-        )
-    )
+def with_images(part):
+    """A part that is left out where there are no images."""
+
+    def run(bench):
+        prefix = bench.options.images
+        if all(glob.glob(f"{prefix}_{which}_*.bin") for which in ("train", "val")):
+            return part(bench, prefix)
+        left_out = f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images"
+        return left_out + " makes them.\n\n", []
+
+    return run
 
 
-def percent(share):
+def in_percent(share):
     return f"{100 * share:.1f}"
 
 
@@ -1085,10 +1083,8 @@ def labels_of(log):
     return last_validation(log)["label_accuracy"]
 
 
-def images(bench):
-    plan, prefix = bench.plan, bench.options.images
-    if no_images(prefix):
-        return no_images(prefix), []
+def images(bench, prefix):
+    plan = bench.plan
     model, pixels = image_model(prefix, SMALL_STEP)
     steps = bench.options.steps or plan.image_steps
     every = [
@@ -1108,7 +1104,7 @@ def images(bench):
     table = quality_table(
         f"images of {pixels} pixels, {steps} steps of {SMALL_STEP}, right labels in %",
         found,
-        percent,
+        in_percent,
         points,
     )
     draw_quality(bench, "images", found, "share of right labels")
@@ -1122,11 +1118,9 @@ def images(bench):
     return table, claims
 
 
-def causes(bench):
+def causes(bench, prefix):
     """Few large steps, and one thing at a time that is otherwise."""
-    plan, prefix = bench.plan, bench.options.images
-    if no_images(prefix):
-        return no_images(prefix), []
+    plan = bench.plan
     model, pixels = image_model(prefix, LARGE_STEP)
     steps = bench.options.steps or plan.cause_steps
     variants = {
@@ -1149,9 +1143,7 @@ def causes(bench):
         for rate in plan.cause_rates
         for seed in plan.cause_seeds
     }
-    names = {
-        job: "causes/" + "_".join(map(str, job)).replace(" ", "-").replace(",", "") for job in jobs
-    }
+    names = {job: run_name(f"causes/{job[0].replace(' ', '-')}", *job[1:]) for job in jobs}
     logs = bench.run_together({names[job]: command for job, command in jobs.items()})
 
     def mean(name, one, rate):
@@ -1161,7 +1153,7 @@ def causes(bench):
 
     def best(name, one):
         rate = max(plan.cause_rates, key=lambda rate: mean(name, one, rate))
-        return f"{percent(mean(name, one, rate))} ({rate})"
+        return f"{in_percent(mean(name, one, rate))} ({rate})"
 
     rows = [[name, *(best(name, one) for one in rules)] for name in variants]
     header = [
@@ -1275,8 +1267,8 @@ PARTS = {
     "speed": speed,
     "quality": quality,
     "zero": zero,
-    "images": images,
-    "causes": causes,
+    "images": with_images(images),
+    "causes": with_images(causes),
 }
 
 

@@ -421,8 +421,8 @@ def other_than_data_parallel(answer):
 
 
 def figure11(planner, full):
-    """The table, and curves: model -> configuration -> [(samples, the paper's speed-ups of data
-    parallelism and of the best hybrid plan, ours)]."""
+    """Model -> configuration -> [(samples, the paper's speed-ups of data parallelism and of the
+    best hybrid plan, ours)]."""
     papers, curves = json.loads(FIGURE11.read_text()), {}
     del papers["_source"]
     for model, by_letter in papers.items():
@@ -436,7 +436,11 @@ def figure11(planner, full):
                 plans = other(answer, "data parallel"), other_than_data_parallel(answer)
                 ours = [speedup(answer, plan) if plan else None for plan in plans]
                 curves.setdefault(model, {}).setdefault(letter, []).append((samples, theirs, ours))
-    lines = []
+    return curves
+
+
+def figure11_table(curves):
+    lines, ratios_at_128 = [], {letter: [] for letter in CLUSTERS}
     for model, by_letter in curves.items():
         for letter, points in by_letter.items():
             for samples, theirs, ours in points:
@@ -445,14 +449,11 @@ def figure11(planner, full):
                     for data, hybrid in (theirs, ours)
                 ]
                 lines.append([f"{model}, {letter}", str(samples), *cells])
-    for letter in CLUSTERS:
-        at_128 = [
-            [hybrid / data for data, hybrid in (theirs, ours)]
-            for by_letter in curves.values()
-            for samples, theirs, ours in by_letter[letter]
-            if samples == 128 and all(ours)
-        ]
-        means = [f"{statistics.mean(ratios):.2f}" for ratios in zip(*at_128)]
+                if samples == 128 and all(ours):
+                    ratios = [hybrid / data for data, hybrid in (theirs, ours)]
+                    ratios_at_128[letter].append(ratios)
+    for letter, ratios in ratios_at_128.items():
+        means = [f"{statistics.mean(column):.2f}" for column in zip(*ratios)]
         lines.append([f"mean of the models, {letter}", "128", *means])
     header = [
         "model, configuration",
@@ -460,7 +461,7 @@ def figure11(planner, full):
         "paper: data parallel, best hybrid: ratio",
         "simulated",
     ]
-    return "## Figure 11: by the samples of a step\n\n" + markdown(header, lines), curves
+    return "## Figure 11: by the samples of a step\n\n" + markdown(header, lines)
 
 
 def draw_figure11(pyplot, curves, out):
@@ -795,7 +796,7 @@ def reproduce(options):
     planner = Planner(options)
     pyplot = pyplot_or_none("reproduce_dapple")
     table5_lines, curves = table5(planner)
-    figure11_table, by_samples = figure11(planner, options.full)
+    by_samples = figure11(planner, options.full)
     figure12_lines, bars = figure12(planner, options.full)
     if pyplot:
         draw_table5(pyplot, curves, options.into / "table5.png")
@@ -804,7 +805,7 @@ def reproduce(options):
     claims = table3(planner) + table5_lines + figure12_lines + table7(planner)
     text = (
         table4(planner, options.full)
-        + figure11_table
+        + figure11_table(by_samples)
         + "## Tables 3, 5, 7 and figure 12\n\n"
         + markdown(["claim", "paper", "ours (simulated)", "why they differ"], claims)
     )

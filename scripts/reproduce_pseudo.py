@@ -59,6 +59,7 @@ from reproduce_cyclic import (
     found_events,
     last_validation,
     no_cluster,
+    run_name,
     sent_bytes,
     step_ms,
     tuned,
@@ -237,13 +238,7 @@ class Bench(reproduce_cyclic.Bench):
         }
 
     def curve(self, part, one, rate, seed):
-        log = self.run(
-            f"{part}/"
-            + f"{one}, lr {rate}, seed {seed}".replace(", ", "_")
-            .replace(" ", "")
-            .replace("/", "_"),
-            self.command(one, rate, seed),
-        )
+        log = self.run(run_name(part, one, rate, seed), self.command(one, rate, seed))
         return [(event["step"], event["loss"]) for event in found_events(log, "val")]
 
 

@@ -54,6 +54,7 @@ from harness import (
     SAME,
     SEED,
     at_once,
+    covering,
     get,
     header,
     put,
@@ -1481,7 +1482,7 @@ class Cyclic(PrivateCheck):
             for rows in (1, 7)
         ]
         picked = (
-            sample(cases, 0)
+            covering(cases)
             if ALL
             else [
                 random.Random(f"{SEED}{at}").choice(
