@@ -2,8 +2,8 @@
 #
 #   CC       the MPI compiler
 #   MATMUL   the library of matrix products on the CPU: onednn (default where it is), or cblas
-#   PORTABLE=1   a program for every x86-64 CPU with AVX2, not for this machine's alone; oneDNN's
-#            products use what the CPU has all the same
+#   PORTABLE=1   a program for every x86-64 CPU with AVX2, or every 64-bit ARM, not for this
+#            machine's alone; oneDNN's products use what the CPU has all the same
 #   BLAS     for MATMUL=cblas: openblas (default), blis or mkl; any library with a CBLAS interface
 #   RUN      flags added to the default training run, e.g. make run RUN='--steps 100'
 CC     = mpicc
@@ -14,7 +14,8 @@ BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 
 WARN   = -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-format-truncation -Wno-missing-field-initializers
-FAST   = -O3 -march=$(if $(PORTABLE),x86-64-v3,native) -fno-math-errno -fno-trapping-math
+PORTABLE_ARCH = $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),armv8-a,x86-64-v3)
+FAST   = -O3 -march=$(if $(PORTABLE),$(PORTABLE_ARCH),native) -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 $(FAST) -fopenmp $(WARN) -I.
 BLAS_openblas = -lopenblas
 BLAS_blis     = -lblis
@@ -69,7 +70,7 @@ TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
     build/jumping_clock.so $(UNIT_TESTS)
 
 .PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers \
-    bench-gpu sanitize clean help
+    bench-gpu sanitize install uninstall clean help
 .DELETE_ON_ERROR:
 
 all: train_gpt
@@ -98,7 +99,7 @@ gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-KINDS = c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
+KINDS = arm64 c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
 $(KINDS:%=build/flags-%): build/flags-%: FORCE
 	+@mkdir -p build; line='$(subst ','\'',$($*))'; \
 	[ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
@@ -117,6 +118,33 @@ train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu build/flags-emu
 	$(emu)
+
+# For 64-bit ARM, with what scripts/setup.sh arm64 has fetched. MPI's own libraries are found when
+# the program starts.
+ARM64 = build/arm64/usr/lib/aarch64-linux-gnu
+arm64 = aarch64-linux-gnu-gcc $(subst -march=native,,$(CFLAGS)) -isystem $(ARM64)/openmpi/include \
+        -isystem build/arm64/usr/include/aarch64-linux-gnu/openblas-openmp $(DEPENDS) $< -o $@ \
+        $(ARM64)/openblas-openmp/libblas.so.3 -L$(ARM64)/openmpi/lib -Wl,--allow-shlib-undefined \
+        -lmpi -lm
+build/train_gpt_arm64: train_gpt.c build/flags-arm64
+	$(arm64)
+
+## install      the program, its scripts and documents, into PREFIX (default: /usr/local); DESTDIR
+##              goes before it. `make uninstall` removes them
+PREFIX = /usr/local
+BIN    = $(DESTDIR)$(PREFIX)/bin
+SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
+TOOLS  = prepare_data.py model_files.py plot.py launch.sh sweep.sh sweep.py to_huggingface.py \
+         from_huggingface.py
+install: train_gpt
+	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results
+	install $(wildcard train_gpt train_gpt_cuda) $(BIN)
+	install $(TOOLS:%=scripts/%) $(SHARE)/scripts
+	install -m 644 README.md LICENSE $(SHARE)
+	install -m 644 docs/*.md $(SHARE)/docs
+	install -m 644 docs/results/*.md $(SHARE)/docs/results
+uninstall:
+	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda
 
 ## run          install what is missing, build, prepare the data, train for about two minutes
 run:

