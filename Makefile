@@ -107,6 +107,7 @@ FORCE:
 -include $(wildcard build/*.d)
 
 train_gpt: train_gpt.c build/flags-c
+	@echo "train_gpt: compiling takes about half a minute"
 	$(c)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
@@ -149,8 +150,10 @@ uninstall:
 ## run          install what is missing, build, prepare the data, train for about two minutes
 run:
 	@scripts/setup.sh build
-	@scripts/setup.sh python
-	@$(MAKE) --no-print-directory train_gpt data
+# Python's packages are fetched while the compiler works.
+	@scripts/setup.sh python & \
+	$(MAKE) --no-print-directory train_gpt; status=$$?; wait; exit $$status
+	@$(MAKE) --no-print-directory data
 	@scripts/run_shakespeare.sh $(RUN)
 
 ## data         Shakespeare's works as byte tokens and as GPT-2 tokens, in data/
