@@ -1,6 +1,6 @@
 // store.h: the store in memory. It allocates what was planned (planned.h), finds a state in it
 // (store_at), and reads and writes states wherever they are. The functions that move states are in
-// collectives.h, p2p.h (messages from rank to rank) and host.h, those that update them in update.h.
+// gather.h, p2p.h (messages from rank to rank) and host.h, those that update them in update.h.
 #ifndef STORE_H
 #define STORE_H
 

@@ -7,7 +7,7 @@
 #ifndef UPDATE_H
 #define UPDATE_H
 
-#include "state/collectives.h" // gathers of new parameters
+#include "state/gather.h" // gathers of new parameters
 
 // -------------------------------------------------------------------------------------------------
 // The gradient

@@ -1,4 +1,4 @@
-// collectives.h: how the states of a storage travel between the ranks that own it: gathers of
+// gather.h: how the states of a storage travel between the ranks that own it: gathers of
 // parameters before their use, reductions of gradients. p2p.h has the messages between two ranks.
 //
 // Gathers     Each owner sends its slice to all others. With hpZ, the gathers after a step's first
@@ -8,8 +8,8 @@
 //             for each receiver [for each storage of the bucket [for each node [records of its
 //             slice]]].
 // Order       All owners must call each function here, with storages in the same order.
-#ifndef COLLECTIVES_H
-#define COLLECTIVES_H
+#ifndef GATHER_H
+#define GATHER_H
 
 #include "state/host.h" // parameters on the host
 #include "state/p2p.h"  // parameters that are borrowed
