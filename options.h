@@ -81,6 +81,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")     \
     TEXT("run", out, "out", "o", "", "folder", "where checkpoints go; empty: none are written")    \
     TEXT("run", log, "log", "", "", "file", "JSON lines")                                          \
+    INT("run", log_every, "log-every", "", "0", 0, 1e12, "steps",                                  \
+      "print and log the first, each N-th and the last; 0: log all, print one a second")           \
+    TEXT("run", tensorboard, "tensorboard", "", "", "folder",                                      \
+      "write what is logged as event files for TensorBoard, too")                                  \
     FLAG("run", json, "json", "", "0",                                                             \
       "--dry-run, --plan or --dp-account as one JSON object on stdout")                            \
     TEXT("run", export_file, "export", "", "", "file",                                             \

@@ -569,7 +569,7 @@ static void prepare(Job *j) {
     if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
     check_memory(plan, &j->comm);
     if (*o->out && first) { out_folder_prepare(o->out, o->resume != 0); }
-    r->journal.log = log_open(first ? o->log : "", o->resume != 0);
+    r->journal.log = log_open(first ? o->log : "", first ? o->tensorboard : "", o->resume != 0);
     comm_barrier(&j->comm);
     matmuls_choose(&j->matmuls, o->out, o->resume, &plan->model, &plan->shape,
                    j->machine.rates.flops_per_s, &j->stream, &j->comm);
@@ -582,7 +582,8 @@ static void prepare(Job *j) {
         json_add_start(&line, &j->plans, &r->privacy, &j->comm);
         log_line(&r->journal.log, &line);
     }
-    r->journal.log.bar = progress_bar(r->end, r->first_step);
+    if (first) { print_time(r->end - r->first_step, plan->predicted.step_s); }
+    r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every);
     r->journal.energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&j->comm);
 }

@@ -4,19 +4,23 @@
 #ifndef LOG_H
 #define LOG_H
 
-#include "state/checkpoint.h" // TextBuffer
-#include "options.h"          // the flags in the log header
+#include "engine/readable.h"    // times as people read them
+#include "engine/tensorboard.h" // event files
+#include "state/checkpoint.h"   // TextBuffer
+#include "options.h"            // the flags in the log header
 
 // -------------------------------------------------------------------------------------------------
 // JSON
 typedef struct {
     bool terminal, drawn; // drawn: a line is drawn and not ended
     int64_t steps, first; // last step of the run; steps done before it (resumed)
-    double ms, shown;     // moving average of a step; time of the last plain line
+    int64_t every;        // --log-every
+    double step_s, shown; // moving average of a step; time of the last plain line
 } ProgressBar;
 typedef struct {
-    FILE *file;  // NULL: no log
-    bool failed; // a write failed (disk full): warned once, training continues
+    FILE *file;      // NULL: no log
+    EventFile board; // the same for TensorBoard
+    bool failed;     // a write failed (disk full): warned once, training continues
     ProgressBar bar;
 } Log;
 
@@ -88,10 +92,11 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
     text_add(t, "}");
 }
 
-// Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
-// cut off the last one.
-static inline Log log_open(const char *path, bool resumed) {
+// Opens the log, and the file for TensorBoard in the folder `board`; "": none. A new run starts a
+// new log. A resumed run appends, on a new line if a kill has cut off the last one.
+static inline Log log_open(const char *path, const char *board, bool resumed) {
     Log log = {};
+    if (*board) { log.board = event_file_open(board); }
     if (!*path) { return log; }
     log.file = fopen(path, resumed ? "ab+" : "wb");
     if (!log.file) {
@@ -104,16 +109,16 @@ static inline Log log_open(const char *path, bool resumed) {
     }
     return log;
 }
+// Notes whether a write failed, and warns of the first one.
+static inline void log_check(Log *log, bool bad) {
+    if (bad && !log->failed) {
+        fprintf(stderr, "warning: cannot write the log: %s; training goes on\n", strerror(errno));
+    }
+    log->failed |= bad;
+}
 // Writes one line and frees its text.
 static inline void log_line(Log *log, TextBuffer *t) {
-    if (log->file) {
-        bool bad = fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file);
-        if (bad && !log->failed) {
-            fprintf(stderr, "warning: cannot write the log: %s; training goes on\n",
-                    strerror(errno));
-        }
-        log->failed |= bad;
-    }
+    if (log->file) { log_check(log, fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file)); }
     free(t->text);
     memset(t, 0, sizeof *t);
 }
@@ -136,9 +141,13 @@ static inline bool output_is_terminal(void) {
     return isatty(STDOUT_FILENO) && n > 0 &&
            (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
 }
-// steps: of the run; first: those done before it.
-static inline ProgressBar progress_bar(int64_t steps, int64_t first) {
-    const ProgressBar bar = {.terminal = output_is_terminal(), .steps = steps, .first = first};
+// steps: of the run; first: those done before it; step_s: predicted time of a step.
+static inline ProgressBar progress_bar(int64_t steps, int64_t first, double step_s, int64_t every) {
+    const ProgressBar bar = {.terminal = !every && output_is_terminal(),
+                             .steps = steps,
+                             .first = first,
+                             .every = every,
+                             .step_s = step_s};
     return bar;
 }
 static inline void log_break(Log *log) { // call it before other output
@@ -149,39 +158,53 @@ static inline void log_break(Log *log) { // call it before other output
 // A finished step, as rank 0 may show it.
 typedef struct {
     int64_t step;
+    bool last; // of this run: its end, or where it is stopped
     double loss, norm, lr, seconds, tokens, mfu, joules; // joules: since the start
     // [samples] windows that the step used; NULL: not to be shown
     const int64_t *windows;
     int64_t samples;
 } StepFacts;
-static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
-    const double ms = f->seconds * 1000, tokens_per_s = f->tokens / f->seconds, now = seconds_now();
-    bar->ms = f->step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
-    const double left = (bar->steps - f->step) * bar->ms / 1000;
-    // at most one line a second for short steps; the log has all steps
-    const bool shown = f->step == bar->first + 1 || f->step == bar->steps || now - bar->shown >= 1;
-    if (!bar->terminal && !shown) { return; }
-    bar->shown = now;
-    char private_parts[64] = "";
-    if (isfinite(f->loss)) {
-        snprintf(private_parts, sizeof private_parts,
-                 bar->terminal ? "  loss %.4f" : " | loss %8.6f | norm %8.4f", f->loss, f->norm);
-    }
-    if (!bar->terminal) {
-        printf("step %5" PRId64 "/%" PRId64
-               "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n",
-               f->step, bar->steps, private_parts, f->lr, ms, tokens_per_s, 100 * f->mfu, left);
-        fflush(stdout);
-        return;
-    }
-    char drawn[31];
-    int filled = bar->steps ? (30 * f->step / bar->steps) : 30;
-    for (int i = 0; i < 30; i++) { drawn[i] = i < filled ? '#' : '.'; }
-    drawn[30] = 0;
-    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn,
-           f->step, bar->steps, private_parts, tokens_per_s, 100 * f->mfu, (int)left / 60,
-           (int)left % 60);
+// Returns whether the step is printed and logged (--log-every).
+static inline bool progress_is_due(const ProgressBar *bar, const StepFacts *f) {
+    return !bar->every || f->step % bar->every == 0 || f->step == bar->first + 1 || f->last;
+}
+// Notes the time of a step. Until the second step the predicted time stands in: the first step also
+// fills caches and opens connections.
+static inline void progress_measure(ProgressBar *bar, const StepFacts *f) {
+    const int64_t done = f->step - bar->first;
+    if (done == 2) { bar->step_s = f->seconds; }
+    if (done > 2) { bar->step_s = 0.9 * bar->step_s + 0.1 * f->seconds; }
+}
+static inline void progress_draw(ProgressBar *bar, const StepFacts *f, const char *left) {
+    char drawn[16], loss[32] = "";
+    const int width = sizeof drawn - 1;
+    const int filled = bar->steps ? (int)(width * f->step / bar->steps) : width;
+    memset(drawn, '.', sizeof drawn);
+    memset(drawn, '#', (size_t)filled);
+    drawn[width] = 0;
+    if (isfinite(f->loss)) { snprintf(loss, sizeof loss, "  loss %.4f", f->loss); }
+    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %s left \033[K", drawn,
+           f->step, bar->steps, loss, f->tokens / f->seconds, 100 * f->mfu, left);
     bar->drawn = true;
+}
+static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
+    const double now = seconds_now();
+    const Readable left = readable_clock((bar->steps - f->step) * bar->step_s);
+    // at most one line a second for short steps; the log has all steps
+    const bool shown = bar->every || f->step == bar->first + 1 || f->last || now - bar->shown >= 1;
+    if (bar->terminal) {
+        progress_draw(bar, f, left.at);
+    } else if (shown) {
+        char loss[64] = "";
+        if (isfinite(f->loss)) {
+            snprintf(loss, sizeof loss, " | loss %8.6f norm %.3f", f->loss, f->norm);
+        }
+        bar->shown = now;
+        printf("step %5" PRId64 "/%" PRId64
+               "%s%s lr %.2e | %8s %7.0f tok/s MFU %2.0f %% | %s left\n",
+               f->step, bar->steps, loss, *loss ? "" : " |", f->lr, readable_step(f->seconds).at,
+               f->tokens / f->seconds, 100 * f->mfu, left.at);
+    }
     fflush(stdout);
 }
 
@@ -195,21 +218,30 @@ typedef struct {
     double value;
     const char *format;
 } EventField;
-static inline void json_add_fields(TextBuffer *t, const EventField *fields, int count) {
-    for (int i = 0; i < count; i++) {
-        if (fields[i].key) { json_add_field(t, fields[i].key, fields[i].value); }
-    }
-}
 // Begins an event of the log.
 static inline TextBuffer json_event(const char *event, int64_t step) {
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"%s\",\"step\":%" PRId64, event, step);
     return line;
 }
+// Begins an event of the log with these values, which also go to TensorBoard.
+static inline TextBuffer log_values(Log *log, const char *event, int64_t step,
+                                    const EventField *fields, int count) {
+    TextBuffer line = json_event(event, step);
+    ProtoMessage values = event_begin(step);
+    const char *group = strcmp(event, "step") ? event : "train";
+    for (int i = 0; i < count; i++) {
+        const EventField *f = &fields[i];
+        if (!f->key) { continue; }
+        json_add_field(&line, f->key, f->value);
+        if (isfinite(f->value)) { event_add_scalar(&values, group, f->key, f->value); }
+    }
+    if (log->board.file) { log_check(log, !event_file_add(&log->board, step, &values)); }
+    return line;
+}
 static inline void log_event(Log *log, const char *event, int64_t step, const EventField *fields,
                              int count) {
-    TextBuffer line = json_event(event, step);
-    json_add_fields(&line, fields, count);
+    TextBuffer line = log_values(log, event, step, fields, count);
     log_object(log, &line);
     log_break(log);
     printf("step %5" PRId64, step);
@@ -229,9 +261,11 @@ static inline void report_step(const StepFacts *f, Log *log) {
         {"mfu", f->mfu, NULL},
         {"joules", f->joules, NULL},
     };
-    TextBuffer line = json_event("step", f->step);
+    progress_measure(&log->bar, f);
+    if (!progress_is_due(&log->bar, f)) { return; }
     progress_step(&log->bar, f);
-    json_add_fields(&line, fields, sizeof fields / sizeof *fields);
+    TextBuffer line =
+        log_values(log, "step", f->step, fields, (int)(sizeof fields / sizeof *fields));
     for (int64_t i = 0; f->windows && i < f->samples; i++) {
         text_add(&line, "%s%" PRId64, i ? "," : ",\"samples\":[", f->windows[i]);
     }

@@ -7,6 +7,7 @@
 #include "engine/log.h"            // the log
 #include "engine/memory_plan.h"    // plans
 #include "engine/privacy_report.h" // the promise
+#include "engine/readable.h"       // rows, bytes and times as people read them
 #include "engine/timeline.h"       // schedules with their times
 #include "dataloader.h"            // shards
 
@@ -67,29 +68,45 @@ static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t di
     text_add(line, "}");
 }
 
+static const char *const link_places[LINK_KINDS] = {"inside a node", "between nodes"};
 static inline double mebibytes(double bytes) { return bytes / 1048576; }
-// measured < 0: not known yet
-static inline void print_bytes(const char *name, double predicted, double measured) {
-    printf("  %-14s %12.3f MiB", name, mebibytes(predicted));
-    if (measured >= 0) { printf(" predicted, %12.3f MiB measured", mebibytes(measured)); }
-    printf("\n");
+// The rows of the table of memory. What takes nothing has no row.
+static inline void print_bytes(const char *name, double predicted) {
+    if (predicted > 0) { printf("  %-14s %12.3f MiB\n", name, mebibytes(predicted)); }
 }
-// measured: bytes of each kind, and of the host; NULL: not known yet
-static inline void print_memory(const Prediction *p, const size_t *measured, double measured_host) {
-    for (int k = 0; k < MEMORY_KINDS; k++) {
-        print_bytes(memory_names[k], p->memory[k], measured ? (double)measured[k] : -1);
-    }
-    print_bytes("device", memory_device(p->memory),
-                measured ? (double)memory_device(measured) : -1);
-    print_bytes("host", p->host, measured ? measured_host : -1);
+static inline void print_memory(const Prediction *p) {
+    for (int k = 0; k < MEMORY_KINDS; k++) { print_bytes(memory_names[k], p->memory[k]); }
+    print_bytes("device", memory_device(p->memory));
+    print_bytes("host", p->host);
 }
 static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     for (int k = 0; k < COMM_KINDS; k++) {
-        const double intra = traffic[k][LINK_INTRA], inter = traffic[k][LINK_INTER];
-        if (intra + inter > 0) {
-            printf("  %-14s %12.3f MiB inside a node, %12.3f MiB between nodes\n",
-                   comm_kind_names[k], mebibytes(intra), mebibytes(inter));
+        const char *separator = "";
+        if (traffic[k][LINK_INTRA] + traffic[k][LINK_INTER] == 0) { continue; }
+        printf("  %-14s", comm_kind_names[k]);
+        for (int l = 0; l < LINK_KINDS; l++) {
+            if (traffic[k][l] == 0) { continue; }
+            printf("%s %12.3f MiB %s", separator, mebibytes(traffic[k][l]), link_places[l]);
+            separator = ",";
         }
+        printf("\n");
+    }
+}
+// Prints the sums of these rows instead of the table. when: "", or since when they hold.
+static inline void print_memory_sum(const Prediction *p, const char *when) {
+    print_row("memory", "%s of the device, %s of the host%s, predicted for rank 0%s",
+              readable_bytes((double)memory_device(p->memory)).at,
+              readable_bytes((double)p->host).at, when, *when ? "" : " (--dry-run has a table)");
+}
+static inline void print_traffic_sum(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    double sent[LINK_KINDS] = {0};
+    for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
+        sent[k % LINK_KINDS] += traffic[k / LINK_KINDS][k % LINK_KINDS];
+    }
+    for (int l = 0; l < LINK_KINDS; l++) {
+        if (sent[l] == 0) { continue; }
+        print_row("traffic", "%s %s, predicted for a step of rank 0", readable_bytes(sent[l]).at,
+                  link_places[l]);
     }
 }
 
@@ -116,119 +133,171 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
     for (int i = 0; i < plan->model.storages; i++) {
         some += o->host[i] && store_holds(&plan->store, i);
     }
-    printf("offload    %.3f MiB of the host are for states of %d of %d storages, updated by the "
-           "%s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
-           mebibytes(p->offloaded), some, plan->model.storages, o->cpu_update ? "host" : "device",
-           mebibytes(p->moved[0]), mebibytes(p->moved[1]));
+    print_row("offload",
+              "%.3f MiB of the host are for states of %d of %d storages, updated by the %s; a "
+              "step moves %.3f MiB to the device, %.3f MiB to the host",
+              mebibytes(p->offloaded), some, plan->model.storages,
+              o->cpu_update ? "host" : "device", mebibytes(p->moved[0]), mebibytes(p->moved[1]));
     if (p->stored) {
-        printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at "
-               "%.0f MB/s\n",
-               mebibytes(p->stored), o->folder, plan->machine->rates.disk_bytes_per_s / 1e6);
+        print_row("offload",
+                  "%.3f MiB more are on disk, in %s; a step reads and writes all of it, at "
+                  "%.0f MB/s",
+                  mebibytes(p->stored), o->folder, plan->machine->rates.disk_bytes_per_s / 1e6);
     }
     if (disk > p->stored) {
-        printf("offload    %.3f MiB of %s are taken for the blocks' own states\n",
-               mebibytes(disk - p->stored), o->folder);
+        print_row("offload", "%.3f MiB of %s are taken for the blocks' own states",
+                  mebibytes(disk - p->stored), o->folder);
     }
 }
-// Prints the predictions for the delinked model.
-static inline void print_later(const Plan *plan) {
+// Prints the predictions for the delinked model. table: the memory of each kind, too.
+static inline void print_later(const Plan *plan, bool table) {
     if (!plan) { return; }
     const Prediction *p = &plan->predicted;
-    printf("delinked   %.1f M parameters, predicted %.1f ms a step; memory of rank 0 from then on, "
-           "%.3f MiB of the host at the switch only:\n",
-           plan->model.parameters / 1e6, p->step_s * 1000, mebibytes(plan->config->passing));
-    print_memory(p, NULL, 0);
+    print_row("delinked",
+              "%.1f M parameters, predicted %.1f ms a step; %.3f MiB of the host at the switch "
+              "only",
+              plan->model.parameters / 1e6, p->step_s * 1000, mebibytes(plan->config->passing));
+    if (table) {
+        printf("memory of rank 0 from then on:\n");
+        print_memory(p);
+    } else {
+        print_memory_sum(p, " from then on");
+    }
     if (p->offloaded) {
-        printf("offload    then %.3f MiB of the host are for states; a step moves %.3f MiB to the "
-               "device, %.3f MiB to the host\n",
-               mebibytes(p->offloaded), mebibytes(p->moved[0]), mebibytes(p->moved[1]));
+        print_row("offload",
+                  "then %.3f MiB of the host are for states; a step moves %.3f MiB to the device, "
+                  "%.3f MiB to the host",
+                  mebibytes(p->offloaded), mebibytes(p->moved[0]), mebibytes(p->moved[1]));
     }
     if (p->stored) {
-        printf("offload    then %.3f MiB are on disk; a step reads and writes all of it\n",
-               mebibytes(p->stored));
+        print_row("offload", "then %.3f MiB are on disk; a step reads and writes all of it",
+                  mebibytes(p->stored));
     }
 }
 static inline void print_zero(const ZeroPolicy *z) {
-    printf("ZeRO       stage %d", z->stage);
-    if (z->quantized_weights) { printf(", weights in INT8 blocks of %" PRId64, z->weights.block); }
-    if (z->partition > 1) { printf(", copies inside partitions of %d ranks", z->partition); }
-    if (z->quantized_gradients) {
-        printf(", gradients in INT%d blocks of %" PRId64 "%s", z->gradients.bits,
-               z->gradients.block, z->feedback ? ", errors fed back" : "");
+    TextBuffer text = {NULL, 0, 0};
+    text_add(&text, "stage %d", z->stage);
+    if (z->quantized_weights) {
+        text_add(&text, ", weights in INT8 blocks of %" PRId64, z->weights.block);
     }
-    printf("\n");
+    if (z->partition > 1) {
+        text_add(&text, ", copies inside partitions of %d ranks", z->partition);
+    }
+    if (z->quantized_gradients) {
+        text_add(&text, ", gradients in INT%d blocks of %" PRId64 "%s", z->gradients.bits,
+                 z->gradients.block, z->feedback ? ", errors fed back" : "");
+    }
+    print_row("ZeRO", "%s", text.text);
+    free(text.text);
 }
 // Prints what a user may not expect of these flags.
 static inline void print_notes(const Config *c, const Dataset *train) {
     const Options *o = &c->options;
     if (options_ends_shared(o)) {
-        printf("note: blocks share to the end: --delink-at %" PRId64
-               " is not before --steps %" PRId64 "\n",
-               o->delink_at, o->steps);
+        print_row("note:",
+                  "blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64,
+                  o->delink_at, o->steps);
     }
     if (c->steps > 0 && o->warmup > c->steps) {
-        printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
-               " steps the learning rate is %.10g, not yet --lr %.10g\n",
-               o->warmup, c->steps, options_learning_rate(o, c->steps - 1, c->steps), o->lr);
+        print_row("note:",
+                  "--warmup %" PRId64 " is longer than the run: after its %" PRId64
+                  " step%s the learning rate is %.10g, not yet --lr %.10g",
+                  o->warmup, c->steps, plural(c->steps),
+                  options_learning_rate(o, c->steps - 1, c->steps), o->lr);
     }
     if (!*o->val) {
-        printf("data       no validation%s: --train is given without --val\n",
-               *o->hellaswag ? " but --hellaswag" : "");
+        print_row("data", "no validation%s: --train is given without --val",
+                  *o->hellaswag ? " but --hellaswag" : "");
     }
     if (o->steps && c->given.at[OPTION_INDEX_val] && !c->given.at[OPTION_INDEX_train]) {
-        printf("data       training on the default, %s: --val is given without --train\n",
-               o->train);
+        print_row("data", "training on the default, %s: --val is given without --train", o->train);
     }
     if (!o->dry_run && o->steps) {
-        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n",
-               train->tokens, train->shard_count, c->steps);
+        print_row("data", "%" PRId64 " training tokens in %d shard%s", train->tokens,
+                  train->shard_count, plural(train->shard_count));
     }
 }
 static inline void print_model(const Plan *p) {
     const GptConfig *c = &p->model.config;
-    printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64
-           " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
-           " positions; %.1f M parameters, %s, products in %s\n",
-           p->config->options.model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab,
-           c->max_seq_len, p->model.parameters / 1e6, dtype_name(p->dtype),
-           dtype_name(ops_compute()));
+    const char *name = p->config->options.model;
+    TextBuffer row = {NULL, 0, 0};
+    if (!strchr(name, '=')) { text_add(&row, "%s: ", name); } // the row has what a list of keys has
+    text_add(&row,
+             "%" PRId64 " layer%s, %" PRId64 " head%s, %" PRId64 " channels, vocabulary %" PRId64,
+             c->layers, plural(c->layers), c->heads, plural(c->heads), c->channels, c->vocab);
+    if (c->padded_vocab != c->vocab) { text_add(&row, " (padded %" PRId64 ")", c->padded_vocab); }
+    text_add(&row, ", %" PRId64 " positions; %.1f M parameters, %s", c->max_seq_len,
+             p->model.parameters / 1e6, dtype_name(p->dtype));
+    if (ops_compute() != p->dtype) {
+        text_add(&row, ", products in %s", dtype_name(ops_compute()));
+    }
+    print_row("model", "%s", row.text);
+    free(row.text);
 }
 static inline void print_machine(const Machine *m, const Comm *comm) {
+    const double gflops = m->rates.flops_per_s / 1e9;
     if (m->cluster.nodes) {
-        printf("placement  %d ranks on %d nodes of --cluster; %.1f GFLOP/s matrix-multiply peak a "
-               "rank\n",
-               m->ranks->n, m->cluster.nodes, m->rates.flops_per_s / 1e9);
+        print_row("placement",
+                  "%d rank%s on %d node%s of --cluster; %.1f GFLOP/s matrix-multiply peak a rank",
+                  m->ranks->n, plural(m->ranks->n), m->cluster.nodes, plural(m->cluster.nodes),
+                  gflops);
     } else {
-        printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s "
-               "measured matrix-multiply peak a rank\n",
-               comm->ranks, comm->nodes, m->threads, comm->transport.name,
-               m->rates.flops_per_s / 1e9);
+        print_row("placement",
+                  "%d rank%s on %d node%s, %d thread%s each, messages by %s; %.1f "
+                  "GFLOP/s measured peak a rank",
+                  comm->ranks, plural(comm->ranks), comm->nodes, plural(comm->nodes), m->threads,
+                  plural(m->threads), comm->transport.name, gflops);
     }
     if (*m->rates.device) {
-        printf("device     %s; MFU is the share of %.4g TFLOP/s\n", m->rates.device,
-               m->rates.peak_flops_per_s / 1e12);
+        print_row("device", "%s; MFU is the share of %.4g TFLOP/s", m->rates.device,
+                  m->rates.peak_flops_per_s / 1e12);
     }
 }
+static inline void print_step(const Plan *p) {
+    const int64_t samples = p->config->samples, rows = p->shape.rows;
+    const int micro = p->program.micro_batches, actions = plan_schedule(p)->count;
+    print_row("step",
+              "%" PRId64 " sample%s of %" PRId64 " tokens; %d micro-step%s of up to %" PRId64
+              " sample%s a rank; schedule of %d action%s",
+              samples, plural(samples), p->shape.T, micro, plural(micro), rows, plural(rows),
+              actions, plural(actions));
+}
+// Prints what will happen. --dry-run: with a table of memory and traffic; at the start of a run in
+// one line of each.
 static inline void print_start(const RunPlans *plans, const Dataset *train, const Comm *comm) {
     const Plan *p = plans->first;
+    const bool table = p->config->options.dry_run, alone = p->machine->ranks->n == 1;
     Prediction predicted = p->predicted;
     print_model(p);
     print_machine(p->machine, comm);
     print_zero(&p->store.policy);
-    printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64
-           " samples a rank; schedule of %d actions\n",
-           p->config->samples, p->shape.T, p->program.micro_batches, p->shape.rows,
-           plan_schedule(p)->count);
-    printf("predicted  %.1f ms a step; memory of rank 0:\n", predicted.step_s * 1000);
-    print_memory(&predicted, NULL, 0);
+    print_step(p);
+    if (table) {
+        printf("predicted  %.1f ms a step; memory of rank 0:\n", predicted.step_s * 1000);
+        print_memory(&predicted);
+    } else {
+        print_memory_sum(&predicted, "");
+    }
     print_offload(p, plans->file_bytes[0] + plans->file_bytes[1]);
-    if (p->machine->ranks->n > 1) {
+    if (table && !alone) {
         printf("predicted  traffic sent by rank 0, a step:\n");
         print_traffic(predicted.traffic);
+    } else if (!alone) {
+        print_traffic_sum(predicted.traffic);
     }
-    print_later(plans->later);
+    print_later(plans->later, table);
     print_notes(p->config, train);
     fflush(stdout);
+}
+// Prints how long `steps` steps will take.
+static inline void print_time(int64_t steps, double step_s) {
+    const double seconds = fmax(steps * step_s, 1);
+    if (steps <= 0) { return; }
+    const Readable end = readable_end(seconds);
+    const bool long_run = seconds >= 3600 && *end.at;
+    print_row("time", "%" PRId64 " step%s of %s, predicted: about %s%s%s", steps, plural(steps),
+              readable_step(step_s).at, readable_span(seconds).at, long_run ? ", ends around " : "",
+              long_run ? end.at : "");
 }
 
 static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
@@ -240,12 +309,14 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
                                   const Comm *comm) {
     const Plan *p = plans->first;
     const Machine *m = p->machine;
+    const Options *o = &p->config->options;
     text_add(line,
              "{\"event\":\"start\",\"parameters\":%" PRId64
              ",\"ranks\":%d,\"transport\":\"%s\",\"compute\":\"%s\",\"flags\":",
              p->model.parameters, m->ranks->n, m->cluster.nodes ? "none" : comm->transport.name,
              dtype_name(ops_compute()));
-    json_add_flags(line, &p->config->options);
+    json_add_flags(line, o);
+    if (!o->dry_run) { text_add(line, ",\"steps\":%" PRId64, p->config->steps); }
     text_add(line, ",\"device\":");
     json_add_string(line, m->rates.device);
     text_add(line, ",\"matmul\":\"%s\",\"attention\":\"%s\"", ops_products(), ops_attention());
@@ -274,9 +345,9 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
 static inline void report_delink(const Plan *p, int64_t step, Log *log) {
     log_break(log);
     printf("step %5" PRId64 " | delinked: each of %" PRId64
-           " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n",
+           " blocks has its own parameters from here on, %.1f M in all\n",
            step, p->model.config.layers, p->model.parameters / 1e6);
-    print_memory(&p->predicted, NULL, 0);
+    print_memory_sum(&p->predicted, " from here on");
     TextBuffer line = json_event("delink", step);
     text_add(&line, ",\"parameters\":%" PRId64 ",\"predicted\":", p->model.parameters);
     json_add_predicted(&line, p->predicted, p->predicted.stored);
@@ -286,8 +357,11 @@ static inline void report_delink(const Plan *p, int64_t step, Log *log) {
 // -------------------------------------------------------------------------------------------------
 // The end
 
-// Seconds of this run: in steps, of these in waiting for messages, and between steps in reports.
+// Seconds of this run: in `steps` steps, of these in waiting for messages, and between steps in
+// reports. The first step also fills caches and opens connections: it counts only where it is the
+// only one.
 typedef struct {
+    int64_t steps;
     double steps_s, waiting_s, report_s;
 } Spent;
 // What was measured over the steps of the plan. The caller gives `rounded` where times and traffic
@@ -350,7 +424,7 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
     m.steps = steps;
     m.offload = offload;
     m.host = host_bytes("VmHWM:");
-    m.step_ms = 1000 * spent.steps_s / each;
+    m.step_ms = 1000 * spent.steps_s / max_i64(spent.steps, 1);
     m.idle = steps ? spent.waiting_s / spent.steps_s : 0;
     m.overhead = steps ? spent.report_s / spent.steps_s : 0;
     m.joules = joules;
@@ -362,20 +436,44 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
     }
     return m;
 }
+// The rows of the table at the end. What is 0 in both columns has no row.
+static inline void print_pair(const char *name, const char *predicted, const char *measured) {
+    printf("  %-30s %14s %14s\n", name, predicted, measured);
+}
+static inline void print_bytes_pair(const char *name, double predicted, double measured) {
+    char text[2][32];
+    snprintf(text[0], sizeof text[0], "%.3f MiB", mebibytes(predicted));
+    snprintf(text[1], sizeof text[1], "%.3f MiB", mebibytes(measured));
+    if (predicted + measured > 0) { print_pair(name, text[0], text[1]); }
+}
+static inline void print_end(const Plan *plan, Measured *m) {
+    const Prediction *p = &plan->predicted;
+    print_pair("rank 0", "predicted", "measured");
+    if (m->steps) {
+        char idle[2][32];
+        snprintf(idle[0], sizeof idle[0], "%.1f %%", 100 * p->idle);
+        snprintf(idle[1], sizeof idle[1], "%.1f %%", 100 * m->idle);
+        print_pair("step", readable_step(p->step_s).at, readable_step(m->step_ms / 1000).at);
+        print_pair("waiting for messages", idle[0], idle[1]);
+    }
+    for (int k = 0; k < MEMORY_KINDS; k++) {
+        print_bytes_pair(memory_names[k], p->memory[k], memory_taken[k]);
+    }
+    print_bytes_pair("device", memory_device(p->memory), memory_device(memory_taken));
+    print_bytes_pair("host", p->host, m->host);
+    print_bytes_pair("of it offloaded states", p->offloaded, p->offloaded ? memory_on_host : 0);
+    for (int k = 0; k < COMM_KINDS * LINK_KINDS && m->steps; k++) {
+        const int kind = k / LINK_KINDS, link = k % LINK_KINDS;
+        char name[64];
+        snprintf(name, sizeof name, "%s %s", comm_kind_names[kind], link_places[link]);
+        print_bytes_pair(name, p->traffic[kind][link], m->traffic[kind][link]);
+    }
+}
 // Reports predicted against measured values after step `step`. disk: predicted bytes of the files.
 static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Privacy *privacy,
                               int64_t step, Log *log) {
-    const Prediction *p = &plan->predicted;
     log_break(log);
-    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% "
-           "of it, %.1f %% measured; memory:\n",
-           p->step_s * 1000, m->step_ms, 100 * p->idle, 100 * m->idle);
-    print_memory(p, memory_taken, m->host);
-    if (plan->machine->ranks->n > 1) {
-        printf("traffic a step, measured:\n");
-        print_traffic(m->traffic);
-    }
-    if (p->offloaded) { print_bytes("offloaded", p->offloaded, memory_on_host); }
+    print_end(plan, m);
     TextBuffer line = {NULL, 0, 0};
     json_add_end(&line, plan, disk, m);
     json_add_privacy(&line, privacy, step);

@@ -145,12 +145,13 @@ static inline void trainer_report_step(Run *r, const Pass *pass, double loss, do
     if (shown) {
         warn_of_loss(j, r->progress.step, run_options(r)->warmup, plan->model.config.vocab, loss);
     } else {
-        seconds = privacy_rounded(j->spent.steps_s / (r->progress.step - r->first_step));
+        seconds = privacy_rounded(j->spent.steps_s / j->spent.steps);
     }
     const int64_t samples = r->privacy.on && shown ? pass->samples : plan->config->samples;
     const double tokens = samples * T;
     const StepFacts facts = {
         .step = r->progress.step,
+        .last = r->progress.step == r->end || r->stopping,
         .loss = shown ? loss : nobody,
         .norm = shown ? norm : nobody,
         .lr = lr,
@@ -345,6 +346,7 @@ static inline void train_step(Run *r) {
                       delink_rate(o, &r->plan->model, &r->progress);
     Journal *j = &r->journal;
     Pass pass = make_pass(r, 0);
+    if (r->progress.step == j->start_step + 1) { memset(&j->spent, 0, sizeof j->spent); }
     begin_private_step(r, &pass);
     ops_range_begin("step", "", -1);
     profile_begin(&r->profile, &r->executor, r->progress.step + 1);
@@ -356,6 +358,7 @@ static inline void train_step(Run *r) {
     r->progress.step++;
     r->progress.position += r->plan->config->samples;
     const double seconds = seconds_now() - start;
+    j->spent.steps++;
     j->spent.steps_s += seconds;
     j->spent.waiting_s += r->comm->waited_s - waited;
     trainer_report_step(r, &pass, result.loss, result.norm, lr, seconds);

@@ -1,0 +1,103 @@
+// readable.h: numbers and rows for people: plurals, bytes, times, and rows that fit a terminal.
+#ifndef READABLE_H
+#define READABLE_H
+
+#include "base/base.h" // headers of C
+
+enum { ROW_COLUMNS = 100, ROW_LABEL = 11, READABLE_MAX = 48 };
+
+// A short text, returned as a value.
+typedef struct {
+    char at[READABLE_MAX];
+} Readable;
+
+// Returns the end of a noun that is counted: "1 node", "2 nodes".
+static inline const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+static inline Readable readable_bytes(double bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    Readable text;
+    int unit = 0;
+    for (; bytes >= 1024 && unit < 5; unit++) { bytes /= 1024; }
+    snprintf(text.at, sizeof text.at, "%.*f %s", unit > 0, bytes, units[unit]);
+    return text;
+}
+// Returns the time of a step: "11.84 ms", "3.52 s".
+static inline Readable readable_step(double seconds) {
+    Readable text;
+    const double ms = seconds * 1000;
+    if (ms < 999.95) {
+        snprintf(text.at, sizeof text.at, "%.*f ms", ms < 99.995 ? 2 : 1, ms);
+    } else {
+        snprintf(text.at, sizeof text.at, "%.*f s", seconds < 99.995 ? 2 : 1, seconds);
+    }
+    return text;
+}
+// Returns the time that a run will take: "52 s", "12 min 5 s", "3 h 20 min", "4 days 7 h". Times
+// of more than some thousand years are all the same.
+static inline Readable readable_span(double seconds) {
+    static const struct {
+        int64_t seconds;
+        const char *name;
+    } units[] = {{86400, "day"}, {3600, "h"}, {60, "min"}, {1, "s"}};
+    Readable text;
+    const int64_t whole = (int64_t)fmin(fmax(seconds, 0) + 0.5, 1e12);
+    int i = 0;
+    while (i < 3 && whole < units[i].seconds) { i++; }
+    const int64_t n = whole / units[i].seconds, rest = whole % units[i].seconds;
+    int used =
+        snprintf(text.at, sizeof text.at, "%" PRId64 " %s%s", n, units[i].name, i ? "" : plural(n));
+    const int64_t smaller = i < 3 ? rest / units[i + 1].seconds : 0;
+    if (smaller) {
+        snprintf(text.at + used, sizeof text.at - (size_t)used, " %" PRId64 " %s", smaller,
+                 units[i + 1].name);
+    }
+    return text;
+}
+// Returns the time that is left as a clock shows it: "1:52", "3:20:15".
+static inline Readable readable_clock(double seconds) {
+    Readable text;
+    const int64_t s = (int64_t)fmin(fmax(seconds, 0) + 0.5, 1e12);
+    if (s < 3600) {
+        snprintf(text.at, sizeof text.at, "%d:%02d", (int)(s / 60), (int)(s % 60));
+    } else {
+        snprintf(text.at, sizeof text.at, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60),
+                 (int)(s % 60));
+    }
+    return text;
+}
+// Returns when `seconds` from now will be: "17:40", or "Tue 24 Nov 17:40" if that is another day;
+// "" if the calendar does not reach so far.
+static inline Readable readable_end(double seconds) {
+    Readable text = {""};
+    const time_t now = time(NULL), then = now + (time_t)fmin(seconds, 1e11);
+    struct tm today, day;
+    if (!localtime_r(&now, &today) || !localtime_r(&then, &day)) { return text; }
+    const bool same = today.tm_yday == day.tm_yday && today.tm_year == day.tm_year;
+    const bool soon = day.tm_year - today.tm_year < 2;
+    strftime(text.at, sizeof text.at, same ? "%H:%M" : soon ? "%a %d %b %H:%M" : "%d %b %Y", &day);
+    return text;
+}
+
+// Prints "label      text", broken at spaces so that no line has more than ROW_COLUMNS columns.
+// Lines after the first begin below the text.
+__attribute__((format(printf, 2, 3))) static inline void print_row(const char *label,
+                                                                   const char *format, ...) {
+    char text[4096];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    int column = printf("%-*s", ROW_LABEL - 1, label);
+    for (char *word = text; *word;) {
+        const int length = (int)strcspn(word, " ");
+        if (column >= ROW_LABEL && column + 1 + length > ROW_COLUMNS) {
+            column = printf("\n%*s", ROW_LABEL - 1, "") - 1;
+        }
+        column += printf(" %.*s", length, word);
+        word += length + (word[length] == ' ');
+    }
+    printf("\n");
+}
+
+#endif
