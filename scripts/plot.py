@@ -3,17 +3,22 @@
 schedules (--trace FILE).
 
     plot.py run.jsonl other.jsonl --out loss.png
-    plot.py run.jsonl --x time --panel loss --panel memory --panel traffic
+    plot.py a.jsonl b.jsonl c.jsonl --x tokens --smooth 50 --title "Three learning rates"
+    plot.py run.jsonl --x seconds --panel loss --panel memory --panel traffic
     plot.py --trace trace.json --out schedule.svg
 
---panel loss      a thin line for the training loss, markers for the validation loss; one colour and
-                  one legend entry a log
+--panel loss      the training loss, a thin line for each step and a thick one for the mean of
+                  --smooth steps, and markers for the validation loss; one colour and one legend
+                  entry a log: the flags that differ between the logs, else the names of the files
 --panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what
                   was predicted
 --panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
---x               what the losses are drawn against: steps, tokens, time (training alone, in
-                  seconds), joules. Tokens, time
-                  and joules are those of the steps that count, added up over all resumptions.
+--x               what the losses are drawn against: steps, tokens, seconds (of training alone; also
+                  named time), joules. Tokens, seconds and joules are those of the steps that count,
+                  added up over all resumptions; a step stands for those before it that --log-every
+                  left out of the log.
+--smooth N        logged steps in the mean; 1: none; default: a fiftieth of them
+--title TEXT      default: the model, its size, and what else the logs have in common
 
 --trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as
                   --show-schedule --trace planned it or
@@ -30,6 +35,7 @@ Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -38,7 +44,15 @@ from pathlib import Path
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 TEXT_WIDTH = 60  # columns of the curve in the terminal
-AXES = {"steps": "step", "tokens": "tokens", "time": "training time (s)", "joules": "energy (J)"}
+AXES = {"steps": "step", "tokens": "tokens", "seconds": "training time", "joules": "energy (J)"}
+SYNONYMS = {"time": "seconds"}
+LONG = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # units of time
+LEGEND = 60  # columns of the flags in it
+# flags that shape no curve
+OUTPUTS = {
+    *("out", "log", "log-every", "export", "trace", "tensorboard", "profile-steps", "watchdog"),
+    *("val-every", "sample-every", "sample-tokens", "save-every", "keep", "resume"),
+}
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
 MIB = 1 << 20
 # what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one
@@ -63,6 +77,7 @@ class BadLog(Exception):
 class Run:
     path: Path
     label: str
+    start: dict = field(default_factory=dict)  # the last start event
     train: dict = field(default_factory=dict)  # step -> loss in nats per token
     val: dict = field(default_factory=dict)
     bits_per_byte: float | None = None  # of the last validation
@@ -79,15 +94,29 @@ class Run:
             f", {self.bits_per_byte:.4f} bits/byte)" if self.bits_per_byte is not None else ")"
         )
 
+    def flags(self):
+        """The flags and the number of ranks, as far as they may shape a curve."""
+        flags = {**inner(self.start, "flags"), "ranks": self.start.get("ranks")}
+        return {name: str(value) for name, value in flags.items() if name not in OUTPUTS}
+
     def positions(self, axis):
-        """Where each step lies on the axis."""
-        if axis != "steps" and not all(cost[axis] is not None for cost in self.costs.values()):
+        """Where each step lies on the axis. A validation between two logged steps lies between
+        them."""
+        if axis == "steps":
+            return {step: step for step in {*self.costs, *self.val}}
+        if not all(cost[axis] is not None for cost in self.costs.values()):
             raise BadLog(f"{self.path}: its steps do not tell their {axis}; try --x steps")
-        total, where = 0, {}
-        for step in sorted({*self.costs, *self.val}):
-            total += self.costs[step][axis] if step in self.costs and axis != "steps" else 0
-            where[step] = step if axis == "steps" else total
-        return where
+        where, total, before = {}, 0, None
+        waiting = sorted(self.val, reverse=True)
+        for step in sorted(self.costs):
+            gap = step - (step - 1 if before is None else before)
+            each = self.costs[step][axis] / (gap if axis == "joules" else 1)
+            while waiting and waiting[-1] < step:
+                early = waiting.pop()
+                where[early] = total + each * max(0, early - (step - gap))
+            total += each * gap
+            where[step], before = total, step
+        return {**dict.fromkeys(waiting, total), **where}
 
     def points(self, losses, axis):
         """Positions and losses, in the order of steps."""
@@ -124,7 +153,7 @@ def cost(event, joules_before):
         for key in ("ms", "tokens_per_s", "joules")
     )
     return {
-        "time": ms and ms / 1000,
+        "seconds": ms and ms / 1000,
         "tokens": ms and rate and round(rate * ms / 1000),
         "joules": None if joules is None or joules_before is None else joules - joules_before,
     }, joules
@@ -146,7 +175,7 @@ def load(path, label):
     for event in events(path):
         kind, step = event.get("event"), event.get("step")
         if kind == "start":
-            joules = 0
+            joules, run.start = 0, event
             run.bars = {
                 panel: {"predicted": bars(panel, inner(event, "predicted", panel))}
                 for panel in BARS
@@ -173,13 +202,48 @@ def load(path, label):
     return run
 
 
-def load_all(paths):
-    """The runs, named after their logs, or after the folders of logs whose names are the same."""
+def names(paths):
+    """The names of the logs, or of their folders where these tell more."""
     stems = [path.stem for path in paths]
     return [
-        load(path, path.stem if stems.count(path.stem) == 1 else path.resolve().parent.name)
+        (
+            path.resolve().parent.name
+            if stems.count(path.stem) > 1 or path.stem == "log"
+            else path.stem
+        )
         for path in paths
     ]
+
+
+def load_all(paths):
+    """The runs, labelled by the flags that differ between them, if these tell them apart; else by
+    names."""
+    runs = [load(path, name) for path, name in zip(paths, names(paths))]
+    flags = [run.flags() for run in runs]
+    differ = [name for name in flags[0] if len({one.get(name) for one in flags}) > 1]
+    labels = [", ".join(f"{name} {one.get(name) or 'none'}" for name in differ) for one in flags]
+    if differ and max(map(len, labels)) <= LEGEND and len(set(labels)) == len(runs):
+        for run, label in zip(runs, labels):
+            run.label = label
+    return runs
+
+
+def title(runs):
+    """What the runs have in common."""
+    flags = [run.flags() for run in runs]
+    common = {
+        name: value
+        for name, value in flags[0].items()
+        if all(one.get(name) == value for one in flags)
+    }
+    parts = [runs[0].label if len(runs) == 1 else "Loss"]
+    if "model" in common:
+        parts.append(Path(common["model"]).name)
+        if is_number(runs[0].start.get("parameters")):
+            parts.append(f"{runs[0].start['parameters'] / 1e6:.1f} M parameters")
+    return ", ".join(
+        parts + [f"{name} {common[name]}" for name in ("seq-len", "lr") if name in common]
+    )
 
 
 def check(runs, panels, axis):
@@ -195,23 +259,53 @@ def check(runs, panels, axis):
         run.positions(axis)
 
 
-def draw_losses(axes, runs, axis):
+def smoothed(values, count):
+    """The mean of `count` values around each one, so that the curve does not lag: of fewer at the
+    begin, where losses fall fast, and of those before it at the end."""
+    sums, last = [0, *itertools.accumulate(values)], len(values)
+    ends = [(i - min(count // 2, i), min(i + min(count // 2, i) + 1, last)) for i in range(last)]
+    return [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
+
+
+def time_unit(longest):
+    return [unit for unit, seconds in LONG.items() if longest >= 2 * seconds or unit == "s"][-1]
+
+
+def draw_losses(axes, runs, axis, smooth):
+    longest = max(max(run.positions(axis).values(), default=0) for run in runs)
+    unit = time_unit(longest) if axis == "seconds" else ""
     for index, run in enumerate(runs):
         color = f"C{index % 10}"
-        axes.plot(*run.points(run.train, axis), color=color, linewidth=0.8, alpha=0.45)
+        places, losses = run.points(run.train, axis)
+        places = [place / LONG.get(unit, 1) for place in places]
+        count = smooth or len(losses) // 50
+        if count > 1:
+            axes.plot(places, losses, color=color, linewidth=0.6, alpha=0.25)
+        axes.plot(places, smoothed(losses, count), color=color, linewidth=1.5)
+        places, losses = run.points(run.val, axis)
+        places = [place / LONG.get(unit, 1) for place in places]
         axes.plot(
-            *run.points(run.val, axis),
+            places,
+            losses,
             color=color,
             linestyle="none",
             marker="o",
-            markersize=5,
+            markersize=6,
             markeredgecolor="black",
             zorder=3,
         )
-        axes.plot([], [], color=color, linewidth=0.8, marker="o", markersize=4, label=run.legend())
-    axes.set(xlabel=AXES[axis], ylabel="loss (nats/token)")
+        axes.plot([], [], color=color, linewidth=1.5, label=run.legend())
+    if any(run.train for run in runs):
+        most = smooth or max(len(run.train) for run in runs) // 50
+        text = f"training, mean of up to {most} logged steps" if most > 1 else "training"
+        axes.plot([], [], color="gray", linewidth=1.5, label=text)
+    if any(run.val for run in runs):
+        axes.plot([], [], "o", color="white", markeredgecolor="black", label="validation")
+    axes.set(xlabel=AXES[axis] + (f" ({unit})" if unit else ""), ylabel="loss (nats/token)")
+    if longest >= 10000 and not unit:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize="small")
 
 
 def columns(runs, panel):
@@ -237,15 +331,16 @@ def draw_bars(axes, runs, panel):
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def draw_picture(pyplot, runs, panels, axis, out):
+def draw_picture(pyplot, runs, panels, options, out):
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(8 * len(panels), 5), layout="constrained", squeeze=False
     )
     for panel, place in zip(panels, axes[0]):
         if panel == "loss":
-            draw_losses(place, runs, axis)
+            draw_losses(place, runs, options.x, options.smooth)
         else:
             draw_bars(place, runs, panel)
+    figure.suptitle(options.title or title(runs))
     figure.savefig(out, dpi=150)
     print(out)
 
@@ -386,8 +481,16 @@ def main():
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a schedule instead of logs")
     parser.add_argument(
-        "--x", choices=AXES, default="steps", help="what losses are drawn against (default steps)"
+        "--x",
+        choices=AXES,
+        type=lambda word: SYNONYMS.get(word, word),
+        default="steps",
+        help="what losses are drawn against (default steps)",
     )
+    parser.add_argument(
+        "--smooth", type=int, default=0, metavar="N", help="logged steps in a mean (default: auto)"
+    )
+    parser.add_argument("--title", help="default: what the logs have in common")
     parser.add_argument(
         "--panel",
         choices=["loss", *BARS],
@@ -405,7 +508,7 @@ def main():
         parser.error("give logs, or a --trace")
     panels = options.panel or ["loss"]
     try:
-        runs = load_all(options.logs)
+        runs = load_all(options.logs) if options.logs else []
         check(runs, panels, options.x)
         cells = read_cells(options.trace) if options.trace else {}
     except OSError as error:
@@ -430,7 +533,7 @@ def main():
         if options.trace:
             draw_schedule(pyplot, cells, out)
         else:
-            draw_picture(pyplot, runs, panels, options.x, out)
+            draw_picture(pyplot, runs, panels, options, out)
     except (OSError, ValueError) as error:  # ValueError: no such picture format
         print(f"plot: cannot write the picture: {error}", file=sys.stderr)
         return EXIT_RESOURCES

@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""watch.py: follows a run of train_gpt in the terminal, by its log (--log FILE).
+
+    watch.py LOG           a page that is drawn again whenever the log grows; q quits
+    watch.py LOG --once    one page, as where the output is no terminal
+
+The page has the loss as a curve (the mean of the steps of each column; o: validation), the speed,
+the time left, the last validation, epsilon in private runs, and faults: starts after the first one,
+losses that are not finite, lines that a kill cut off, and a log that has not grown for long. Its
+size is the terminal's, 80 columns and 24 lines if there is none. The page stays on the screen when
+the run ends.
+
+Standard library only. Exit status: 0 done, 2 the log cannot be read.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from plot import EXIT_INPUT, inner, is_number
+
+RECENT = 50  # steps in means
+SILENT = 60  # seconds without a new event, and so many times a step, until it is a fault
+COLORS = {"title": "1", "bar": "32", "faults": "31"}  # of lines, in a terminal
+
+
+class Follower:
+    """What the log says so far."""
+
+    def __init__(self, path):
+        self.path = path
+        self.begin()
+
+    def begin(self):
+        self.offset, self.rest = 0, b""
+        self.start, self.last = {}, ""  # the last start event; kind of the last event
+        self.losses, self.vals = {}, {}  # step -> loss
+        self.steps, self.val, self.slow = [], {}, True  # the newest events; only a slow step?
+        self.step, self.torn, self.starts, self.lost = 0, 0, [], []
+
+    def read(self):
+        """Reads what is new. Returns whether anything is."""
+        with open(self.path, "rb") as file:
+            if file.seek(0, os.SEEK_END) < self.offset:
+                self.begin()  # a new run has begun the file again
+            file.seek(self.offset)
+            data = file.read()
+        self.offset += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            try:
+                event = json.loads(line)
+                self.add(event, event["event"], event.get("step"))
+            except (ValueError, TypeError, KeyError):
+                self.torn += 1
+        return bool(data)
+
+    def add(self, event, kind, step):
+        self.last = kind
+        if kind == "start":
+            self.starts.append(self.step)
+            self.start, self.steps, self.slow = event, [], True
+        if kind not in ("step", "val") or not isinstance(step, int):
+            return
+        self.step = step
+        losses = self.losses if kind == "step" else self.vals
+        losses.pop(step, None)
+        if is_number(event.get("loss")):
+            losses[step] = event["loss"]
+        elif kind == "step" and not self.private():
+            self.lost.append(step)
+        if kind == "val":
+            self.val = event
+        else:
+            # the first step after a start is slow: it counts until there is another
+            kept = self.steps[1 - RECENT :] if len(self.steps) > 1 or not self.slow else []
+            self.slow &= not self.steps
+            self.steps = [*kept, event]
+
+    def private(self):
+        return bool(self.start.get("privacy"))
+
+    def mean(self, key):
+        values = [event[key] for event in self.steps if is_number(event.get(key))]
+        return sum(values) / len(values) if values else None
+
+    def total(self):
+        """The steps of the run; 0: not known."""
+        steps = self.start.get("steps", inner(self.start, "flags").get("steps"))
+        allowed = inner(self.start, "privacy").get("steps")
+        found = [n for n in (steps, allowed) if isinstance(n, int) and n > 0]
+        return min(found, default=0)
+
+
+def clock(seconds):
+    seconds = round(seconds)
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def faults(run, silent):
+    found = []
+    if len(run.starts) > 1:
+        found.append("started again after step " + ", ".join(map(str, run.starts[1:][-5:])))
+    if run.lost:
+        found.append(f"{len(run.lost)} losses not finite, the last at step {run.lost[-1]}")
+    if run.torn:
+        found.append(f"{run.torn} line{'s' * (run.torn > 1)} cut off")
+    every = inner(run.start, "flags").get("log-every") or 1
+    if run.last != "end" and silent > SILENT * max(1, every * (run.mean("ms") or 0) / 1000):
+        found.append(f"no news for {clock(silent)}")
+    return "; ".join(found) or "none"
+
+
+def rows(run, silent):
+    """Names and texts of the lines above the curve."""
+    total, flags = run.total(), inner(run.start, "flags")
+    state = "ended at" if run.last == "end" else "at"
+    parameters = run.start.get("parameters")
+    size = f"{parameters / 1e6:.1f} M parameters, " if is_number(parameters) else ""
+    ranks = run.start.get("ranks", 1)
+    name = Path(str(flags.get("model", "?"))).name
+    yield "model", f"{size}{ranks} rank{'s' * (ranks != 1)}, {run.start.get('compute')}, {name}"
+    left = (total - run.step) * (run.mean("ms") or 0) / 1000
+    end = time.strftime("%a %H:%M", time.localtime(time.time() + left)) if left < 1e9 else "?"
+    goes_on = run.last != "end" and total and run.steps
+    ending = f", {clock(left)} left, ends around {end}" if goes_on else ""
+    yield "step", f"{state} {run.step}" + (f" of {total}" if total else "") + ending
+    if run.steps:
+        speed = run.mean("tokens_per_s") or 0
+        yield "speed", (
+            f"{speed:,.0f} tokens/s, {run.mean('ms') or 0:.2f} ms a step,"
+            f" MFU {100 * (run.mean('mfu') or 0):.1f} %"
+        )
+    recent = [event["loss"] for event in run.steps if is_number(event.get("loss"))]
+    if recent:
+        norm, lr = (run.steps[-1].get(key) or 0 for key in ("grad_norm", "lr"))
+        yield "loss", (
+            f"{recent[-1]:.4f}, mean of {len(recent)}: {sum(recent) / len(recent):.4f},"
+            f" norm {norm:.3f}, lr {lr:.2e}"
+        )
+    if is_number(run.val.get("loss")):
+        bits, before = run.val.get("bits_per_byte"), min(run.vals.values())
+        yield "validation", (
+            f"{run.val['loss']:.4f} at step {run.val['step']}, lowest {before:.4f}"
+            + (f", {bits:.4f} bits/byte" if is_number(bits) else "")
+        )
+    if run.private():
+        promised, spent = inner(run.start, "privacy").get("epsilon"), run.val.get("epsilon")
+        yield "epsilon", (
+            (f"{spent:.4f} at step {run.val['step']}" if is_number(spent) else "not yet logged")
+            + (f", {promised:.4f} at the end" if is_number(promised) else "")
+        )
+    yield "faults", faults(run, silent)
+
+
+def columns(losses, width, first, last):
+    """The mean loss of the steps of each column; None where there are none."""
+    sums = [[0.0, 0] for _ in range(width)]
+    for step, loss in losses.items():
+        place = sums[min(width - 1, (step - first) * width // max(1, last - first + 1))]
+        place[0] += loss
+        place[1] += 1
+    return [total / count if count else None for total, count in sums]
+
+
+def curve(run, width, height, dots):
+    """Lines of a picture of the losses. dots: eight to a character, else one."""
+    label = 10
+    width -= label + 1
+    across, down = (2, 4) if dots else (1, 1)
+    steps = {*run.losses, *run.vals}
+    if height < 3 or width < 10 or not steps:
+        return []
+    first, last = min(steps), max(steps)
+    means = columns(run.losses, width * across, first, last)
+    points = columns(run.vals, width, first, last)
+    known = sorted(x for x in (*means, *points) if x is not None)
+    low, high = known[0], known[min(len(known) - 1, 19 * len(known) // 20)]
+    high = high if high > low else low + 1e-9
+    levels = (height - 1) * down
+    level = lambda x: round((levels - 1) * (high - min(x, high)) / (high - low))
+    cells = [[0] * width for _ in range(height - 1)]
+    bits = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille characters
+    before = None
+    for x, y in ((x, level(mean)) for x, mean in enumerate(means) if mean is not None):
+        for part in {y, *range(*sorted((y, y if before is None else before)))}:  # without gaps
+            cells[part // down][x // across] |= bits[x % across][part % down]
+        before = y
+    draw = (lambda cell: chr(0x2800 + cell)) if dots else (lambda cell: "*" if cell else " ")
+    lines = [[draw(cell) for cell in row] for row in cells]
+    for x, mean in enumerate(points):
+        if mean is not None:
+            lines[level(mean) // down][x] = "o"
+    sides = [""] * (height - 1)
+    sides[0], sides[-1] = f"{high:.4f}", f"{low:.4f}"
+    steps_row = f"{first}".ljust(width - len(str(last))) + f"{last}"
+    return [f"{side:>{label}}|{''.join(line)}".rstrip() for side, line in zip(sides, lines)] + [
+        " " * label + "+" + steps_row[:width]
+    ]
+
+
+def page(run, silent, width, height, dots=True):
+    """Pairs of a name (for colours) and a line of at most `width` columns; at most `height`."""
+    done = min(1.0, run.step / run.total()) if run.total() else 0
+    room = width - 9
+    bar = "#" * int(room * done)
+    lines = [("title", f"train_gpt  {run.path}"[:width])]
+    lines += [("bar", f"[{bar.ljust(room, '.')}]{100 * done:5.1f} %")] if run.total() else []
+    lines += [(name, f"{name:<11}{text}"[:width]) for name, text in rows(run, silent)]
+    lines += [("curve", line) for line in curve(run, width, height - len(lines), dots)]
+    return lines[:height]
+
+
+def show(run, color):
+    """Prints the page, below each other or, in colours, from the top of the terminal."""
+    width, height = shutil.get_terminal_size((80, 24))
+    silent = time.time() - os.path.getmtime(run.path)
+    dots = "utf" in (sys.stdout.encoding or "").lower()
+    lines = page(run, silent, width, height - 1, dots)
+    if color:
+        ends = "\033[K\n"
+        text = "".join(f"\033[{COLORS.get(name, '0')}m{line}\033[0m{ends}" for name, line in lines)
+        print(f"\033[H{text}\033[J", end="", flush=True)
+    else:
+        print("\n".join(line for _, line in lines), flush=True)
+
+
+@contextlib.contextmanager
+def screen():
+    """A second screen of the terminal, which reads keys one by one; the first one comes back."""
+    try:
+        import termios
+        import tty
+
+        keys = sys.stdin.isatty()
+        before = termios.tcgetattr(sys.stdin) if keys else None
+        if keys:
+            tty.setcbreak(sys.stdin)
+    except ImportError:
+        keys = False
+    print("\033[?1049h\033[?25l", end="", flush=True)
+    try:
+        yield keys
+    finally:
+        print("\033[?25h\033[?1049l", end="", flush=True)
+        if keys:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def wait_for_key(keys, seconds=1):
+    """Returns whether q was pressed within the time."""
+    ready = select.select([sys.stdin], [], [], seconds)[0] if keys else time.sleep(seconds)
+    return bool(ready) and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"")
+
+
+def follow(run):
+    with screen() as keys, contextlib.suppress(KeyboardInterrupt):
+        run.read()
+        show(run, True)
+        while run.last != "end" and not wait_for_key(keys):
+            run.read()
+            show(run, True)
+
+
+def main():
+    sys.stdout.reconfigure(errors="replace")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    parser = argparse.ArgumentParser(description="Follow a run of train_gpt by its log.")
+    parser.add_argument("log", type=Path, metavar="LOG")
+    parser.add_argument("--once", action="store_true", help="print one page and stop")
+    options = parser.parse_args()
+    run = Follower(options.log)
+    try:
+        if sys.stdout.isatty() and not options.once:
+            follow(run)
+        else:
+            run.read()
+        if run.starts or run.step:
+            show(run, False)
+        else:
+            print(f"watch.py: {options.log}: no event of a run in it", file=sys.stderr)
+            return EXIT_INPUT
+    except OSError as error:
+        print(f"watch.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return EXIT_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
