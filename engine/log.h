@@ -228,13 +228,13 @@ static inline TextBuffer json_event(const char *event, int64_t step) {
 static inline TextBuffer log_values(Log *log, const char *event, int64_t step,
                                     const EventField *fields, int count) {
     TextBuffer line = json_event(event, step);
-    ProtoMessage values = event_begin(step);
+    ProtoMessage values = {};
     const char *group = strcmp(event, "step") ? event : "train";
     for (int i = 0; i < count; i++) {
         const EventField *f = &fields[i];
         if (!f->key) { continue; }
         json_add_field(&line, f->key, f->value);
-        if (isfinite(f->value)) { event_add_scalar(&values, group, f->key, f->value); }
+        if (isfinite(f->value)) { values_add(&values, group, f->key, f->value); }
     }
     if (log->board.file) { log_check(log, !event_file_add(&log->board, step, &values)); }
     return line;

@@ -62,18 +62,17 @@ static inline ProtoMessage event_begin(int64_t step) {
     proto_add_varint(&m, (uint64_t)step);
     return m;
 }
-// Adds a value to an event. TensorBoard groups by what is before the slash.
-static inline void event_add_scalar(ProtoMessage *event, const char *group, const char *name,
-                                    double value) {
+// Adds a value to a list of values. TensorBoard groups by what is before the slash.
+static inline void values_add(ProtoMessage *values, const char *group, const char *name,
+                              double value) {
     const float number = (float)value;
-    ProtoMessage scalar = {}, list = {};
+    ProtoMessage scalar = {};
     char tag[128];
     const int length = snprintf(tag, sizeof tag, "%s/%s", group, name);
     proto_add_bytes(&scalar, 1, tag, (size_t)length);
     proto_add_tag(&scalar, 2, PROTO_32);
     proto_add(&scalar, &number, sizeof number);
-    proto_add_bytes(&list, 1, scalar.at, scalar.bytes);
-    proto_add_bytes(event, EVENT_SUMMARY, list.at, list.bytes);
+    proto_add_bytes(values, 1, scalar.at, scalar.bytes);
 }
 // Writes an event. Returns false if it cannot be written.
 static inline bool event_write(FILE *file, const ProtoMessage *event) {
@@ -85,16 +84,18 @@ static inline bool event_write(FILE *file, const ProtoMessage *event) {
            fwrite(event->at, 1, event->bytes, file) == event->bytes &&
            fwrite(&end, sizeof end, 1, file) == 1 && !fflush(file);
 }
-// Writes an event of the run. The first one of a file tells TensorBoard to forget this step and
-// later ones of older files: a resumed run repeats them.
-static inline bool event_file_add(EventFile *to, int64_t step, const ProtoMessage *event) {
+// Writes the values of a step. The first ones of a file are behind an event that tells TensorBoard
+// to forget this step and later ones of older files: a resumed run repeats them.
+static inline bool event_file_add(EventFile *to, int64_t step, const ProtoMessage *values) {
     static const unsigned char start[] = {1 * 8 + PROTO_VARINT, 1}; // status: START
     if (!to->begun) {
         ProtoMessage session = event_begin(step);
         proto_add_bytes(&session, EVENT_SESSION, start, sizeof start);
         to->begun = event_write(to->file, &session);
     }
-    return event_write(to->file, event);
+    ProtoMessage event = event_begin(step);
+    proto_add_bytes(&event, EVENT_SUMMARY, values->at, values->bytes);
+    return event_write(to->file, &event);
 }
 
 // Opens a new file in the folder.
