@@ -194,16 +194,15 @@ static inline void print_zero(const ZeroPolicy *z) {
 static inline void print_notes(const Config *c, const Dataset *train) {
     const Options *o = &c->options;
     if (options_ends_shared(o)) {
-        print_row("note:",
-                  "blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64,
-                  o->delink_at, o->steps);
+        printf("note: blocks share to the end: --delink-at %" PRId64
+               " is not before --steps %" PRId64 "\n",
+               o->delink_at, o->steps);
     }
     if (c->steps > 0 && o->warmup > c->steps) {
-        print_row("note:",
-                  "--warmup %" PRId64 " is longer than the run: after its %" PRId64
-                  " step%s the learning rate is %.10g, not yet --lr %.10g",
-                  o->warmup, c->steps, plural(c->steps),
-                  options_learning_rate(o, c->steps - 1, c->steps), o->lr);
+        printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
+               " step%s the learning rate is %.10g, not yet --lr %.10g\n",
+               o->warmup, c->steps, plural(c->steps),
+               options_learning_rate(o, c->steps - 1, c->steps), o->lr);
     }
     if (!*o->val) {
         print_row("data", "no validation%s: --train is given without --val",
@@ -450,11 +449,12 @@ static inline void print_end(const Plan *plan, Measured *m) {
     const Prediction *p = &plan->predicted;
     print_pair("rank 0", "predicted", "measured");
     if (m->steps) {
+        const bool alone = plan->machine->ranks->n == 1;
         char idle[2][32];
         snprintf(idle[0], sizeof idle[0], "%.1f %%", 100 * p->idle);
         snprintf(idle[1], sizeof idle[1], "%.1f %%", 100 * m->idle);
         print_pair("step", readable_step(p->step_s).at, readable_step(m->step_ms / 1000).at);
-        print_pair("waiting for messages", idle[0], idle[1]);
+        if (!alone) { print_pair("waiting for messages", idle[0], idle[1]); }
     }
     for (int k = 0; k < MEMORY_KINDS; k++) {
         print_bytes_pair(memory_names[k], p->memory[k], memory_taken[k]);

@@ -13,10 +13,10 @@ schedules (--trace FILE).
 --panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what
                   was predicted
 --panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
---x               what the losses are drawn against: steps, tokens, seconds (of training alone; also
-                  named time), joules. Tokens, seconds and joules are those of the steps that count,
-                  added up over all resumptions; a step stands for those before it that --log-every
-                  left out of the log.
+--x               what the losses are drawn against: steps, tokens, time (training alone; also named
+                  seconds), joules. Tokens, time and joules are those of the steps that count, added
+                  up over all resumptions; a step stands for those before it that --log-every left
+                  out of the log.
 --smooth N        logged steps in the mean; 1: none; default: a fiftieth of them
 --title TEXT      default: the model, its size, and what else the logs have in common
 
@@ -44,8 +44,8 @@ from pathlib import Path
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 TEXT_WIDTH = 60  # columns of the curve in the terminal
-AXES = {"steps": "step", "tokens": "tokens", "seconds": "training time", "joules": "energy (J)"}
-SYNONYMS = {"time": "seconds"}
+AXES = {"steps": "step", "tokens": "tokens", "time": "training time", "joules": "energy (J)"}
+SYNONYMS = {"seconds": "time"}
 LONG = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # units of time
 LEGEND = 60  # columns of the flags in it
 # flags that shape no curve
@@ -153,7 +153,7 @@ def cost(event, joules_before):
         for key in ("ms", "tokens_per_s", "joules")
     )
     return {
-        "seconds": ms and ms / 1000,
+        "time": ms and ms / 1000,
         "tokens": ms and rate and round(rate * ms / 1000),
         "joules": None if joules is None or joules_before is None else joules - joules_before,
     }, joules
@@ -273,7 +273,7 @@ def time_unit(longest):
 
 def draw_losses(axes, runs, axis, smooth):
     longest = max(max(run.positions(axis).values(), default=0) for run in runs)
-    unit = time_unit(longest) if axis == "seconds" else ""
+    unit = time_unit(longest) if axis == "time" else ""
     for index, run in enumerate(runs):
         color = f"C{index % 10}"
         places, losses = run.points(run.train, axis)

@@ -110,7 +110,8 @@ def faults(run, silent):
     if len(run.starts) > 1:
         found.append("started again after step " + ", ".join(map(str, run.starts[1:][-5:])))
     if run.lost:
-        found.append(f"{len(run.lost)} losses not finite, the last at step {run.lost[-1]}")
+        losses = f"{len(run.lost)} loss{'es' * (len(run.lost) > 1)}"
+        found.append(f"{losses} not finite, the last at step {run.lost[-1]}")
     if run.torn:
         found.append(f"{run.torn} line{'s' * (run.torn > 1)} cut off")
     every = inner(run.start, "flags").get("log-every") or 1

@@ -7,6 +7,7 @@
     LogEvery      which steps are printed and logged; the first step does not count in rates
     Tensorboard   event files of the program and of scripts/to_tensorboard.py, by a reader that
                   checks every checksum
+    Curves        scripts/plot.py: names of runs, means, what a step stands for
     Wandb         scripts/to_wandb.py against a package of a few lines
     Watch         scripts/watch.py, in a pipe and in a terminal
 
@@ -31,6 +32,9 @@ import harness
 from harness import EXIT_INPUT, EXIT_RESOURCES, Job, command_line, get, scratch, train, train_all
 
 SCRIPTS = Path(harness.ROOT) / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import plot  # noqa: E402
+
 COLUMNS, LINES = 100, 24
 
 
@@ -77,14 +81,16 @@ class Start(harness.TestCase):
         """What takes or sends nothing has no row; a run without steps has no times."""
         for job in train_all([dict(ranks=2, steps=1), dict(steps=0)]):
             self.assertNotRegex(job.out, r"(?<![\d.])0\.0+ (MiB|KiB|B|ms|s)\b")
-        self.assertNotIn("waiting", job.out)
+            self.assertEqual("waiting" in job.out, job.ranks > 1)
 
     def test_long_run(self):
         """How long it will take, and when it ends; the file that stops it is there already."""
         out = Path(scratch())
         (out / "stop").touch()
         job = train(steps=10**10, out=out)
-        self.assertRegex(job.out, r"(?m)^time +10000000000 steps of .*: about \d+ days.*, ends around")
+        self.assertRegex(
+            job.out, r"(?m)^time +10000000000 steps of .*: about \d+ days.*, ends around"
+        )
         self.assertEqual([e["step"] for e in job.of("step")], [1])
         self.assertEqual(job.of("start")[0]["steps"], 10**10)
 
@@ -105,7 +111,8 @@ class LogEvery(harness.TestCase):
         self.assertEqual(self.printed(every), steps)
         self.assertEqual([e["step"] for e in every.of("val")], [0, 2, 4, 6, 8])
         self.assertEqual(
-            every.steps("step", "loss"), [one for one in all_.steps("step", "loss") if one[0] in steps]
+            every.steps("step", "loss"),
+            [one for one in all_.steps("step", "loss") if one[0] in steps],
         )
         self.assertEqual([e["step"] for e in all_.of("step")], list(range(1, 9)), "the default")
 
@@ -258,7 +265,9 @@ class Tensorboard(harness.TestCase):
     def test_bad_logs(self):
         """Cut, empty and missing ones, and folders that cannot be written."""
         folder = Path(scratch())
-        (folder / "cut").write_text('{"event":"step","step":1,"loss":2,"ms":1e400}\n[1]\n{"event":"s')
+        (folder / "cut").write_text(
+            '{"event":"step","step":1,"loss":2,"ms":1e400}\n[1]\n{"event":"s'
+        )
         (folder / "empty").touch()
         script("to_tensorboard.py", folder / "cut", folder / "made")
         (file,) = self.files(folder / "made")
@@ -312,6 +321,59 @@ def init(mode, project, name, dir, config):
 
 
 # --------------------------------------------------------------------------------------------------
+class Curves(harness.TestCase):
+    def runs(self, *starts, steps=((1, 2.0), (2, 1.0)), **more):
+        """Runs whose logs have these start events."""
+        paths = [Path(scratch()) / f"{'abc'[i]}.jsonl" for i in range(len(starts))]
+        for path, start in zip(paths, starts):
+            events = [{"event": "start", **start}] if start else []
+            events += [{"event": "step", "step": n, "loss": loss, **more} for n, loss in steps]
+            path.write_text("".join(json.dumps(e) + "\n" for e in events))
+        return plot.load_all(paths)
+
+    def labels(self, *starts):
+        return [run.label for run in self.runs(*starts)]
+
+    def test_labels(self):
+        """The flags that differ, if they tell the runs apart and fit; else the files' names."""
+        run = lambda lr, **more: {"flags": {"lr": lr, "model": "d12", **more}, "ranks": 2}
+        self.assertEqual(self.labels(run(0.1, log="a"), run(0.2, log="b")), ["lr 0.1", "lr 0.2"])
+        self.assertEqual(
+            self.labels(run(0.1, seed=1), run(0.2, seed=1), run(0.2)),
+            ["lr 0.1, seed 1", "lr 0.2, seed 1", "lr 0.2, seed none"],
+        )
+        self.assertEqual(self.labels(run(0.1), dict(run(0.1), ranks=4)), ["ranks 2", "ranks 4"])
+        for same in ((run(0.1), run(0.1)), (run(0.1), run(0.1), run(0.2)), ({}, {}, {})):
+            self.assertEqual(self.labels(*same), ["a", "b", "c"][: len(same)])
+        self.assertEqual(self.labels(run(0.1, prompt="x" * 99), run(0.2)), ["a", "b"])
+        self.assertEqual(self.labels(run(0.1)), ["a"])
+
+    def test_titles(self):
+        start = lambda lr: {"parameters": 1500000, "flags": {"model": "out/d12", "lr": lr}}
+        self.assertEqual(plot.title(self.runs(start(1), start(2))), "Loss, d12, 1.5 M parameters")
+        self.assertEqual(plot.title(self.runs(start(1))), "a, d12, 1.5 M parameters, lr 1")
+        self.assertEqual(plot.title(self.runs({}, {})), "Loss")
+
+    def test_means(self):
+        """Around each point, as many before as after; at the end of those that are there."""
+        self.assertEqual(plot.smoothed([8, 4, 0, 4, 8], 3), [8, 4, 8 / 3, 4, 6])
+        self.assertEqual(plot.smoothed([1, 2, 3], 1), [1, 2, 3])
+        self.assertEqual(plot.smoothed([], 7), [])
+
+    def test_what_a_step_stands_for(self):
+        """Of --log-every 4, steps of 10 tokens and 0.1 s; a validation between two of them."""
+        steps = ((1, 2.0), (4, 2.0), (8, 2.0))
+        (run,) = self.runs({}, steps=steps, ms=100.0, tokens_per_s=100.0)
+        run.val = {0: 3.0, 6: 2.0, 8: 2.0}
+        for axis, each in (("steps", 1), ("tokens", 10), ("time", 0.1)):
+            found = run.positions(axis)
+            self.assert_close(
+                [found[step] for step in (1, 4, 6, 8)], [each * n for n in (1, 4, 6, 8)], 1e-9, axis
+            )
+            self.assertEqual(found[0], 0)
+
+
+# --------------------------------------------------------------------------------------------------
 class Watch(harness.TestCase):
     def log(self, *events):
         path = Path(scratch()) / "log.jsonl"
@@ -345,7 +407,7 @@ class Watch(harness.TestCase):
             "speed      1,000 tokens/s, 10.00 ms a step, MFU 25.0 %",
             "loss       2.0000, mean of 49: 2.4800, norm 0.500, lr 1.00e-03",
             "validation 2.2500 at step 100, lowest 2.2500, 3.5000 bits/byte",
-            "faults     started again after step 50; 1 losses not finite, the last at step 41; 1 line",
+            "faults     started again after step 50; 1 loss not finite, the last at step 41; 1",
         ):
             self.assertIn("\n" + line[:80], page)
         self.assertNotIn("\033", page)
@@ -390,7 +452,11 @@ class Watch(harness.TestCase):
         self.assertTrue(page.isascii())
 
     def test_no_log(self):
-        for path in (Path(scratch()) / "none", Path("/dev/null"), self.log("\0\1\n", "[]\n", "{}\n")):
+        for path in (
+            Path(scratch()) / "none",
+            Path("/dev/null"),
+            self.log("\0\1\n", "[]\n", "{}\n"),
+        ):
             done = script("watch.py", path, code=EXIT_INPUT)
             self.assertRegex(done.stderr, r"\Awatch.py: .*\n\Z", "one line")
 
