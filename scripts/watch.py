@@ -28,7 +28,7 @@ from plot import EXIT_INPUT, inner, is_number
 
 RECENT = 50  # steps in means
 SILENT = 60  # seconds without a new event, and so many times a step, until it is a fault
-COLORS = {"title": "1", "bar": "32", "faults": "31"}  # of lines, in a terminal
+COLORS = {"title": "1", "bar": "32", "faults": "31"}  # of lines; faults, where there are any
 
 
 class Follower:
@@ -195,8 +195,8 @@ def curve(run, width, height, dots):
         for part in {y, *range(*sorted((y, y if before is None else before)))}:  # without gaps
             cells[part // down][x // across] |= bits[x % across][part % down]
         before = y
-    draw = (lambda cell: chr(0x2800 + cell)) if dots else (lambda cell: "*" if cell else " ")
-    lines = [[draw(cell) for cell in row] for row in cells]
+    sign = lambda cell: " " if not cell else chr(0x2800 + cell) if dots else "*"
+    lines = [[sign(cell) for cell in row] for row in cells]
     for x, mean in enumerate(points):
         if mean is not None:
             lines[level(mean) // down][x] = "o"
@@ -215,7 +215,8 @@ def page(run, silent, width, height, dots=True):
     bar = "#" * int(room * done)
     lines = [("title", f"train_gpt  {run.path}"[:width])]
     lines += [("bar", f"[{bar.ljust(room, '.')}]{100 * done:5.1f} %")] if run.total() else []
-    lines += [(name, f"{name:<11}{text}"[:width]) for name, text in rows(run, silent)]
+    for name, text in rows(run, silent):
+        lines.append(("" if text == "none" else name, f"{name:<11}{text}"[:width]))
     lines += [("curve", line) for line in curve(run, width, height - len(lines), dots)]
     return lines[:height]
 
@@ -225,11 +226,11 @@ def show(run, color):
     width, height = shutil.get_terminal_size((80, 24))
     silent = time.time() - os.path.getmtime(run.path)
     dots = "utf" in (sys.stdout.encoding or "").lower()
-    lines = page(run, silent, width, height - 1, dots)
+    lines = page(run, silent, width, height - (2 if color else 1), dots)
     if color:
         ends = "\033[K\n"
         text = "".join(f"\033[{COLORS.get(name, '0')}m{line}\033[0m{ends}" for name, line in lines)
-        print(f"\033[H{text}\033[J", end="", flush=True)
+        print(f"\033[H{text}\033[Jq quits", end="", flush=True)
     else:
         print("\n".join(line for _, line in lines), flush=True)
 
