@@ -15,7 +15,7 @@ typedef struct {
     bool terminal, drawn; // drawn: a line is drawn and not ended
     int64_t steps, first; // last step of the run; steps done before it (resumed)
     int64_t every;        // --log-every
-    double step_s, shown; // moving average of a step; time of the last plain line
+    double step_s, shown; // average of a step; time of the last plain line
 } ProgressBar;
 typedef struct {
     FILE *file;      // NULL: no log
@@ -168,12 +168,11 @@ typedef struct {
 static inline bool progress_is_due(const ProgressBar *bar, const StepFacts *f) {
     return !bar->every || f->step % bar->every == 0 || f->step == bar->first + 1 || f->last;
 }
-// Notes the time of a step. Until the second step the predicted time stands in: the first step also
+// Notes the time of a step: the mean of the first 50, then a moving average. Until the second step the predicted time stands in: the first step also
 // fills caches and opens connections.
 static inline void progress_measure(ProgressBar *bar, const StepFacts *f) {
     const int64_t done = f->step - bar->first;
-    if (done == 2) { bar->step_s = f->seconds; }
-    if (done > 2) { bar->step_s = 0.9 * bar->step_s + 0.1 * f->seconds; }
+    if (done >= 2) { bar->step_s += (f->seconds - bar->step_s) / min_i64(done - 1, 50); }
 }
 static inline void progress_draw(ProgressBar *bar, const StepFacts *f, const char *left) {
     char drawn[16], loss[32] = "";
@@ -201,7 +200,7 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
         }
         bar->shown = now;
         printf("step %5" PRId64 "/%" PRId64
-               "%s%s lr %.2e | %8s %7.0f tok/s MFU %2.0f %% | %s left\n",
+               "%s%s lr %.2e | %8s %6.0f tok/s MFU %2.0f %% | %s left\n",
                f->step, bar->steps, loss, *loss ? "" : " |", f->lr, readable_step(f->seconds).at,
                f->tokens / f->seconds, 100 * f->mfu, left.at);
     }

@@ -96,7 +96,7 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 static inline void print_memory_sum(const Prediction *p, const char *when) {
     print_row("memory", "%s of the device, %s of the host%s, predicted for rank 0%s",
               readable_bytes((double)memory_device(p->memory)).at,
-              readable_bytes((double)p->host).at, when, *when ? "" : " (--dry-run has a table)");
+              readable_bytes((double)p->host).at, when, *when ? "" : " (see --dry-run)");
 }
 static inline void print_traffic_sum(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     double sent[LINK_KINDS] = {0};

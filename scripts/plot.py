@@ -39,6 +39,7 @@ import itertools
 import json
 import math
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -340,7 +341,7 @@ def draw_picture(pyplot, runs, panels, options, out):
             draw_losses(place, runs, options.x, options.smooth)
         else:
             draw_bars(place, runs, panel)
-    figure.suptitle(options.title or title(runs))
+    figure.suptitle(textwrap.fill(options.title or title(runs), 75 * len(panels)))
     figure.savefig(out, dpi=150)
     print(out)
 
