@@ -568,8 +568,10 @@ static void prepare(Job *j) {
     const bool first = j->comm.rank == 0;
     if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
     check_memory(plan, &j->comm);
+    const EventFile board = event_file_open(first ? o->tensorboard : "");
     if (*o->out && first) { out_folder_prepare(o->out, o->resume != 0); }
-    r->journal.log = log_open(first ? o->log : "", first ? o->tensorboard : "", o->resume != 0);
+    r->journal.log = log_open(first ? o->log : "", o->resume != 0);
+    r->journal.log.board = board;
     comm_barrier(&j->comm);
     matmuls_choose(&j->matmuls, o->out, o->resume, &plan->model, &plan->shape,
                    j->machine.rates.flops_per_s, &j->stream, &j->comm);

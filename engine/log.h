@@ -92,11 +92,10 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
     text_add(t, "}");
 }
 
-// Opens the log, and the file for TensorBoard in the folder `board`; "": none. A new run starts a
-// new log. A resumed run appends, on a new line if a kill has cut off the last one.
-static inline Log log_open(const char *path, const char *board, bool resumed) {
+// Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
+// cut off the last one.
+static inline Log log_open(const char *path, bool resumed) {
     Log log = {};
-    if (*board) { log.board = event_file_open(board); }
     if (!*path) { return log; }
     log.file = fopen(path, resumed ? "ab+" : "wb");
     if (!log.file) {
@@ -168,8 +167,8 @@ typedef struct {
 static inline bool progress_is_due(const ProgressBar *bar, const StepFacts *f) {
     return !bar->every || f->step % bar->every == 0 || f->step == bar->first + 1 || f->last;
 }
-// Notes the time of a step: the mean of the first 50, then a moving average. Until the second step the predicted time stands in: the first step also
-// fills caches and opens connections.
+// Notes the time of a step: the mean of the first 50, then a moving average. Until the second step
+// the predicted time stands in: the first step also fills caches and opens connections.
 static inline void progress_measure(ProgressBar *bar, const StepFacts *f) {
     const int64_t done = f->step - bar->first;
     if (done >= 2) { bar->step_s += (f->seconds - bar->step_s) / min_i64(done - 1, 50); }

@@ -22,6 +22,14 @@ static inline Readable readable_bytes(double bytes) {
     snprintf(text.at, sizeof text.at, "%.*f %s", unit > 0, bytes, units[unit]);
     return text;
 }
+// Returns bytes for a column of a table: in MiB, from 16 GiB on in GiB.
+static inline Readable readable_column(double bytes) {
+    const bool large = bytes >= 0x1p34;
+    Readable text;
+    snprintf(text.at, sizeof text.at, "%.3f %s", bytes / (large ? 0x1p30 : 0x1p20),
+             large ? "GiB" : "MiB");
+    return text;
+}
 // Returns the time of a step: "11.84 ms", "3.52 s".
 static inline Readable readable_step(double seconds) {
     Readable text;

@@ -72,7 +72,7 @@ static const char *const link_places[LINK_KINDS] = {"inside a node", "between no
 static inline double mebibytes(double bytes) { return bytes / 1048576; }
 // The rows of the table of memory. What takes nothing has no row.
 static inline void print_bytes(const char *name, double predicted) {
-    if (predicted > 0) { printf("  %-14s %12.3f MiB\n", name, mebibytes(predicted)); }
+    if (predicted > 0) { printf("  %-14s %16s\n", name, readable_column(predicted).at); }
 }
 static inline void print_memory(const Prediction *p) {
     for (int k = 0; k < MEMORY_KINDS; k++) { print_bytes(memory_names[k], p->memory[k]); }
@@ -86,7 +86,8 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
         printf("  %-14s", comm_kind_names[k]);
         for (int l = 0; l < LINK_KINDS; l++) {
             if (traffic[k][l] == 0) { continue; }
-            printf("%s %12.3f MiB %s", separator, mebibytes(traffic[k][l]), link_places[l]);
+            printf("%s %16s %s", separator, readable_column((double)traffic[k][l]).at,
+                   link_places[l]);
             separator = ",";
         }
         printf("\n");
@@ -440,10 +441,9 @@ static inline void print_pair(const char *name, const char *predicted, const cha
     printf("  %-30s %14s %14s\n", name, predicted, measured);
 }
 static inline void print_bytes_pair(const char *name, double predicted, double measured) {
-    char text[2][32];
-    snprintf(text[0], sizeof text[0], "%.3f MiB", mebibytes(predicted));
-    snprintf(text[1], sizeof text[1], "%.3f MiB", mebibytes(measured));
-    if (predicted + measured > 0) { print_pair(name, text[0], text[1]); }
+    if (predicted + measured > 0) {
+        print_pair(name, readable_column(predicted).at, readable_column(measured).at);
+    }
 }
 static inline void print_end(const Plan *plan, Measured *m) {
     const Prediction *p = &plan->predicted;

@@ -84,8 +84,8 @@ static inline bool event_write(FILE *file, const ProtoMessage *event) {
            fwrite(event->at, 1, event->bytes, file) == event->bytes &&
            fwrite(&end, sizeof end, 1, file) == 1 && !fflush(file);
 }
-// Writes the values of a step. The first ones of a file are behind an event that tells TensorBoard
-// to forget this step and later ones of older files: a resumed run repeats them.
+// Writes the values of a step. Before the first ones of a file comes an event that makes TensorBoard
+// forget this step and later ones of older files: a resumed run repeats them.
 static inline bool event_file_add(EventFile *to, int64_t step, const ProtoMessage *values) {
     static const unsigned char start[] = {1 * 8 + PROTO_VARINT, 1}; // status: START
     if (!to->begun) {
@@ -98,10 +98,11 @@ static inline bool event_file_add(EventFile *to, int64_t step, const ProtoMessag
     return event_write(to->file, &event);
 }
 
-// Opens a new file in the folder.
+// Opens a new file in the folder; "": none.
 static inline EventFile event_file_open(const char *folder) {
     static const char version[] = "brain.Event:2";
     EventFile to = {};
+    if (!*folder) { return to; }
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     const Text path = text_of("%s/events.out.tfevents.%010lld.%s.%d", folder, (long long)time(NULL),

@@ -306,7 +306,8 @@ def draw_losses(axes, runs, axis, smooth):
     if longest >= 10000 and not unit:
         axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    for text in axes.legend(fontsize="small").get_texts():
+        text.set_parse_math(False)  # names may have dollars
 
 
 def columns(runs, panel):
@@ -341,7 +342,8 @@ def draw_picture(pyplot, runs, panels, options, out):
             draw_losses(place, runs, options.x, options.smooth)
         else:
             draw_bars(place, runs, panel)
-    figure.suptitle(textwrap.fill(options.title or title(runs), 75 * len(panels)))
+    text = textwrap.fill(options.title or title(runs), 75 * len(panels))
+    figure.suptitle(text, parse_math=False)
     figure.savefig(out, dpi=150)
     print(out)
 

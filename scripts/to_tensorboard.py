@@ -75,7 +75,7 @@ def values(path):
     for found in events(path):
         group, step = GROUPS.get(found.get("event")), found.get("step")
         first |= found.get("event") == "start"
-        if group and isinstance(step, int) and step >= 0:
+        if group and isinstance(step, int) and 0 <= step < 1 << 63:
             numbers = {
                 f"{group}/{key}": float(value)
                 for key, value in found.items()

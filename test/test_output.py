@@ -248,10 +248,14 @@ class Tensorboard(harness.TestCase):
         self.assertEqual(list(read_events(file)), found[0] + found[1][1:])
 
     def test_places(self):
-        """A folder that cannot be made is bad input; nothing is written by what only prints."""
+        """A folder that cannot be made is bad input, and moves no earlier checkpoints; nothing is
+        written by what only prints."""
         folder = Path(scratch())
         (folder / "file").touch()
-        job = train(tensorboard=folder / "file/a", code=EXIT_INPUT)
+        train(out=folder / "out", steps=1, save_every=1)
+        before = sorted(os.listdir(folder / "out"))
+        job = train(tensorboard=folder / "file/a", out=folder / "out", code=EXIT_INPUT)
+        self.assertEqual(sorted(os.listdir(folder / "out")), before)
         self.assertIn("--tensorboard names a folder that can be written", job.err)
         Job(words=[*command_line(dict(tensorboard=folder / "new")), "--dry-run"]).done()
         self.assertFalse((folder / "new").exists())
