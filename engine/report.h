@@ -226,8 +226,9 @@ static inline void print_model(const Plan *p) {
              "%" PRId64 " layer%s, %" PRId64 " head%s, %" PRId64 " channels, vocabulary %" PRId64,
              c->layers, plural(c->layers), c->heads, plural(c->heads), c->channels, c->vocab);
     if (c->padded_vocab != c->vocab) { text_add(&row, " (padded %" PRId64 ")", c->padded_vocab); }
-    text_add(&row, ", %" PRId64 " positions; %.1f M parameters, %s", c->max_seq_len,
-             p->model.parameters / 1e6, dtype_name(p->dtype));
+    const double unit = p->model.parameters < 50000 ? 1e3 : 1e6;
+    text_add(&row, ", %" PRId64 " positions; %.1f %s parameters, %s", c->max_seq_len,
+             p->model.parameters / unit, unit < 1e6 ? "K" : "M", dtype_name(p->dtype));
     if (ops_compute() != p->dtype) {
         text_add(&row, ", products in %s", dtype_name(ops_compute()));
     }

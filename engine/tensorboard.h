@@ -84,8 +84,8 @@ static inline bool event_write(FILE *file, const ProtoMessage *event) {
            fwrite(event->at, 1, event->bytes, file) == event->bytes &&
            fwrite(&end, sizeof end, 1, file) == 1 && !fflush(file);
 }
-// Writes the values of a step. Before the first ones of a file comes an event that makes TensorBoard
-// forget this step and later ones of older files: a resumed run repeats them.
+// Writes the values of a step. Before the first ones of a file comes an event that makes
+// TensorBoard forget this step and later ones of older files: a resumed run repeats them.
 static inline bool event_file_add(EventFile *to, int64_t step, const ProtoMessage *values) {
     static const unsigned char start[] = {1 * 8 + PROTO_VARINT, 1}; // status: START
     if (!to->begun) {
