@@ -135,8 +135,8 @@ build/train_gpt_arm64: train_gpt.c build/flags-arm64
 PREFIX = /usr/local
 BIN    = $(DESTDIR)$(PREFIX)/bin
 SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
-TOOLS  = prepare_data.py model_files.py plot.py launch.sh sweep.sh sweep.py to_huggingface.py \
-         from_huggingface.py
+TOOLS  = prepare_data.py model_files.py plot.py watch.py to_tensorboard.py to_wandb.py launch.sh \
+         sweep.sh sweep.py to_huggingface.py from_huggingface.py
 install: train_gpt
 	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results
 	install $(wildcard train_gpt train_gpt_cuda) $(BIN)
