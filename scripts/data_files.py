@@ -130,7 +130,7 @@ def files_of(prefix):
 
 def remove_unfinished(prefix):
     for path in files_of(prefix):
-        if path.suffix in (".tmp", ".progress", ".stdin") and not path.is_symlink():
+        if path.suffix in (".tmp", ".progress") and not path.is_symlink():
             path.unlink()
 
 

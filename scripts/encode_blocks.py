@@ -103,8 +103,12 @@ def texts_of(blocks, encoder, most):
 # Processes
 
 
-def serve(connection, encode):
-    """A worker: gives the result of each block that it gets, until nobody sends any more."""
+def serve(connection, encode, inherited):
+    """A worker: gives the result of each block that it gets, until nobody sends any more. That is
+    seen when no process has the other end of the connection: this one gives up what it
+    inherited."""
+    for other in inherited:
+        other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when the one who sends does
     try:
         while True:
@@ -124,10 +128,11 @@ class Workers:
         self.idle, self.processes = [], []
         for _ in range(count):
             mine, theirs = context.Pipe()
-            self.processes.append(context.Process(target=serve, args=(theirs, encode), daemon=True))
+            self.idle.append(mine)
+            arguments = theirs, encode, [*self.idle]
+            self.processes.append(context.Process(target=serve, args=arguments, daemon=True))
             self.processes[-1].start()
             theirs.close()
-            self.idle.append(mine)
         self.all = [*self.idle]
 
     def close(self):
@@ -145,7 +150,7 @@ class Workers:
             while self.idle and upcoming and upcoming[0] < done + WAITING * len(self.all):
                 number, block = upcoming
                 connection = self.idle.pop()
-                connection.send(block)
+                self.transferred(connection.send, block)
                 block.data = None
                 busy[connection] = number, block
                 upcoming, failure = self.following(numbered)
@@ -154,7 +159,7 @@ class Workers:
                 done += 1
             for connection in wait(list(busy)) if busy else []:
                 number, block = busy.pop(connection)
-                waiting[number] = block, self.received(connection)
+                waiting[number] = block, self.transferred(connection.recv)
                 self.idle.append(connection)
         if failure:
             raise failure
@@ -169,9 +174,9 @@ class Workers:
             return None, failure
 
     @staticmethod
-    def received(connection):
+    def transferred(function, *arguments):
         try:
-            return connection.recv()
+            return function(*arguments)
         except (EOFError, OSError) as error:
             raise Failure(
                 EXIT_RESOURCES, "a worker ended: too little memory? --workers 1 takes least"

@@ -83,7 +83,7 @@ from image_sources import CIFAR_TEST, is_cifar, load_images
 from text_sources import (
     BLOCK,
     DATASET_FACTS,
-    JSON_LINES,
+    SPOOL,
     UNREAD,
     Document,
     Documents,
@@ -350,8 +350,14 @@ def add_output_arguments(parser):
     )
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        note(f"{message} (--help explains)")
+        sys.exit(EXIT_INPUT)
+
+
 def parse_arguments():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_input_arguments(parser)
@@ -442,8 +448,8 @@ def input_corpus(options, spool):
     """Plain text files have their sides chosen here; records when they are read."""
     fraction = None if options.val_tokens else options.val_fraction
     rules = Rules(options.text_key, options.split_end_of_text, options.skip_bad, fraction)
-    inputs, description = [*options.input], " ".join(options.input)
-    stream = None
+    inputs, stream = [*options.input], None
+    description = " ".join("standard input" if name == "-" else name for name in inputs)
     if "-" in inputs:
         stream = standard_input(rules, options.per_line, spool)
         at = inputs.index("-")
@@ -733,10 +739,15 @@ def make_stamp(options, corpus):
 
 
 def prepare(options):
-    # The name of what is written is not known before the input was looked at.
     options.out.mkdir(parents=True, exist_ok=True)
-    spool = options.out / f".{options.name or 'stdin'}.stdin"
-    corpus = choose_corpus(options, spool)
+    spool = options.out / f".{options.name or 'stdin'}{SPOOL}"
+    try:
+        prepare_corpus(options, choose_corpus(options, spool))
+    finally:
+        spool.unlink(missing_ok=True)
+
+
+def prepare_corpus(options, corpus):
     prefix = options.out / (options.name or f"{corpus.name}_{tokenizer_name(options)}")
     stamp = make_stamp(options, corpus)
     if data_files.up_to_date(prefix, stamp):
@@ -747,14 +758,10 @@ def prepare(options):
         run.write()
         run.check()
         run.publish()
-    except BaseException as error:
-        if not hidden(prefix, "progress").exists():
+    except BaseException:
+        if not hidden(prefix, "progress").exists():  # else the same command goes on from there
             data_files.remove_unfinished(prefix)
-        else:
-            note("the same command goes on from here")
-        raise error
-    finally:
-        spool.unlink(missing_ok=True)
+        raise
     print(*run.summary(), sep="\n")
 
 

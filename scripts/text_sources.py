@@ -31,6 +31,7 @@ BLOCK = 1 << 20  # bytes of text in memory at a time
 RECORD_MOST = 1 << 28  # bytes of a record
 ROWS = 64  # of a table at a time
 
+SPOOL = ".stdin"  # ending of the file that holds standard input
 COMPRESSED = (".gz", ".zst")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 TABLES = (".parquet", ".arrow")
@@ -145,7 +146,8 @@ class Document:
 
     @property
     def title(self):
-        return self.path.name.removesuffix("_gut.txt") + (" (its end)" if self.begin else "")
+        name = self.path.name if self.path.suffix != SPOOL else "standard input"
+        return name.removesuffix("_gut.txt") + (" (its end)" if self.begin else "")
 
     def pieces(self):
         """Yields the text piece by piece; bytes that are not UTF-8 become U+FFFD."""
@@ -390,10 +392,9 @@ def json_text(line, rules):
     except UnicodeDecodeError as error:
         raise Bad("no UTF-8") from error
     except (ValueError, RecursionError) as error:
-        said = "a JSON array: one object a line is read" if line[:1] == b"[" else f"no JSON: {error}"
-        raise Bad(said) from error
+        raise Bad(f"no JSON object in one line: {error}") from error
     if not isinstance(record, dict):
-        raise Bad("no JSON object")
+        raise Bad("no JSON object, but another value")
     if rules.key not in record:
         names = ", ".join(list(record)[:10])
         raise Bad(f"no key {rules.key!r}: --text-key names one of {names}"[:300])
