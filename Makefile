@@ -165,6 +165,7 @@ data:
 test test-all:
 	@scripts/setup.sh test
 	@scripts/setup.sh python
+	@scripts/setup.sh data
 	@$(MAKE) --no-print-directory -j $$(nproc) train_gpt lint $(TEST_PROGRAMS) \
 	    $(if $(filter test-all,$@),build/train_gpt_checked)
 	@python3 test/run.py $(if $(filter test-all,$@),--all)

@@ -1,5 +1,5 @@
-"""data_files.py: what prepare_data.py writes: shards of tokens and tokenizer files (docs/formats.md),
-how they appear complete or not at all, and how a run that was killed goes on.
+"""data_files.py: what prepare_data.py writes: shards of tokens and tokenizer files
+(docs/formats.md), how they appear complete or not at all, and how a run that was killed goes on.
 
     writers      one ShardWriter for each side (training, validation) cuts a stream into shards
     publish      gives finished files their names; the stamp file says what they were made from

@@ -357,9 +357,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments():
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_input_arguments(parser)
     add_output_arguments(parser)
     options = parser.parse_args()

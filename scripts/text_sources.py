@@ -343,7 +343,8 @@ class Table:
         if index < 0:
             columns = ", ".join(schema.names[:20])
             raise Failure(
-                EXIT_INPUT, f"{self.path}: no column {self.key!r}: --text-key names one of {columns}"
+                EXIT_INPUT,
+                f"{self.path}: no column {self.key!r}: --text-key names one of {columns}",
             )
         kind = schema.field(index).type
         if not any(is_text(kind) for is_text in (types.is_string, types.is_large_string)):

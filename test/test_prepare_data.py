@@ -47,9 +47,7 @@ def texts(count, seed=0):
     """Documents that differ, some with what JSON writes in another way."""
     draw = random.Random(seed)
     words = ["one", "two", "café", "日本", '"quoted"', "back\\slash", "\t", "new\nline", "😀"]
-    return [
-        f"{i}: " + " ".join(draw.choices(words, k=draw.randrange(5, 40))) for i in range(count)
-    ]
+    return [f"{i}: " + " ".join(draw.choices(words, k=draw.randrange(5, 40))) for i in range(count)]
 
 
 # Writes the records of a file of JSON lines in another form.
@@ -193,9 +191,7 @@ class Records(Prepares):
         self.write("in/b.txt", long)
         (self.folder / "in/c.txt.gz").write_bytes(gzip.compress(" ".join(texts(9, 2)).encode()))
         self.prepare("--val-fraction", "0", self.folder / "in", setup="s.BLOCK = 500")
-        self.assertEqual(
-            self.documents("train"), [*texts(50), long, " ".join(texts(9, 2))]
-        )
+        self.assertEqual(self.documents("train"), [*texts(50), long, " ".join(texts(9, 2))])
 
     def test_text_key(self):
         lines = self.lines("a.jsonl", texts(100), "content")
@@ -314,9 +310,7 @@ p.Run.add = fatal"""
                 if blocks > 2:
                     self.assertRegex(said, r"going on behind \d+ finished shards")
                 self.assertEqual(self.shards(), self.expected)
-                self.assertEqual(
-                    sorted(path.name for path in self.out.glob(".t.*")), [".t.stamp"]
-                )
+                self.assertEqual(sorted(path.name for path in self.out.glob(".t.*")), [".t.stamp"])
                 for path in self.out.glob("*t_*"):
                     path.unlink()
                 (self.out / ".t.stamp").unlink()
@@ -524,8 +518,8 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
 import text_tokenizers as t
 gpt2, draw = t.Gpt2Tokenizer(), random.Random(1)
-signs = [" ", " ", "\\n", "\\t", "\\r", "\\x0b", "\\x1c", "\\x85", "\\xa0", "\\u2003", "\\u2028", "\\u200b"]
-words = ["word", "it's", "I'LL", "12", "\\u00bd", "\\u65e5\\u672c", "e\\u0301", "\\U0001f600", "?!", "_", "'s"]
+signs = " \\n\\t\\r\\x0b\\x1c\\x85\\xa0\\u2003\\u2028\\u200b" + 4 * " "
+words = "word it's I'LL 12 \\u00bd \\u65e5\\u672c e\\u0301 \\U0001f600 ?! _ 's".split()
 cut = 0
 for i in range(400):
     text = "".join(draw.choice(words if draw.random() < 0.6 else signs) for _ in range(60))
@@ -551,8 +545,13 @@ class TwoCommands(Prepares):
         self.assertEqual(words[:4], ["mpirun", "-np", "2", "./train_gpt"])
         short = "--steps 2 --val-batches 1 --sample-tokens 9 --model".split()
         result = run(
-            *words[:1], "--oversubscribe", *words[1:], *short,
-            "layers=1,heads=1,channels=4,vocab=256", env=ENVIRONMENT, cwd=ROOT,
+            *words[:1],
+            "--oversubscribe",
+            *words[1:],
+            *short,
+            "layers=1,heads=1,channels=4,vocab=256",
+            env=ENVIRONMENT,
+            cwd=ROOT,
         )
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         self.assertIn(b"--- sample at step 2 ---", result.stdout)
