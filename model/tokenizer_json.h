@@ -1,5 +1,5 @@
-// tokenizer_json.h: the text of each token from a Hugging Face tokenizer.json with byte-level BPE, as
-// GPT-2, Llama 3 and Qwen have (decoding only). The file is untrusted.
+// tokenizer_json.h: the text of each token from a Hugging Face tokenizer.json with byte-level BPE,
+// as GPT-2, Llama 3 and Qwen have (decoding only). The file is untrusted.
 //
 //   model.vocab    {"token": id}; each character of a token stands for one byte (GPT-2's alphabet)
 //   added_tokens   [{"id": id, "content": "text"}]; they count where both have an id
