@@ -135,7 +135,8 @@ build/train_gpt_arm64: train_gpt.c build/flags-arm64
 PREFIX = /usr/local
 BIN    = $(DESTDIR)$(PREFIX)/bin
 SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
-TOOLS  = prepare_data.py model_files.py plot.py watch.py to_tensorboard.py to_wandb.py launch.sh \
+TOOLS  = prepare_data.py data_files.py text_sources.py text_tokenizers.py encode_blocks.py \
+         image_sources.py model_files.py plot.py watch.py to_tensorboard.py to_wandb.py launch.sh \
          sweep.sh sweep.py to_huggingface.py from_huggingface.py
 install: train_gpt
 	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results
@@ -165,6 +166,7 @@ data:
 test test-all:
 	@scripts/setup.sh test
 	@scripts/setup.sh python
+	@scripts/setup.sh data
 	@$(MAKE) --no-print-directory -j $$(nproc) train_gpt lint $(TEST_PROGRAMS) \
 	    $(if $(filter test-all,$@),build/train_gpt_checked)
 	@python3 test/run.py $(if $(filter test-all,$@),--all)

@@ -63,8 +63,8 @@ typedef struct {
 typedef struct {
     void *map; // the whole file
     size_t bytes;
-    const uint16_t *tokens; // inside the map
-    int64_t begin, count;   // first token's index in the stream; number of tokens (> 0)
+    Tokens tokens;        // inside the map
+    int64_t begin, count; // first token's index in the stream; number of tokens (> 0)
 } TokenShard;
 
 typedef struct {
@@ -167,7 +167,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         }
         dataset_add_facts(ds, path, names.gl_pathv[0], &facts);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
-        shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
+        shard.tokens = facts.tokens;
         shard.begin = ds->tokens;
         shard.count = facts.count;
         if (shard.count) {
@@ -203,8 +203,8 @@ static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, in
     for (int s = low; count > 0; s = s + 1 < ds->shard_count ? s + 1 : 0) {
         const TokenShard *shard = &ds->shards[s];
         int64_t piece = min_i64(count, shard->count - (at - shard->begin));
-        const uint16_t *in = shard->tokens + (at - shard->begin);
-        for (int64_t i = 0; i < piece; i++) { out[i] = in[i]; }
+        const Tokens in = tokens_from(shard->tokens, at - shard->begin);
+        for (int64_t i = 0; i < piece; i++) { out[i] = (int32_t)load_token(in.at, in.width, i); }
         out += piece;
         count -= piece;
         at += piece;
@@ -227,8 +227,8 @@ static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
         const TokenShard *s = &ds->shards[*shard];
         int64_t offset = max_i64(at - s->begin, 0);
         if (offset >= s->count) { continue; }
-        offset +=
-            find_token(s->tokens + offset, s->count - offset, ds->options.eot, ds->options.eot);
+        offset += find_token(tokens_from(s->tokens, offset), s->count - offset, ds->options.eot,
+                             ds->options.eot);
         if (offset < s->count) { return s->begin + offset; }
     }
     return ds->tokens;
@@ -350,8 +350,8 @@ static inline uint64_t dataset_checksum(const Dataset *ds) {
     checksum_add(&sum, facts, sizeof facts);
     for (const TokenShard *s = ds->shards; s < ds->shards + ds->shard_count; s++) {
         for (int64_t at = 0; at < s->count; at += STEP, keep_alive()) {
-            checksum_add(&sum, s->tokens + at,
-                         (size_t)min_i64(STEP, s->count - at) * sizeof *s->tokens);
+            checksum_add(&sum, tokens_from(s->tokens, at).at,
+                         (size_t)min_i64(STEP, s->count - at) * s->tokens.width);
         }
     }
     return checksum_end(&sum);
@@ -421,7 +421,8 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
         die(EXIT_RESOURCES, "free memory", "%s: cannot take %zu bytes of memory", path,
             ds.shards[0].bytes);
     }
-    ds.shards[0].tokens = (const uint16_t *)ds.shards[0].map;
+    const Tokens tokens = {ds.shards[0].map, sizeof(uint16_t)};
+    ds.shards[0].tokens = tokens;
     ChoiceFile f = {.path = path,
                     .words = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES),
                     .end = (int64_t)(bytes - DATA_HEADER_BYTES) / 2};
@@ -433,7 +434,7 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
         at = next;
     }
     ds.shards[0].count = ds.tokens;
-    ds.largest = largest_token(ds.shards[0].tokens, ds.tokens);
+    ds.largest = (int32_t)largest_token(tokens, ds.tokens);
     ds.like_bytes = like_bytes(ds.tokens, ds.largest); // the file does not name its tokenizer
     if (choices_byte(at) != (int64_t)bytes || most != longest) {
         die(EXIT_INPUT, CHOICES_HINT,

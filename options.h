@@ -65,7 +65,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     TEXT("data", val, "val", "j", "data/text_gpt2_val_*.bin", "glob",                              \
       "validation shards; left out where --train is given: no validation")                         \
     TEXT("data", tokenizer, "tokenizer", "", "", "file",                                           \
-      "tokenizer .bin, to print samples; empty: found beside the shards")                          \
+      "tokenizer .bin or .json, to print samples; empty: found beside the shards")                 \
     FLAG("data", shuffle, "shuffle", "", "1",                                                      \
       "a new permutation of the windows each epoch; 0: in order")                                  \
     PICK("data", windows, "windows", "", "continuous", "continuous|document",                      \

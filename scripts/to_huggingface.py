@@ -47,7 +47,7 @@ def read_tokenizer(path):
     magic, version, vocab, end = (
         int.from_bytes(data[i : i + 4], "little", signed=True) for i in (0, 4, 8, 12)
     )
-    if magic != TOKENIZER_MAGIC or version != 2 or not 0 <= end < vocab <= 1 << 16:
+    if magic != TOKENIZER_MAGIC or version != 2 or not 0 <= end < vocab <= 1 << 24:
         raise Failure(
             EXIT_INPUT,
             f"{path}: expected a tokenizer (magic {TOKENIZER_MAGIC}, version 2), found {magic},"

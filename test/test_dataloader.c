@@ -724,29 +724,40 @@ static void test_largest_token(void **state) { // wherever it lies, of lengths a
     (void)state;
     enum { MOST = 600 };
     uint16_t tokens[MOST];
-    assert_int_equal(largest_token(tokens, 0), -1);
+    uint32_t wide[MOST];
+    const Tokens narrow_view = {tokens, 2}, wide_view = {wide, 4};
+    assert_int_equal(largest_token(narrow_view, 0), -1);
     for (int64_t count = 1; count <= MOST; count += count < 5 ? 1 : 53) {
         for (int64_t at = 0; at < count; at++) {
             for (int64_t i = 0; i < MOST; i++) {
                 tokens[i] = i < count ? (uint16_t)(i % 7) : 65535;
             }
             tokens[at] = (uint16_t)(at % 2 ? 65535 : 40000);
-            assert_int_equal(largest_token(tokens, count), tokens[at]);
+            assert_int_equal(largest_token(narrow_view, count), tokens[at]);
+            for (int64_t i = 0; i < MOST; i++) { wide[i] = 60001u * tokens[i]; }
+            assert_int_equal(largest_token(wide_view, count), (int64_t)wide[at]);
         }
     }
     memset(tokens, 0, sizeof tokens);
-    assert_int_equal(largest_token(tokens, MOST), 0);
+    assert_int_equal(largest_token(narrow_view, MOST), 0);
 }
 static void test_find_token(void **state) { // every place, inside and outside of whole blocks
     (void)state;
     static uint16_t tokens[1100];
-    for (int64_t i = 0; i < 1100; i++) {
-        tokens[i] = 500;
-        assert_int_equal(find_token(tokens, 1100, 500, 65535), i);
-        assert_int_equal(find_token(tokens, 1100, 500, 500), i);
-        assert_int_equal(find_token(tokens, 1100, 501, 65535), 1100);
-        assert_int_equal(find_token(tokens, i, 500, 500), i);
-        tokens[i] = 0;
+    static uint32_t wide[1100];
+    const Tokens views[] = {{tokens, 2}, {wide, 4}};
+    for (int k = 0; k < 2; k++) {
+        const int64_t id = k ? UINT32_MAX - 9 : 500, most = k ? UINT32_MAX : 65535;
+        for (int64_t i = 0; i < 1100; i++) {
+            tokens[i] = 500;
+            wide[i] = UINT32_MAX - 9;
+            assert_int_equal(find_token(views[k], 1100, id, most), i);
+            assert_int_equal(find_token(views[k], 1100, id, id), i);
+            assert_int_equal(find_token(views[k], 1100, id + 1, most), 1100);
+            assert_int_equal(find_token(views[k], i, id, id), i);
+            tokens[i] = 0;
+            wide[i] = 500;
+        }
     }
 }
 
@@ -1150,9 +1161,11 @@ static void test_bad_shards(void **state) {
     write_shard_as("magic", 20240326, 1, 6, tokens, 6);
     assert_refused(open_shards, "magic", "found magic 20240326");
     write_shard_as("llama", 20240801, 7, 6, tokens, 6);
-    assert_refused(open_shards, "llama", "Llama 3");
-    write_shard_as("version", 20240520, 2, 6, tokens, 6);
-    assert_refused(open_shards, "version", "version 1, found 2");
+    assert_refused(open_shards, "llama", "expected 1048 bytes for 6 tokens, found 1036");
+    write_shard_as("llama1", 20240801, 1, 6, tokens, 6);
+    assert_refused(open_shards, "llama1", "or 2 (32 bits), found 1");
+    write_shard_as("version", 20240520, 3, 6, tokens, 6);
+    assert_refused(open_shards, "version", "or 2 (32 bits), found 3");
     write_shard_as("negative", 20240520, 1, -6, tokens, 6);
     assert_refused(open_shards, "negative", "found -6");
     write_shard_as("short", 20240520, 1, 7, tokens, 6);
@@ -1179,6 +1192,40 @@ static void test_bad_shards(void **state) {
     assert_refused(open_shards, "fifo", "found no regular file"); // and does not wait for a writer
     assert_int_equal(symlink("nowhere", path_of("link")), 0);
     assert_refused(open_shards, "link", "cannot open");
+}
+// A shard of 32-bit tokens.
+static void write_wide(const char *name, int32_t magic, int32_t version, const uint32_t *tokens,
+                       int32_t count, size_t bytes) {
+    unsigned char data[2048] = {0};
+    const int32_t header[3] = {magic, version, count};
+    memcpy(data, header, sizeof header);
+    memcpy(data + 1024, tokens, 4 * (size_t)count);
+    write_file(name, data, bytes);
+}
+static void test_wide_shards(void **state) {
+    (void)state;
+    const uint32_t tokens[6] = {1, 70000, 7, 65536, 7, 99999};
+    const uint16_t narrow[3] = {2, 3, 4};
+    write_wide("a.bin", 20240520, 2, tokens, 6, 1048);
+    write_shard("b.bin", narrow, 3);
+    write_wide("c.bin", 20240801, 7, tokens, 3, 1036); // llm.c's
+    DatasetOptions o = options_of(3, WINDOWS_CONTINUOUS, false, 0);
+    o.vocab = 100000;
+    Dataset ds = dataset_open(path_of("*.bin"), o);
+    const int32_t expected[12] = {1, 70000, 7, 65536, 7, 99999, 2, 3, 4, 1, 70000, 7};
+    assert_int_equal(ds.tokens, 12);
+    assert_int_equal(ds.largest, 99999);
+    for (int i = 0; i < 12; i++) { assert_int_equal(dataset_token(&ds, i), expected[i]); }
+    dataset_close(&ds);
+    o.windows = WINDOWS_DOCUMENT;
+    ds = dataset_open(path_of("a.bin"), o);
+    assert_int_equal(ds.windows, 3); // before, at and after the first end-of-text
+    dataset_close(&ds);
+    const uint32_t far[3] = {1, 2, 0x80000001u}; // negative as an int32
+    write_wide("far", 20240520, 2, far, 3, 1036);
+    assert_refused(open_shards, "far", "vocabulary of 1000, found 2147483649 at token 2");
+    write_wide("cut", 20240520, 2, far, 3, 1035);
+    assert_refused(open_shards, "cut", "expected 1036 bytes for 3 tokens, found 1035");
 }
 static void test_bad_options(void **state) {
     (void)state;
@@ -1219,10 +1266,11 @@ static void test_tokenizers_of_shards(void **state) {
     assert_true(ds.tokenizer.hash == one);
     assert_int_equal(ds.largest, 6);
     dataset_close(&ds);
-    const int32_t bad[] = {0, -1, 65537, INT32_MIN, INT32_MAX};
+    const int32_t bad[] = {0, -1, (1 << 24) + 1, INT32_MIN, INT32_MAX};
     for (int i = 0; i < 5; i++) {
         write_declared("bad", 20240328, bad[i], one);
-        assert_refused(open_shards, "bad", "expected a tokenizer of 1 to 65536 tokens in word 6");
+        assert_refused(open_shards, "bad",
+                       "expected a tokenizer of 1 to 16777216 tokens in word 6");
         write_declared("other", 20240329, bad[i], one); // another program's words
         assert_accepted(open_shards, "other");
     }
@@ -1386,10 +1434,10 @@ static void test_bad_tokenizers(void **state) {
     assert_refused(open_tokenizer, "eot-", "below the vocabulary of 5, found -1");
     write_file("version1", data, tokenizer_image(data, 1, 5, 4));
     assert_refused(open_tokenizer, "version1", "below the vocabulary of 5, found 50256");
-    const int32_t vocabs[] = {0, -1, INT32_MIN, INT32_MAX, 65537};
+    const int32_t vocabs[] = {0, -1, INT32_MIN, INT32_MAX, (1 << 24) + 1};
     for (int i = 0; i < 5; i++) {
         write_file("vocab", data, tokenizer_image(data, 2, vocabs[i], 0));
-        assert_refused(open_tokenizer, "vocab", "a vocabulary of 1 to 65536");
+        assert_refused(open_tokenizer, "vocab", "a vocabulary of 1 to 16777216");
     }
     tokenizer_image(data, 2, 1, 0);
     data[1024] = 255; // the longest file that one token can make, and one byte more
@@ -1399,6 +1447,75 @@ static void test_bad_tokenizers(void **state) {
     assert_refused(open_tokenizer, "larger", "expected the end of the file after 1 tokens");
     write_shard("shard", NULL, 0);
     assert_refused(open_tokenizer, "shard", "found magic 20240520");
+}
+#define GOLDEN_JSON "test/golden/tokenizer_tiny.json"
+static void test_tokenizer_json(void **state) {
+    (void)state;
+    Tokenizer t = tokenizer_open(GOLDEN_JSON, 101);
+    assert_int_equal(t.vocab, 101);
+    assert_int_equal(t.eot, 0);
+    assert_token(&t, 0, "<|endoftext|>", 0);
+    assert_token(&t, 8, "\\", 1); // escaped in the file
+    assert_token(&t, 85, " caf\xc3\xa9", 6);
+    assert_token(&t, 86, " \xe2\x80\x94", 4);
+    assert_token(&t, 29, "\n", 1);
+    assert_token(&t, 99, "[99]", 4); // no token has this id
+    assert_token(&t, 100, "<|caf\xc3\xa9|>", 9);
+    unsigned char data[4096] = {0}; // the same tokens in a file of the other kind: the same hash
+    const int32_t header[4] = {20240328, 2, t.vocab, t.eot};
+    const size_t text = t.begin[100] + 1 + (size_t)t.text[t.begin[100]];
+    memcpy(data, header, sizeof header);
+    memcpy(data + 1024, t.text, text);
+    write_file("same.bin", data, 1024 + text);
+    Tokenizer same = tokenizer_open(path_of("same.bin"), 101);
+    assert_true(tokenizer_same(same.id, t.id));
+    tokenizer_close(&same);
+    tokenizer_close(&t);
+}
+static void test_bad_tokenizer_json(void **state) {
+    (void)state;
+    static const struct {
+        const char *json, *words; // NULL: it is good
+    } cases[] = {
+        {"'added_tokens':[{'id':1,'content':'</s>'}],'model':{'vocab':{'a':0}}", NULL},
+        {"'added_tokens':[{'id':1,'content':'</s>'}],'model':{'vocab':{'\\u0061':0}}", NULL},
+        {"'added_tokens':[{'id':0,'content':'</s>'}],'model':{'vocab':{'</s>':0}}", NULL},
+        {"'model':{'vocab':{'a':0}}", "an added token that ends texts"},
+        {"'added_tokens':[{'id':1,'content':'x'}],'model':{'vocab':{}}", "such as <|endoftext|>"},
+        {"'model':{'vocab':[['a',0]]}", "an object model.vocab"},
+        {"'model':3", "an object model.vocab"},
+        {"'added_tokens':[{'id':1}],'model':{'vocab':{}}", "a text as content"},
+        {"'added_tokens':[7],'model':{'vocab':{}}", "a text as content"},
+        {"'added_tokens':[{'content':'x'}],'model':{'vocab':{}}", "an id of a token"},
+        {"'model':{'vocab':{'a':-1}}", "an id of a token, from 0 to 16777215, found a"},
+        {"'model':{'vocab':{'a':0.5}}", "an id of a token"},
+        {"'model':{'vocab':{'a':16777216}}", "an id of a token"},
+        {"'model':{'vocab':{'a':'0'}}", "an id of a token"},
+        {"'model':{'vocab':{'a':1e300}}", "an id of a token"},
+        {"'model':{'vocab':{'a':2,'b':2}}", "each id once, found b"},
+        {"'model':{'vocab':{'':0}}", "tokens of 1 to 255 bytes"},
+        {"'model':{'vocab':{'a b':0}}", "in GPT-2's alphabet"},
+        {"'model':{'vocab':{'\xe2\x96\x81the':0}}", "in GPT-2's alphabet"},
+        {"'model':{'vocab':{'\xc3':0}}", "in GPT-2's alphabet"},
+        {"'model':{'vocab':{'\\ud800':0}}", "in GPT-2's alphabet"},
+        {"'model':{'vocab':{'\\u00':0}}", "in GPT-2's alphabet"},
+        {"'model':{'vocab':{'a':0}", "is no JSON"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[2048];
+        memset(json, ' ', sizeof json); // the smallest data file has 1024 bytes
+        json[0] = '{';
+        for (const char *c = cases[i].json; *c; c++) {
+            json[1 + (c - cases[i].json)] = (char)(*c == '\'' ? '"' : *c);
+        }
+        json[sizeof json - 1] = '}';
+        write_file("t.json", json, sizeof json);
+        if (cases[i].words) {
+            assert_refused(open_tokenizer, "t.json", cases[i].words);
+        } else {
+            assert_accepted(open_tokenizer, "t.json");
+        }
+    }
 }
 static void test_fuzz(void **state) { // damaged headers and texts: refused or read, never a crash
     (void)state;
@@ -1459,12 +1576,15 @@ int main(void) {
         TEST(test_tokenizer_find),
         TEST(test_print),
         TEST(test_bad_shards),
+        TEST(test_wide_shards),
         TEST(test_bad_options),
         TEST(test_tokenizers_of_shards),
         TEST(test_bad_labels),
         TEST(test_bad_choices),
         TEST(test_fuzz_choices),
         TEST(test_bad_tokenizers),
+        TEST(test_tokenizer_json),
+        TEST(test_bad_tokenizer_json),
         TEST(test_fuzz),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

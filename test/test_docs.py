@@ -73,6 +73,8 @@ SHORT = {
 ALWAYS = ("--model", "--seq-len", "--steps", "--val-batches")
 STANDS_FOR = {
     "FILE_OR_FOLDER": "texts",
+    "sample/10BT/*.parquet": "texts",
+    "100000000": "2000",
     "GRID": "grid.txt",
     "FILE": "trace.json",
     "FILE.svg": "trace.svg",

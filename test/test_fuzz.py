@@ -15,6 +15,7 @@ input: exactly one message where it is refused, no report of a sanitizer, no cra
 allocation. To add a target, add a class to TARGETS. Standard library only.
 """
 
+import json
 import os
 import random
 import re
@@ -252,6 +253,7 @@ class File:
 class Shard(File):
     base = get(TOKENS)
     words = [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4), (1024, 2), (len(base) - 2, 2)]
+    widths = {(20240520, 1): 2, (20240520, 2): 4, (20240801, 7): 4}
 
     def use(self, draw, path, data):
         windows, shuffle = draw.choice(("continuous", "document")), draw.randrange(2)
@@ -265,17 +267,14 @@ class Shard(File):
 
     @staticmethod
     def verdict(data, windows, shuffle):
-        if (
-            len(data) < 1024
-            or [word(data, 0), word(data, 1)] != [20240520, 1]
-            or len(data) != 1024 + 2 * word(data, 2)
-        ):
+        width = Shard.widths.get((word(data, 0), word(data, 1))) if len(data) >= 1024 else None
+        if not width or len(data) != 1024 + width * word(data, 2):
             return REFUSED
-        tokens = words_of(data)
+        tokens = struct.unpack(f"<{word(data, 2)}{'H' if width == 2 else 'I'}", data[1024:])
         if len(tokens) < 2 or max(tokens) >= VOCAB:
             return REFUSED
         if (
-            word(data, 5) == 20240328 and not max(tokens) < word(data, 6) <= 65536
+            word(data, 5) == 20240328 and not max(tokens) < word(data, 6) <= 1 << 24
         ):  # else words 5 to 8 say nothing
             return REFUSED
         if word(data, 3):
@@ -294,6 +293,15 @@ class ShardOfTokenizer(Shard):
         Shard.base[:12] + struct.pack("<6i", 0, 0, 20240328, VOCAB, -5, 1 << 30) + Shard.base[36:]
     )
     words = Shard.words + [(4 * i, 4) for i in (5, 6, 6, 6, 7, 8)]
+
+
+class WideShard(Shard):
+    """A shard of 32-bit tokens."""
+
+    base = header(20240520, 2, word(Shard.base, 2)) + struct.pack(
+        f"<{word(Shard.base, 2)}I", *words_of(Shard.base)
+    )
+    words = Shard.words[:5] + [(1024, 4), (len(base) - 4, 4)]
 
 
 class Model(File):
@@ -358,10 +366,12 @@ class Tokenizer(File):
 
     @staticmethod
     def verdict(data):
+        if len(data) >= 1024 and data[:1] == b"{":
+            return TokenizerJson.json_verdict(data)
         if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2):
             return REFUSED
         vocab, end, at = word(data, 2), word(data, 3) if word(data, 1) == 2 else 50256, 1024
-        if not max(words_of(Shard.base)) < vocab <= 65536 or not 0 <= end < min(vocab, VOCAB):
+        if not max(words_of(Shard.base)) < vocab <= 1 << 24 or not 0 <= end < min(vocab, VOCAB):
             return REFUSED
         for _ in range(vocab):
             if at >= len(data) or data[at] == 0:
@@ -370,6 +380,90 @@ class Tokenizer(File):
         return (
             TAKEN if at == len(data) else REFUSED
         )  # documents: every token of the vocabulary is in the golden shard
+
+
+def pairs_of(text):
+    """JSON whose objects are lists of (name, value), as the program reads it: no special numbers,
+    none of 64 characters or more."""
+
+    def number(digits):
+        if len(digits) >= 64 or digits in ("NaN", "Infinity", "-Infinity"):
+            raise ValueError(digits)
+        value = float(digits)
+        if abs(value) == float("inf"):
+            raise ValueError(digits)
+        return value
+
+    return json.loads(
+        text,
+        object_pairs_hook=lambda pairs: ("object", pairs),
+        parse_int=number,
+        parse_float=number,
+        parse_constant=number,
+    )
+
+
+def member(value, name):
+    """The first of this name, or None."""
+    pairs = value[1] if isinstance(value, tuple) else []
+    return next((member for key, member in pairs if key == name), None)
+
+
+class TokenizerJson(Tokenizer):
+    """A Hugging Face tokenizer.json."""
+
+    base = get(os.path.join(ROOT, "test/golden/tokenizer_tiny.json"))
+    words = [(found.start(1), 3) for found in re.finditer(rb'": (\d)', base)] + [
+        (base.index(b'"added_tokens"'), 16),
+        (base.index(b'"vocab"'), 9),
+        (base.index(b'"content"'), 11),
+    ]
+    # GPT-2's alphabet
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {*map(chr, seen), *(chr(0x100 + i) for i in range(256 - len(seen)))}
+    ends = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+
+    @classmethod
+    def json_verdict(cls, data):
+        text = data.decode("utf-8", "surrogateescape")
+        if re.search(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})', text) or "\\u" in text:
+            return EITHER  # escapes that are in no token are not looked at
+        try:
+            return cls.verdict_of(pairs_of(text))
+        except ValueError:
+            return REFUSED
+
+    @classmethod
+    def verdict_of(cls, whole):
+        vocab, added = member(member(whole, "model"), "vocab"), member(whole, "added_tokens")
+        if not isinstance(vocab, tuple):
+            return REFUSED
+        members = added if isinstance(added, list) else []
+        if isinstance(added, tuple):
+            members = [value for _, value in added[1]]
+        special = [(member(token, "id"), member(token, "content")) for token in members]
+        tokens = [(i, token) for token, i in vocab[1]]
+        if any(not isinstance(content, str) for _, content in special):
+            return REFUSED
+        for i, token in special + tokens:
+            if not isinstance(i, float) or i != int(i) or not 0 <= i < 1 << 24:
+                return REFUSED
+        literal = dict(special)
+        tokens = special + [(i, token) for i, token in tokens if i not in literal]
+        if len(dict(tokens)) < len(tokens):
+            return REFUSED
+        for i, token in tokens:
+            if i not in literal and not set(token) <= cls.alphabet:
+                return REFUSED
+            size = len(token.encode("utf-8", "surrogateescape")) if i in literal else len(token)
+            if not 1 <= size <= 255:
+                return REFUSED
+        end = next((i for name in cls.ends for i, content in special if content == name), None)
+        largest = max((i for i, _ in tokens), default=-1)
+        good = end is not None and end < min(VOCAB, PADDED) and largest >= VOCAB - 1
+        if good and end != 0:
+            return EITHER  # documents begin with another token, which may be in no shard
+        return TAKEN if good else REFUSED
 
 
 class HellaSwag(File):
@@ -824,7 +918,8 @@ class Flags:
 # --------------------------------------------------------------------------------------------------
 # Running
 
-TARGETS = [Shard(), ShardOfTokenizer(), Model(), Tokenizer(), Checkpoint(), Flags()]
+TARGETS = [Shard(), ShardOfTokenizer(), WideShard(), Model(), Tokenizer(), TokenizerJson()]
+TARGETS += [Checkpoint(), Flags()]
 
 
 def set_up():

@@ -1,0 +1,236 @@
+"""encode_blocks.py: turns the blocks of prepare_data.py's sources into tokens, on all cores.
+
+    Encoder          a block -> what it adds to each side; the same bytes in any process
+    encoded          (block, result) of blocks, in their order. A worker gets its next block when it
+                     gives back one; a few results wait until it is their turn, never more
+    Progress         a line on a terminal: how far, how fast, how long still
+
+Standard library only.
+"""
+
+import hashlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+
+from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure
+from text_sources import documents_of
+
+WAITING = 4  # results for each worker
+
+
+@dataclass
+class Part:
+    """Tokens that are added to a side. side None: the one who writes them chooses."""
+
+    side: str | None
+    begins: bool  # with a document
+    tokens: list  # packed
+    documents: int = 0
+    size: int = 0  # bytes of text
+
+
+@dataclass
+class Result:
+    parts: list
+    left_out: int = 0  # records that cannot be read
+    reason: str = ""  # of the first of them
+
+
+def clean(text):
+    """(text, as UTF-8); half of a pair of surrogates, which JSON can spell, becomes U+FFFD."""
+    try:
+        return text, text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return text, text.encode()
+
+
+class Encoder:
+    def __init__(self, tokenizer, rules):
+        self.tokenizer, self.rules = tokenizer, rules
+        self.end = tokenizer.end_packed()
+
+    def __call__(self, block):
+        result = Result([])
+        items = block.data if block.kind == "items" else self.items(block, result)
+        for side, begins, item, *size in items:
+            size = size[0] if size else len(item.encode()) if isinstance(item, str) else len(item)
+            part = result.parts[-1] if result.parts else None
+            if part is None or part.side != side or side is None:
+                part = Part(side, begins, [])
+                result.parts.append(part)
+            if begins:
+                part.tokens.append(self.end)
+            part.tokens.append(self.tokenizer.encode(item))
+            part.documents += begins
+            part.size += size
+        for part in result.parts:
+            part.tokens = b"".join(part.tokens)
+        return result
+
+    def items(self, block, result):
+        def bad(reason):
+            if not self.rules.skip:
+                raise Failure(EXIT_INPUT, f"{reason} (--skip-bad leaves such records out)")
+            result.left_out += 1
+            result.reason = result.reason or reason
+
+        for text in documents_of(block, self.rules, self.tokenizer.forbidden, bad):
+            text, data = clean(text)
+            yield self.rules.side(hashlib.sha256(data).hexdigest()), True, text, len(data)
+
+
+def texts_of(blocks, encoder, most):
+    """The documents' texts in blocks that are not held out, until there are `most` characters: to
+    train a tokenizer on."""
+    for block in blocks:
+        items = block.data if block.kind == "items" else encoder.items(block, Result([]))
+        for side, _, text, *_ in items:
+            if side != "val":
+                yield text
+                most -= len(text)
+        if most <= 0:
+            return
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes
+
+
+def serve(connection, encode, inherited):
+    """A worker: gives the result of each block that it gets, until nobody sends any more. That is
+    seen when no process has the other end of the connection: this one gives up what it
+    inherited."""
+    for other in inherited:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when the one who sends does
+    try:
+        while True:
+            block = connection.recv()
+            try:
+                connection.send(encode(block))
+            except Failure as failure:
+                connection.send((failure.status, str(failure)))
+    except (EOFError, OSError):
+        pass
+
+
+class Workers:
+    def __init__(self, count, encode):
+        # A forked process has the tokenizer already.
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self.idle, self.processes = [], []
+        for _ in range(count):
+            mine, theirs = context.Pipe()
+            self.idle.append(mine)
+            arguments = theirs, encode, [*self.idle]
+            self.processes.append(context.Process(target=serve, args=arguments, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+        self.all = [*self.idle]
+
+    def close(self):
+        for connection in self.all:
+            connection.close()
+        for process in self.processes:
+            process.terminate()
+            process.join()
+
+    def results(self, blocks):
+        """(block without its data, result) in the order of the blocks."""
+        numbered, busy, waiting, done = enumerate(blocks), {}, {}, 0
+        upcoming, failure = self.following(numbered)
+        while upcoming or busy or waiting:
+            while self.idle and upcoming and upcoming[0] < done + WAITING * len(self.all):
+                number, block = upcoming
+                connection = self.idle.pop()
+                self.transferred(connection.send, block)
+                block.data = None
+                busy[connection] = number, block
+                upcoming, failure = self.following(numbered)
+            while done in waiting:
+                yield waiting.pop(done)
+                done += 1
+            for connection in wait(list(busy)) if busy else []:
+                number, block = busy.pop(connection)
+                waiting[number] = block, self.transferred(connection.recv)
+                self.idle.append(connection)
+        if failure:
+            raise failure
+
+    @staticmethod
+    def following(numbered):
+        """(the next block or None, the failure to read it or None): what was read before a failure
+        is used."""
+        try:
+            return next(numbered, None), None
+        except Failure as failure:
+            return None, failure
+
+    @staticmethod
+    def transferred(function, *arguments):
+        try:
+            return function(*arguments)
+        except (EOFError, OSError) as error:
+            raise Failure(
+                EXIT_RESOURCES, "a worker ended: too little memory? --workers 1 takes least"
+            ) from error
+
+
+def encoded(blocks, encode, count):
+    """(block without its data, result) of each block in order, by `count` processes. Few blocks are
+    not worth any."""
+    blocks = iter(blocks)
+    first = list(itertools.islice(blocks, 2))
+    if count == 1 or len(first) < 2:
+        for block in itertools.chain(first, blocks):
+            yield block, encode(block)
+        return
+    workers = Workers(count, encode)
+    try:
+        for block, result in workers.results(itertools.chain(first, blocks)):
+            if isinstance(result, tuple):
+                raise Failure(*result)
+            yield block, result
+    finally:
+        workers.close()
+
+
+def cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """A line on standard error, if that is a terminal; `total` bytes to read, 0: unknown."""
+
+    EVERY = 0.5  # seconds
+
+    def __init__(self, total, before=0):
+        self.total, self.before, self.begin, self.shown = total, before, time.monotonic(), 0
+        self.on = sys.stderr.isatty()
+
+    def show(self, read, text):
+        """read: bytes of the input; text: bytes of text in this run."""
+        now = time.monotonic()
+        if not self.on or now < self.shown + self.EVERY:
+            return
+        self.shown, took = now, max(now - self.begin, 1e-9)
+        line = f"{text / 1e6:.1f} MB of text, {text / 1e6 / took:.1f} MB/s"
+        if self.before < read <= self.total:
+            left = int(took * (self.total - read) / (read - self.before))
+            clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+            line = f"{100 * read / self.total:5.1f} % | {line} | {clock} left"
+        print(f"\r{line:<78}", end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.on and self.shown:
+            print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)

