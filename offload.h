@@ -225,8 +225,9 @@ static inline void offload_all(OffloadTier tier) {
     free(tier.turns);
 }
 // Offloads on all ranks what any rank offloads. Returns true if that is more than some rank had
-// chosen. All ranks call it.
+// chosen. All ranks call it. comm NULL: a rank plans alone.
 static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
+    if (!comm) { return false; }
     const size_t n = storages;
     unsigned char *all = (unsigned char *)checked_calloc(comm->ranks, n, "offload");
     int more = 0;

@@ -91,6 +91,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "write the model in llm.c's format after the last step")                                     \
     FLAG("run", dry_run, "dry-run", "", "0",                                                       \
       "print the prediction of memory, traffic and time, and stop")                                \
+    FLAG("run", fit, "fit", "", "0",                                                               \
+      "choose the fastest ZeRO stage, ZeRO++, pipeline, micro-batch, recomputation and offload "   \
+      "that fit; flags that are given stay; --dry-run prints the best ten and stops")              \
     FLAG("run", compat, "compat", "", "0", "print which flags do not combine, and stop")           \
     FLAG("run", show_schedule, "show-schedule", "", "0",                                           \
       "print the timeline and the action list of one step, and stop")                              \
@@ -259,8 +262,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "a rank that others wait for and that is silent so long ends the job; 0: never")             \
     INT("cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks",                     \
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
-    TEXT("cluster", cluster, "cluster", "", "", "2x8,intra=25,inter=3",                            \
-      "--dry-run and --plan predict for this cluster: nodes x ranks of a node, then its rates")
+    TEXT("cluster", cluster, "cluster", "", "", "8x8,gpu=h100",                            \
+      "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, then gpu= "  \
+      "or its rates")
 // clang-format on
 
 typedef struct {

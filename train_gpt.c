@@ -22,6 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/auto_stages.h"
+#include "engine/fit.h"
 #include "engine/option_parser.h"
 #include "engine/matmul_choices.h"
 #include "engine/memory_plan.h"
@@ -220,6 +221,16 @@ static void choose_stages(Job *j) {
     p->kind = (PipelineKind)o->pipeline_schedule;
     p->warmup = (Warmup)o->pipeline_warmup;
     p->recompute = o->recompute == RECOMPUTE_BLOCK;
+}
+// --fit: chooses the flags. The samples of a step are those of the flags as they are.
+static void choose_flags(Job *j) {
+    Config *c = &j->config;
+    const int ranks = j->machine.ranks->n;
+    c->pipeline.placement = pipeline_placement(c->options.pipeline, j->spec.model.units, ranks);
+    c->pipeline.depth = INT64_MAX;
+    c->samples = config_samples(c, &j->spec.model, ranks);
+    placement_free(&c->pipeline.placement);
+    fit_run(c, &j->machine, &j->spec, &j->comm, &j->stream);
 }
 // Chooses what the flags leave open, and opens the data. --dry-run does not open them.
 static void configure(Job *j) {
@@ -647,6 +658,8 @@ static int perform(Job *j) {
         placement_free(&placement);
         return EXIT_DONE;
     }
+    if (o->fit) { choose_flags(j); }
+    if (o->fit && o->dry_run) { return EXIT_DONE; }
     configure(j);
     plan_job(j);
     if (options_only_prints(o)) {

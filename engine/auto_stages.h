@@ -3,6 +3,7 @@
 #ifndef AUTO_STAGES_H
 #define AUTO_STAGES_H
 
+#include "engine/costs.h"       // times of units that follow from rates
 #include "engine/plan_answer.h" // the planner
 #include "engine/unit_times.h"  // what it plans for
 
@@ -100,6 +101,27 @@ static inline Cluster cluster_of_run(Comm *comm) {
     return c;
 }
 
+// Returns the seconds of a sample in the model's units, by the rates of --cluster.
+static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
+                                         const ExecutorShape *shape) {
+    const Rates rates = cluster_rates(c, shape->dtype);
+    return unit_times_of_rates(m, &rates, (double)shape->rows, (double)shape->T);
+}
+// The same, as timed on rank 0. All ranks call it. Ends the program (EXIT_INPUT) if that would take
+// long.
+static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorShape *shape,
+                                            Rates *rates, Comm *comm, Stream *s) {
+    rates->flops_per_s = measure_flops(s);
+    time_units(&rates->units, m, shape, rates->flops_per_s, s);
+    comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
+    if (!rates->units.known) {
+        die(EXIT_INPUT, "give the stages",
+            "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
+            "by it");
+    }
+    return rates->units;
+}
+
 // Runs the planner for this model, timed here, on these ranks or on --cluster, and writes its
 // choice into the flags. Rank 0 prints it. All ranks call it. *rates receives what was timed;
 // *depth receives how many micro-batches in flight the memory permits. The caller calls
@@ -115,17 +137,13 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     shape.end = m->units;
     shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
-    rates->flops_per_s = measure_flops(s);
-    time_units(&rates->units, m, &shape, rates->flops_per_s, s);
-    comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
-    if (!rates->units.known) {
-        die(EXIT_INPUT, "give the stages",
-            "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
-            "by it");
-    }
-    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &rates->units);
+    const UnitTimes times = given_cluster->nodes ? times_on_cluster(given_cluster, m, &shape)
+                                                 : times_measured_here(m, &shape, rates, comm, s);
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
+    if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
+    task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
     o->batch_tokens = task.samples * o->seq_len;
     o->micro_batch =

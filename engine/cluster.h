@@ -1,5 +1,7 @@
-// cluster.h: --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then
-// keys in any order. It describes ranks that are not there, for --dry-run and --plan.
+// cluster.h: --cluster "8x8,gpu=h100" or "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks
+// of a node, then keys in any order. It describes ranks that are not there, for --dry-run, --plan
+// and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys replace
+// single ones, and who needs a rate that is missing asks for it (cluster_need).
 #ifndef CLUSTER_H
 #define CLUSTER_H
 
@@ -10,18 +12,127 @@
 typedef struct {
     // ranks: per node; 0 x 0: no --cluster
     int nodes, ranks;
-    // in the units of the keys; tflops, memory, link, host and disk are 0 where measured instead
-    double intra, inter, gather, latency, tflops, half, memory, overlap;
+    // row of cluster_gpus, counted from 1; 0: none
+    double gpu;
+    // in the units of the keys; 0: not given
+    double intra, inter, gather, latency, tflops, peak, half, memory, capacity, overlap;
     double link, host, disk;
 } Cluster;
+// What gpu= stands for: the figures of the maker, with typical machines around the GPU, and the
+// shares of them that training reaches. A rate is a figure times its share.
+typedef struct {
+    const char *name;
+    Cluster figures;                   // inter: GB/s of a node's link for each of its GPUs
+    double products, copies, messages; // shares of tflops; memory, link, host; intra, inter
+    const char *source;                // of the first share
+} ClusterGpu;
+// tflops: dense products of bf16 (V100: fp16). memory, capacity: GB/s, and GiB that a program can
+// take. intra: NVLink, or else PCIe, in one direction. link: PCIe, in one direction. host: the
+// memory channels of both CPUs, divided by the GPUs of a node. inter: nodes of DGX B200, H200, H100
+// and A100 have a port of 400 (A100: 200) Gbit/s for each GPU, DGX-2 one of 100 for two; L40S: 100.
+// Large products alone reach 0.869 of an A100, 0.803 of an H100 and 0.776 of a B200 (S. Bekman,
+// Machine Learning Engineering, "Maximum achievable matmul FLOPS"); in training they reach less:
+// products, and half (tokens of a micro-step at which they reach half of that), are fitted to one
+// published run each (scripts/published_runs.py; V100: scripts/zeropp_bars.py). copies and messages
+// are assumed.
+static const ClusterGpu cluster_gpus[] = {
+    {.name = "v100",
+     .figures = {.intra = 150,
+                 .inter = 6.25,
+                 .latency = 20,
+                 .tflops = 125,
+                 .half = 1947,
+                 .memory = 900,
+                 .capacity = 31,
+                 .link = 16,
+                 .host = 16},
+     .products = 1.0,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "fitted to the bars of ZeRO++"},
+    {.name = "a100",
+     .figures = {.intra = 300,
+                 .inter = 25,
+                 .latency = 20,
+                 .tflops = 312,
+                 .half = 545,
+                 .memory = 2039,
+                 .capacity = 79,
+                 .link = 32,
+                 .host = 51},
+     .products = 0.694,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "fitted to MPT-7B and 13B"},
+    {.name = "l40s",
+     .figures = {.intra = 32,
+                 .inter = 12.5,
+                 .latency = 20,
+                 .tflops = 362,
+                 .half = 545,
+                 .memory = 864,
+                 .capacity = 44,
+                 .link = 32,
+                 .host = 57},
+     .products = 0.694,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "assumed, as of a100"},
+    {.name = "h100",
+     .figures = {.intra = 450,
+                 .inter = 50,
+                 .latency = 20,
+                 .tflops = 989,
+                 .half = 1157,
+                 .memory = 3350,
+                 .capacity = 79,
+                 .link = 64,
+                 .host = 76},
+     .products = 0.546,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "fitted to MPT-7B and 13B"},
+    {.name = "h200",
+     .figures = {.intra = 450,
+                 .inter = 50,
+                 .latency = 20,
+                 .tflops = 989,
+                 .half = 1157,
+                 .memory = 4800,
+                 .capacity = 139,
+                 .link = 64,
+                 .host = 89},
+     .products = 0.546,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "assumed, as of h100"},
+    {.name = "b200",
+     .figures = {.intra = 900,
+                 .inter = 50,
+                 .latency = 20,
+                 .tflops = 2250,
+                 .half = 1157,
+                 .memory = 8000,
+                 .capacity = 178,
+                 .link = 64,
+                 .host = 89},
+     .products = 0.546,
+     .copies = 0.8,
+     .messages = 0.8,
+     .source = "assumed, as of h100"},
+};
+enum { CLUSTER_GPUS = (int)(sizeof cluster_gpus / sizeof cluster_gpus[0]) };
 enum {
+    CLUSTER_GPU,
     CLUSTER_INTRA,
     CLUSTER_INTER,
     CLUSTER_GATHER,
     CLUSTER_LATENCY,
     CLUSTER_TFLOPS,
+    CLUSTER_PEAK,
     CLUSTER_HALF,
     CLUSTER_MEMORY,
+    CLUSTER_CAPACITY,
     CLUSTER_OVERLAP,
     CLUSTER_LINK,
     CLUSTER_HOST,
@@ -36,6 +147,8 @@ typedef struct {
     const char *help;
 } ClusterKey;
 static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
+    {"gpu", offsetof(Cluster, gpu), 0, 0, 0,
+     "a100, b200, h100, h200, l40s or v100: all rates of one, but for the keys that are given"},
     {"intra", offsetof(Cluster, intra), 1e-6, 1e6, INFINITY,
      "GB/s that a rank sends inside its node"},
     {"inter", offsetof(Cluster, inter), 1e-6, 1e6, INFINITY,
@@ -43,20 +156,20 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"gather", offsetof(Cluster, gather), 1e-6, 1e6, 0,
      "GB/s into a node that many send single messages to (inter)"},
     {"latency", offsetof(Cluster, latency), 0, 1e9, 0, "microseconds of a message (0)"},
-    {"tflops", offsetof(Cluster, tflops), 1e-6, 1e6, 0,
-     "of a rank's large matrix products (as measured here)"},
+    {"tflops", offsetof(Cluster, tflops), 1e-6, 1e6, 0, "TFLOP/s of a rank's matrix products"},
+    {"peak", offsetof(Cluster, peak), 1e-6, 1e6, 0, "TFLOP/s of which MFU is a share (tflops)"},
     {"half", offsetof(Cluster, half), 0, 1e9, 0,
      "tokens in a micro-step at which products reach half of that (0)"},
-    {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0,
-     "GB/s of a rank's memory (as measured here)"},
+    {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0, "GB/s of a rank's memory"},
+    {"capacity", offsetof(Cluster, capacity), 1e-6, 1e6, 0,
+     "GiB of a rank's device: what a run must fit into"},
     {"overlap", offsetof(Cluster, overlap), 0, 1, 1,
      "share of the time of messages in which a rank computes undisturbed (1)"},
     {"link", offsetof(Cluster, link), 1e-6, 1e6, 0,
-     "GB/s between a rank's device and its host, each way (as measured here)"},
-    {"host", offsetof(Cluster, host), 1e-6, 1e6, 0,
-     "GB/s of a rank's part of the host's memory (as measured here)"},
+     "GB/s between a rank's device and its host, each way"},
+    {"host", offsetof(Cluster, host), 1e-6, 1e6, 0, "GB/s of a rank's part of the host's memory"},
     {"disk", offsetof(Cluster, disk), 1e-6, 1e6, 0,
-     "GB/s that a rank reads and writes at once, together (as measured here)"},
+     "GB/s that a rank reads and writes at once, together"},
 };
 enum { CLUSTER_RANKS = 16384 };
 
@@ -71,6 +184,58 @@ cluster_refuse(const char *format, ...) {
         "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help lists the keys",
         "--cluster %s", what);
 }
+// Ends the program (EXIT_INPUT) if a rate that a prediction needs is not given.
+static inline void cluster_need(const Cluster *c, int key) {
+    const ClusterKey *k = &cluster_keys[key];
+    if (*(const double *)(const void *)((const char *)c + k->offset) > 0) { return; }
+    die(EXIT_INPUT, "add it; gpu=h100 stands for all rates but the disk's",
+        "--cluster needs %s=, %s: nothing is measured here for it", k->name, k->help);
+}
+// Returns the kind of GPU, NULL if none was named.
+static inline const ClusterGpu *cluster_gpu(const Cluster *c) {
+    return c->gpu > 0 ? &cluster_gpus[(int)c->gpu - 1] : NULL;
+}
+// Sets the rates that gpu= stands for, but for those that were given.
+static inline void cluster_fill(Cluster *c, const bool seen[CLUSTER_KEYS]) {
+    const ClusterGpu *gpu = cluster_gpu(c);
+    if (!gpu) { return; }
+    Cluster rates = gpu->figures;
+    rates.peak = rates.tflops;
+    rates.tflops *= gpu->products;
+    rates.memory *= gpu->copies;
+    rates.link *= gpu->copies;
+    rates.host *= gpu->copies;
+    rates.intra *= gpu->messages;
+    rates.inter *= c->ranks * gpu->messages;
+    for (int k = 0; k < CLUSTER_KEYS; k++) {
+        const size_t at = cluster_keys[k].offset;
+        const double rate = *(const double *)(const void *)((const char *)&rates + at);
+        if (!seen[k] && rate > 0) { *(double *)(void *)((char *)c + at) = rate; }
+    }
+}
+// Returns the row of a kind of GPU, counted from 1. *end receives where its name ends.
+static inline double cluster_find_gpu(const char *name, const char **end) {
+    const size_t n = strcspn(name, ",");
+    for (int i = 0; i < CLUSTER_GPUS; i++) {
+        if (strlen(cluster_gpus[i].name) == n && !strncmp(cluster_gpus[i].name, name, n)) {
+            *end = name + n;
+            return i + 1;
+        }
+    }
+    cluster_refuse("takes gpu=a100, b200, h100, h200, l40s or v100, found \"%.40s\"", name);
+}
+// Returns the number of a key. *end receives where it ends.
+static inline double cluster_number(const ClusterKey *key, const char *number, const char **end) {
+    char *behind = NULL;
+    const double value = strtod(number, &behind);
+    const bool bad = !isdigit((unsigned char)*number) || (*behind && *behind != ',');
+    if (bad || !(value >= key->low && value <= key->high)) {
+        cluster_refuse("takes %s from %g to %g, found \"%.40s\"", key->name, key->low, key->high,
+                       number);
+    }
+    *end = behind;
+    return value;
+}
 // Parses one "name=number" at the begin of the text. Returns where it ends.
 static inline const char *cluster_take(Cluster *c, const char *text, bool seen[CLUSTER_KEYS]) {
     int k = 0;
@@ -83,14 +248,9 @@ static inline const char *cluster_take(Cluster *c, const char *text, bool seen[C
         cluster_refuse("takes keys with a number, found \"%.40s\"", text);
     }
     const ClusterKey *key = &cluster_keys[k];
-    const char *number = text + length + 1;
-    char *end = NULL;
-    double value = strtod(number, &end);
-    bool bad = !isdigit((unsigned char)*number) || (*end && *end != ',');
-    if (bad || !(value >= key->low && value <= key->high)) {
-        cluster_refuse("takes %s from %g to %g, found \"%.40s\"", key->name, key->low, key->high,
-                       number);
-    }
+    const char *number = text + length + 1, *end = NULL;
+    const double value =
+        k == CLUSTER_GPU ? cluster_find_gpu(number, &end) : cluster_number(key, number, &end);
     if (seen[k]) { cluster_refuse("has %s twice", key->name); }
     seen[k] = true;
     *(double *)(void *)((char *)c + key->offset) = value;
@@ -118,9 +278,11 @@ static inline Cluster cluster_parse(const char *text) {
         cluster_refuse("takes from 1 to %d ranks, found %.9s", CLUSTER_RANKS, text);
     }
     while (*rest) { rest = cluster_take(&c, rest + 1, seen); }
+    cluster_fill(&c, seen);
     if (c.ranks > 1 && isinf(c.intra)) { cluster_refuse("needs intra=, the GB/s inside a node"); }
     if (c.nodes > 1 && isinf(c.inter)) { cluster_refuse("needs inter=, the GB/s between nodes"); }
     if (!seen[CLUSTER_GATHER]) { c.gather = c.inter; }
+    if (!(c.peak > 0)) { c.peak = c.tflops; }
     return c;
 }
 

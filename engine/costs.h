@@ -145,6 +145,21 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     }
     return seconds;
 }
+// Returns the seconds of a sample in each kind of unit, in micro-steps of `rows` samples.
+static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rates, double rows,
+                                            double T) {
+    const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
+    const Costs costs = {.model = m, .rates = *rates, .T = T};
+    UnitTimes times = {.known = true};
+    for (int c = 0; c < UNIT_CLASSES; c++) {
+        for (int k = 0; k < 3; k++) {
+            Action a = action_make(kinds[k], c == UNIT_HEAD ? m->units - 1 : c, -1, 0);
+            a.rows = (int)rows;
+            times.row_s[c][kinds[k]] = compute_seconds(&costs, &a) / rows;
+        }
+    }
+    return times;
+}
 // The cost of a message between two ranks.
 static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, const Action *a) {
     ActionCost cost = {0, 0};

@@ -17,9 +17,10 @@
 #include "pseudo.h"            // delinking
 
 typedef struct {
-    Plan *first, *later; // later: after delinking; NULL: the run does not delink
-    Config config;       // of the later plan
-    ModelSpec spec;      // the same
+    Plan *first, *later;    // later: after delinking; NULL: the run does not delink
+    const ModelSpec *asked; // of the first plan
+    Config config;          // of the later plan
+    ModelSpec spec;         // the same
     Needs needs;
     int64_t file_bytes[2]; // size that the file of each model needs
 } RunPlans;
@@ -50,7 +51,7 @@ static inline void plan_again(Plan **plan, const Config *c, const ModelSpec *spe
 }
 
 // Chooses which states are offloaded to the host, given a plan with all states on the device. All
-// ranks call it.
+// ranks call it. comm NULL: a rank plans alone.
 static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     const Options *o = &c->options;
     const size_t n = p->model.storages;
@@ -101,7 +102,7 @@ static inline void choose_disk(Config *c, const Plan *p, bool all, Comm *comm) {
 
 // Chooses what is offloaded, given a plan with all states on the device, and makes the plan again
 // with it. Whether the CPU or the device updates offloaded states is decided once for the run
-// (c->offload.cpu_update). All ranks call it.
+// (c->offload.cpu_update). All ranks call it. comm NULL: a rank plans alone.
 static inline void plan_offloaded(Plan **plan, Config *c, const ModelSpec *spec, Comm *comm) {
     if (!options_offloads(&c->options)) { return; }
     choose_offload(c, *plan, comm);
@@ -110,29 +111,40 @@ static inline void plan_offloaded(Plan **plan, Config *c, const ModelSpec *spec,
     choose_disk(c, *plan, false, comm);
     plan_again(plan, c, spec);
 }
+// Returns whether the CPU updates offloaded states.
+static inline bool choose_updater(const Options *o, const Rates *rates, const Store *s) {
+    return o->offload_delay                   ? true
+           : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, s)
+                                              : o->offload_update == UPDATE_HOST;
+}
 // Measures what offloading costs, and decides who updates offloaded states.
 static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *rates,
                                               Stream *stream, Comm *comm) {
     const Options *o = &c->options;
     if (!options_offloads(o)) { return; }
-    measure_offload(rates, &p->machine->cluster, stream);
-    int cpu_update = o->offload_delay                   ? 1
-                     : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, &p->store)
-                                                        : o->offload_update == UPDATE_HOST;
+    if (!p->machine->cluster.nodes) { measure_offload(rates, stream); }
+    int cpu_update = choose_updater(o, rates, &p->store);
     comm_broadcast(comm, &cpu_update, sizeof cpu_update, 0);
     c->offload.cpu_update = cpu_update;
-    rates->disk_bytes_per_s = INFINITY;
+}
+// Ends the program (EXIT_INPUT) if a plan for --cluster moves states at a rate that is not given.
+static inline void check_cluster_moves(const Plan *p) {
+    const Cluster *c = &p->machine->cluster;
+    if (!c->nodes) { return; }
+    if (p->predicted.moved[0] + p->predicted.moved[1] + p->predicted.offloaded > 0) {
+        cluster_need(c, CLUSTER_LINK);
+        cluster_need(c, CLUSTER_HOST);
+    }
+    if (p->predicted.stored) { cluster_need(c, CLUSTER_DISK); }
 }
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
 static inline void note_disk(RunPlans *plans, int number, const Plan *p, Rates *rates, Comm *comm) {
-    const Cluster *cluster = &p->machine->cluster;
     if (!p->offload.disk) { return; }
     plans->file_bytes[number] = max_i64(plans->file_bytes[number], store_disk_bytes(&p->store));
-    if (!cluster->nodes) {
-        check_disk(p->offload.folder, plans->file_bytes[0] + plans->file_bytes[1], comm);
-    }
-    if (!(rates->disk_bytes_per_s < INFINITY)) { measure_disk(rates, cluster, &p->store, comm); }
+    if (p->machine->cluster.nodes) { return; }
+    check_disk(p->offload.folder, plans->file_bytes[0] + plans->file_bytes[1], comm);
+    if (!(rates->disk_bytes_per_s < INFINITY)) { measure_disk(rates, &p->store, comm); }
 }
 // Plans the delinked model that follows in this run.
 static inline void plan_delinked(RunPlans *plans, const ModelSpec *spec, Rates *rates, Comm *comm) {
@@ -177,6 +189,7 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
     Rates *rates = &machine->rates;
     memset(plans, 0, sizeof *plans);
     plans->first = draft;
+    plans->asked = spec;
     measure_and_choose_updater(c, draft, rates, stream, comm);
     machine->resident = host_bytes("VmRSS:");
     plan_offloaded(&plans->first, c, spec, comm);
@@ -200,8 +213,12 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
         choose_disk(c, plans->first, true, comm);
         plan_models(plans, c, spec, rates, comm);
     }
+    check_cluster_moves(plans->first);
     plan_prove(plans->first);
-    if (plans->later) { plan_prove(plans->later); }
+    if (plans->later) {
+        check_cluster_moves(plans->later);
+        plan_prove(plans->later);
+    }
     check_budgets(o, &plans->needs, comm);
 }
 

@@ -27,6 +27,14 @@
       "FILE")                                                                                      \
     X("cluster", "dry-run", *o->cluster && !o->dry_run && !o->plan,                                \
       "a real run is on the ranks that there are")                                                 \
+    X("fit", "plan", o->fit && o->plan,                                                            \
+      "both choose, and --fit what --plan does, too: give one")                                    \
+    X("fit", "pipeline", o->fit && options_plans(o),                                               \
+      "both choose the stages: leave --pipeline out, or give the stages")                          \
+    X("fit", "cyclic", o->fit && o->cyclic,                                                        \
+      "cyclic schedules are not searched")                                                         \
+    X("fit", "dp-noise", o->fit && PRIVATE,                                                        \
+      "(or --dp-epsilon) how many samples a private step draws is not known here")                 \
     X("plan", "dry-run", o->plan && o->dry_run,                                                    \
       "both print and stop: give one")                                                             \
     X("profile", "plan", *o->profile && !o->plan,                                                  \

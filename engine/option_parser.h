@@ -221,7 +221,9 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
             "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"",
             options->profile_steps);
     }
-    cluster_parse(options->cluster);
+    const Cluster cluster = cluster_parse(options->cluster);
+    // as in the build for GPUs
+    if (cluster.gpu > 0 && !given->at[OPTION_INDEX_dtype]) { options->dtype = DTYPE_BF16; }
     option_size("device-memory", options->device_memory);
     option_size("host-memory", options->host_memory);
     options_check_privacy(options);

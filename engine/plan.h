@@ -140,6 +140,19 @@ static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,
     memory[MEMORY_BUFFERS] += p->machine->taken[MEMORY_BUFFERS] +
                               executor_workspace_bytes(&p->model, &shape, p->machine->threads);
 }
+// Returns the device memory that a rank of another stage takes. store: of that stage.
+static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const Store *store) {
+    const int rank = stage->ranks[0] % p->program.ranks;
+    size_t memory[MEMORY_KINDS];
+    Plan other = *p;
+    other.store = *store;
+    other.shape.first = stage->first_unit;
+    other.shape.end = stage->first_unit + stage->units;
+    other.shape.limits = limits_of_both(p->program.limits[rank], p->evaluation.limits[rank]);
+    predict_memory(&other, ceil_div(p->pipeline.micro_rows, stage->replicas), p->shape.recompute,
+                   memory);
+    return (double)memory_device(memory);
+}
 // Returns the bytes that this rank offloads to the host.
 static inline size_t plan_offloaded_bytes(const Plan *p) {
     return store_host_bytes(&p->store) + executor_stash_all(&p->shape, &p->model);
@@ -222,6 +235,22 @@ static inline void stage_stores_free(StageStores *s) {
         }
     }
     free_all(s->of_rank, s->stores, s->seen);
+}
+// Returns the device memory of the rank that needs most of it.
+static inline double plan_most_bytes(const Plan *p) {
+    const Placement *placement = &p->pipeline.placement;
+    size_t memory[MEMORY_KINDS];
+    predict_memory(p, p->shape.rows, p->shape.recompute, memory);
+    double most = (double)memory_device(memory);
+    if (placement->stages == 1) { return most; }
+    StageStores stages = stage_stores_make(p);
+    for (int i = 0; i < stages.stages; i++) {
+        const Stage *stage = &placement->stage[i];
+        if (stage == p->stage) { continue; }
+        most = fmax(most, plan_stage_bytes(p, stage, &stages.stores[i]));
+    }
+    stage_stores_free(&stages);
+    return most;
 }
 // Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
 // each rank (busy) and the times of each action (times), if these are not NULL.

@@ -3,6 +3,7 @@
 #ifndef PLAN_ANSWER_H
 #define PLAN_ANSWER_H
 
+#include "engine/forecast.h"       // what a step means
 #include "engine/other_planners.h" // what others would choose
 
 enum { PLAN_OTHERS = 8 };
@@ -68,6 +69,14 @@ static inline void print_ranges(FILE *to, const int *ranks, int n) {
         fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
     }
 }
+// Returns what the step of a plan means. planner_look() has computed the plan's costs.
+static inline Forecast plan_forecast(const Planner *p, const Candidate *c) {
+    const PlanTask *t = p->task;
+    double needed = 0;
+    for (int s = 0; s < c->plan.stages; s++) { needed = fmax(needed, p->costs.memory[s]); }
+    return forecast_make(t->samples * t->sample_tokens, t->samples * t->sample_flops, c->step_s,
+                         task_ranks(t) * t->cluster.peak * 1e12, needed, t->memory);
+}
 // Prints the members of a plan's JSON object, without the braces.
 static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
     const StagePlan *plan = &c->plan;
@@ -88,7 +97,10 @@ static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
     for (int s = 0; s < plan->stages; s++) {
         fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
     }
-    fprintf(to, "],\"bubble\":%.17g}", plan_bubble(plan, &p->costs, c->step_s));
+    const Forecast forecast = plan_forecast(p, c);
+    char more[4 * FORECAST_TEXT];
+    fprintf(to, "],\"bubble\":%.17g%s}", plan_bubble(plan, &p->costs, c->step_s),
+            forecast_json(&forecast, more));
 }
 static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
     fprintf(to, "{");
@@ -142,6 +154,10 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
         print_ranges(to, p->ranks + rank, plan->replicas[s]);
         fprintf(to, "\n");
     }
+    const Forecast forecast = plan_forecast(p, &a->best);
+    fprintf(to, "\n");
+    print_gpu(to, &p->task->cluster);
+    print_forecast(to, &forecast, p->task->run_tokens, "");
 }
 
 // Returns the answer for the stages that --pipeline gives, with the best micro-batch, or
@@ -168,18 +184,26 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     const PlanAnswer a = {.best = planner_best(&p)};
     return a;
 }
+// Returns the bytes that a rank may take of its device: --device-memory, or else what the device of
+// --cluster has.
+static inline double planner_memory(const Cluster *c, const Options *o) {
+    return *o->device_memory || !(c->capacity > 0) ? option_size("device-memory", o->device_memory)
+                                                   : c->capacity * 0x1p30;
+}
 // Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
 // (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
 static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
                                     const Options *o, const OptionsGiven *given) {
     PlanTask t = {.model = model,
                   .cluster = *cluster,
-                  .memory = option_size("device-memory", o->device_memory),
-                  .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0};
+                  .memory = planner_memory(cluster, o),
+                  .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
+                  .sample_tokens = (double)o->seq_len};
     int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
             tokens =
                 o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
     t.samples = tokens / o->seq_len;
+    t.run_tokens = (double)o->steps * tokens;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
         die(EXIT_INPUT, "a step is whole samples, not too many",
             "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,

@@ -81,6 +81,12 @@ typedef struct {
     // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
     // arithmetic). Otherwise whole samples, as in a real run.
     bool even_slices;
+    // tokens and floating-point operations of a sample; 0 operations: not known
+    double sample_tokens, sample_flops;
+    double run_tokens; // of the run; not positive: not known
+    // stages x micro-batches of all replays after which a search ends with its best plan so far; 0:
+    // it goes on to the end
+    int64_t most_work;
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
 
@@ -411,11 +417,17 @@ static inline double plan_replay(const StagePlan *p, const PlanCosts *c, int mic
     program_free(&program);
     return step;
 }
+// Returns how many micro-batches plan_simulate() replays.
+static inline int64_t plan_simulated_batches(const StagePlan *p, int64_t micro_batches) {
+    const int half = 2 * p->stages + 16;
+    const bool all = micro_batches <= 4 * half || p->kind == PIPELINE_GPIPE;
+    return all ? micro_batches : 3 * half;
+}
 // Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two
 // shorter replays: by then each further micro-batch takes the same time.
 static inline double plan_simulate(const StagePlan *p, const PlanCosts *c) {
     int half = 2 * p->stages + 16, M = c->micro_batches;
-    if (M <= 4 * half || p->kind == PIPELINE_GPIPE) { return plan_replay(p, c, M); }
+    if (plan_simulated_batches(p, M) == M) { return plan_replay(p, c, M); }
     double longer = plan_replay(p, c, 2 * half);
     return longer + (longer - plan_replay(p, c, half)) / half * (M - 2 * half);
 }

@@ -45,7 +45,7 @@ typedef struct {
     // [seen_capacity] hash table (open addressing) of checksums of the costs of plans seen
     uint64_t *seen;
     size_t seen_count, seen_capacity;
-    int64_t bounded, simulated;
+    int64_t bounded, simulated, work; // work: stages x micro-batches replayed
 } Planner;
 
 static inline Planner planner_make(const PlanTask *t) {
@@ -156,16 +156,21 @@ static inline void planner_keep(Planner *p, const Candidate *c) {
     for (; at > 0 && p->beam[at - 1].step_s > c->step_s; at--) { p->beam[at] = p->beam[at - 1]; }
     p->beam[at] = *c;
 }
+// Has the search replayed as much as it may? It always has one plan, if any fits.
+static inline bool planner_is_spent(const Planner *p) {
+    return p->found && p->task->most_work && p->work >= p->task->most_work;
+}
 // Simulates the pool, the most promising plans first, and keeps the best in the beam.
 static inline void planner_run(Planner *p) {
     if (p->pooled) { qsort(p->pool, p->pooled, sizeof(Candidate), candidate_order); }
-    for (int i = 0; i < p->pooled; i++) {
+    for (int i = 0; i < p->pooled && !planner_is_spent(p); i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
         planner_look(p, &c->plan);
         keep_alive(); // other ranks may be waiting
         c->step_s = plan_simulate(&c->plan, &p->costs);
         p->simulated++;
+        p->work += plan_simulated_batches(&c->plan, p->costs.micro_batches) * c->plan.stages;
         planner_keep(p, c);
     }
     p->pooled = 0;
@@ -452,7 +457,7 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
     // for small tasks: some thousand plans
     if (p->task->model->units * task_ranks(p->task) <= 24) { planner_add_all(p, &any, 0, 0); }
     planner_run(p);
-    for (int i = 0; i < p->found;) {
+    for (int i = 0; i < p->found && !planner_is_spent(p);) {
         if (p->beam[i].tried) {
             i++;
             continue;

@@ -1,5 +1,5 @@
 // rates.h: how fast this rank computes, sends, and moves states: measured at start, with all ranks
-// at work, or given by --cluster (what it does not give is measured here).
+// at work, or given by --cluster.
 #ifndef RATES_H
 #define RATES_H
 
@@ -8,7 +8,7 @@
 
 // -------------------------------------------------------------------------------------------------
 // Rates for predicted times: of this machine, measured at start with all ranks at work, or of
-// --cluster (what it does not give is measured here)
+// --cluster
 typedef struct {
     bool known;
     double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
@@ -234,20 +234,32 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Proc
     }
     forget_peak_memory();
 }
-static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
-    rates->flops_per_s = rates->peak_flops_per_s =
-        c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
-    rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
-    rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9;
-    rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
-    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6;
-    rates->half_tokens = c->half;
-    rates->lost[LINK_INTRA] = rates->lost[LINK_INTER] = 1 - c->overlap;
-    rates->units.known = false; // they were timed on this machine
-    rates->device = "";
+// Returns the rates of a cluster. Those of moves to the host and the disk are infinite where they
+// are not given; cluster_need() asks for them once something moves.
+static inline Rates cluster_rates(const Cluster *c, DType dtype) {
+    const ClusterGpu *gpu = cluster_gpu(c);
+    if (gpu && dtype == DTYPE_FP32) {
+        cluster_refuse("gpu=%s has the rates of bf16, and the model is fp32: give --dtype bf16",
+                       gpu->name);
+    }
+    cluster_need(c, CLUSTER_TFLOPS);
+    cluster_need(c, CLUSTER_MEMORY);
+    Rates rates = {.flops_per_s = c->tflops * 1e12, .bytes_per_s = c->memory * 1e9};
+    rates.peak_flops_per_s = c->peak * 1e12;
+    rates.message_bytes_per_s[LINK_INTRA] = c->intra * 1e9;
+    rates.message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
+    rates.message_s[LINK_INTRA] = rates.message_s[LINK_INTER] = c->latency * 1e-6;
+    rates.half_tokens = c->half;
+    rates.lost[LINK_INTRA] = rates.lost[LINK_INTER] = 1 - c->overlap;
+    rates.link_bytes_per_s = c->link > 0 ? c->link * 1e9 : (double)INFINITY;
+    rates.host_bytes_per_s = c->host > 0 ? c->host * 1e9 : (double)INFINITY;
+    rates.disk_bytes_per_s = c->disk > 0 ? c->disk * 1e9 : (double)INFINITY;
+    rates.apart = true;
+    rates.device = gpu ? gpu->name : "";
+    return rates;
 }
 // Measures copies between host and device, and updates on the host.
-static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
+static inline void measure_offload(Rates *rates, Stream *s) {
     const size_t bytes = (size_t)16 << 20;
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
@@ -277,9 +289,8 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     ops_free_far(there, pinned);
     ops_free(here);
     forget_peak_memory();
-    rates->apart = ops_memory_apart() || c->link > 0;
-    if (c->link > 0) { rates->link_bytes_per_s = c->link * 1e9; }
-    if (c->host > 0) { rates->host_bytes_per_s = c->host * 1e9; }
+    rates->apart = ops_memory_apart();
+    rates->disk_bytes_per_s = INFINITY;
 }
 // Returns the bytes per second of this rank's disk: pieces are read and written in all buffers at
 // once, as in a step.
@@ -314,9 +325,7 @@ static inline double measure_disk_of_rank(const Store *s) {
 }
 // Measures the disk on all ranks at the same time. The slowest rank counts, because all wait for
 // it. All ranks call it.
-static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
-    rates->disk_bytes_per_s = c->disk * 1e9;
-    if (c->disk > 0) { return; }
+static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
     double *all = new_array(double, comm->ranks, "rates");
     comm_barrier(comm);
     const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
@@ -346,7 +355,7 @@ static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm,
                               const ProcessGroup *world, DType dtype) {
     if (cluster->nodes) {
-        cluster_rates(rates, cluster, s);
+        *rates = cluster_rates(cluster, dtype);
     } else {
         measure_rates(rates, s, comm, world, dtype);
     }

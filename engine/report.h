@@ -4,6 +4,7 @@
 #ifndef REPORT_H
 #define REPORT_H
 
+#include "engine/fit.h"            // what would fit
 #include "engine/log.h"            // the log
 #include "engine/memory_plan.h"    // plans
 #include "engine/privacy_report.h" // the promise
@@ -56,7 +57,9 @@ static inline OffloadFacts predicted_offload(const Prediction *p, int64_t disk) 
                             .written = p->stored};
     return f;
 }
-static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t disk) {
+// more: members that follow the others
+static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t disk,
+                                      const char *more) {
     text_add(line, "{\"memory\":");
     json_add_memory(line, p.memory, p.host);
     text_add(line, ",\"traffic\":");
@@ -65,7 +68,7 @@ static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t di
     json_add_offload(line, predicted_offload(&p, disk));
     json_add_field(line, "step_ms", p.step_s * 1000);
     json_add_field(line, "idle", p.idle);
-    text_add(line, "}");
+    text_add(line, "%s}", more);
 }
 
 static const char *const link_places[LINK_KINDS] = {"inside a node", "between nodes"};
@@ -254,6 +257,23 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   m->rates.peak_flops_per_s / 1e12);
     }
 }
+// Returns what the step of a plan for --cluster means.
+static inline Forecast forecast_of_plan(const Plan *p) {
+    const Machine *m = p->machine;
+    const double tokens = (double)(p->config->samples * p->shape.T);
+    return forecast_make(tokens, gpt_step_flops(&p->model, tokens, (double)p->shape.T),
+                         p->predicted.step_s, m->rates.peak_flops_per_s * m->ranks->n,
+                         plan_most_bytes(p), planner_memory(&m->cluster, &p->config->options));
+}
+static inline void print_forecast_of_plan(const RunPlans *plans) {
+    const Plan *p = plans->first;
+    const Options *o = &p->config->options;
+    if (!p->machine->cluster.nodes) { return; }
+    const Forecast f = forecast_of_plan(p);
+    print_gpu(stdout, &p->machine->cluster);
+    print_forecast(stdout, &f, (double)o->steps * p->config->samples * p->shape.T,
+                   forecast_fits(&f) ? "" : fit_remedy(p, plans->asked, f.memory));
+}
 static inline void print_step(const Plan *p) {
     const int64_t samples = p->config->samples, rows = p->shape.rows;
     const int micro = p->program.micro_batches, actions = plan_schedule(p)->count;
@@ -286,6 +306,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     } else if (!alone) {
         print_traffic_sum(predicted.traffic);
     }
+    print_forecast_of_plan(plans);
     print_later(plans->later, table);
     print_notes(p->config, train);
     fflush(stdout);
@@ -329,13 +350,17 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
         json_add_field(line, comm_link_names[l], m->rates.message_bytes_per_s[l]);
     }
     json_add_field(line, "latency", m->rates.message_s[LINK_INTER]);
+    json_add_field(line, "half", m->rates.half_tokens);
     text_add(line, "},\"predicted\":");
-    json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1]);
+    const Forecast forecast = forecast_of_plan(p);
+    char more[4 * FORECAST_TEXT] = "";
+    if (m->cluster.nodes) { forecast_json(&forecast, more); }
+    json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1], more);
     if (plans->later) {
         const Plan *later = plans->later;
         text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":",
                  later->model.parameters, later->config->passing);
-        json_add_predicted(line, later->predicted, later->predicted.stored);
+        json_add_predicted(line, later->predicted, later->predicted.stored, "");
         text_add(line, "}");
     }
     json_add_privacy(line, privacy, privacy->allowed);
@@ -351,7 +376,7 @@ static inline void report_delink(const Plan *p, int64_t step, Log *log) {
     print_memory_sum(&p->predicted, " from here on");
     TextBuffer line = json_event("delink", step);
     text_add(&line, ",\"parameters\":%" PRId64 ",\"predicted\":", p->model.parameters);
-    json_add_predicted(&line, p->predicted, p->predicted.stored);
+    json_add_predicted(&line, p->predicted, p->predicted.stored, "");
     log_object(log, &line);
 }
 

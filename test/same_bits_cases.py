@@ -302,7 +302,7 @@ CHECKPOINTS_REFUSED = {
     "no such checkpoint": ("plain", 0, 1, "--model out/step_00000005"),
 }
 
-# --plan without --profile is not here: it times the model's units on this machine.
+# --plan without --profile or --cluster is not here: it times the model's units on this machine.
 PRINTS = {  # name: ranks, flags
     "help": (1, "--help"),
     "compat": (1, "--compat"),
@@ -317,6 +317,8 @@ PRINTS = {  # name: ranks, flags
     "plan json": (1, f"--plan {PROFILE} {NODES} --json 1"),
     "plan memory": (1, f"--plan {PROFILE} {NODES} --json 1 --device-memory 4G"),
     "plan of a pipeline": (1, f"--plan {PROFILE} {NODES} --json 1 --pipeline 15:2,14:2"),
+    "plan of a model": (1, "--plan --json 1 --model d6 --cluster 2x4,gpu=a100"),
+    "fit": (1, "--fit 1 --dry-run 1 --json 1 --model d6 --cluster 2x4,gpu=h100"),
     "dry run": (1, "--dry-run 1 --json 1 " + CLUSTER),
     "dry run nodes": (1, "--dry-run 1 --json 1 --zero 3 --zero-quantized-weights 1 " + NODES),
     "dry run of here": (2, "--dry-run 1 --json 1 --zero 2"),

@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""test_fit.py: --fit, beside an exhaustive search; presets of --cluster; what a forecast says of a
+run.
+
+    python3 test/test_fit.py
+
+The exhaustive search knows nothing of --fit: it asks --dry-run for every combination of flags that
+the program accepts, and takes the fastest that fits.
+"""
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import unittest
+from random import Random
+
+import harness
+from harness import ALL, EXIT_INPUT, EXIT_RESOURCES, SEED, at_once, scratch, train
+
+ENVIRONMENT = dict(
+    harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1", OMPI_MCA_ess_singleton_isolated="1"
+)
+SPARE = 1.05  # of the best time, that --fit may take
+
+
+def run(*words):
+    return subprocess.run(
+        [harness.BINARY, *map(str, words)],
+        env=dict(ENVIRONMENT, TMPDIR=scratch()),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def ask(*words):
+    """What the program prints as an object; None where it refuses these flags."""
+    done = run(*words, "--json")
+    assert done.returncode in (0, EXIT_INPUT, EXIT_RESOURCES), (words, done.stderr)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def parts(total, count):
+    """All ways to write `total` as a sum of `count` positive numbers, in order."""
+    for cuts in itertools.combinations(range(1, total), count - 1):
+        borders = (0, *cuts, total)
+        yield [borders[i + 1] - borders[i] for i in range(count)]
+
+
+class Case:
+    """A small model on a small cluster, and flags that are given. Cases of even numbers have one
+    stage and all else free; the others have pipelines, but ZeRO and offloading given."""
+
+    def __init__(self, seed):
+        draw = Random(seed)
+        self.staged = seed % 2 == 1
+        one, two = ((1, 1), (1, 2), (2, 1), (2, 2)), ((1, 2), (2, 1), (1, 2), (2, 2))
+        self.nodes, self.ranks = draw.choice(two if self.staged else one)
+        self.size = self.nodes * self.ranks
+        self.layers = draw.choice((1, 2) if self.staged else (1, 2, 3))
+        channels = draw.choice((64, 256, 1024))
+        self.T = draw.choice((64, 256))
+        self.samples = self.size * draw.choice((1, 2) if self.staged else (1, 2, 4))
+        self.dtype = draw.choice(("fp32", "bf16"))
+        memory = draw.uniform(100, 2000)
+        self.rates = dict(
+            intra=draw.uniform(5, 300),
+            inter=10 ** draw.uniform(-0.5, 1.7),
+            latency=draw.choice((0, draw.uniform(1, 30))),
+            tflops=10 ** draw.uniform(0, 2.5),
+            memory=memory,
+            half=draw.choice((0, draw.uniform(1, 300))),
+            overlap=draw.choice((1, draw.uniform(0.5, 1))),
+            link=draw.uniform(5, 50),
+            host=memory * draw.uniform(0.05, 0.5),
+        )
+        self.flags = ["--model", f"layers={self.layers},heads=4,channels={channels},vocab=1000"]
+        self.flags += ["--seq-len", self.T, "--dtype", self.dtype]
+        self.flags += ["--batch-tokens", self.T * self.samples]
+        self.capacity = None
+        self.zero = draw.randrange(4)
+        if self.staged:
+            self.flags += ["--zero", self.zero, "--zero-quantized-gradients", 0]
+            self.flags += ["--zero-quantized-weights", 0, "--zero-hpz-partition-size", 1]
+            self.flags += ["--offload", "none"]
+        else:
+            self.flags += ["--pipeline", 1]
+        self.share = draw.uniform(0.45, 1.3)
+
+    def words(self):
+        rates = dict(self.rates, **({"capacity": self.capacity} if self.capacity else {}))
+        text = f"{self.nodes}x{self.ranks}," + ",".join(f"{k}={v:.6g}" for k, v in rates.items())
+        return ["--dry-run", "--cluster", text, *self.flags]
+
+    def limit(self):
+        """Gives the ranks a share of what plain data parallelism takes."""
+        plain = [] if self.staged else ["--zero", 0]
+        found = ask(*self.words(), *plain, "--micro-batch", 1)
+        self.capacity = self.share * found["predicted"]["memory"]["device"] / 2**30
+
+    def zeropp(self):
+        """The flags of every stage of ZeRO, with and without each part of ZeRO++."""
+        if self.staged or self.size == 1:
+            return [[]]
+        found = []
+        for zero, weights, gradients, apart in itertools.product(
+            range(4), (0, 1), (0, 1), (0, 1)
+        ):
+            words = ["--zero", zero] + ["--zero-quantized-weights"] * weights
+            words += ["--zero-quantized-gradients"] * gradients
+            words += ["--zero-hpz-partition-size", self.ranks] * apart
+            if zero == 3 or not (weights or apart):
+                found.append(words)
+        return found
+
+    def ways(self):
+        """The flags of every way to run."""
+        memory = [
+            ["--recompute", recompute] + ([] if self.staged else ["--offload", offload])
+            for recompute in ("none", "block")
+            for offload in (("none",) if self.staged else ("none", "optimizer", "params", "all"))
+        ]
+        for b in range(1, -(-self.samples // self.size) + 1):
+            for zero, fits in itertools.product(self.zeropp(), memory):
+                yield [*zero, *fits, "--micro-batch", b]
+        if not self.staged:
+            return
+        schedules = [
+            ["--pipeline-schedule", "gpipe"],
+            ["--pipeline-warmup", "a"],
+            ["--pipeline-warmup", "b"],
+            ["--pipeline-schedule", "zero-bubble"],
+        ]
+        units = self.layers + 2
+        for stages in range(2, min(units, self.size) + 1):
+            for cut, replicas in itertools.product(
+                parts(units, stages), parts(self.size, stages)
+            ):
+                text = ",".join(f"{u}:{r}" for u, r in zip(cut, replicas))
+                for b, schedule, fits in itertools.product(
+                    (b for b in range(1, self.samples + 1) if self.samples % b == 0),
+                    schedules,
+                    memory,
+                ):
+                    yield ["--pipeline", text, *schedule, *fits, "--micro-batch", b]
+
+    def exhaustive(self):
+        """The seconds of the fastest way that fits, and its flags; None where none fits."""
+
+        def predicted(way):
+            found = ask(*self.words(), *way)
+            if found and found["predicted"]["fits"]:
+                return found["predicted"]["step_ms"], way
+            return float("inf"), way
+
+        best = min(at_once(predicted, list(self.ways())), key=lambda one: one[0])
+        return best if best[0] < float("inf") else None
+
+
+class Fit(harness.TestCase):
+    def check(self, seed):
+        case = Case(seed)
+        case.limit()
+        best, found = case.exhaustive(), ask("--fit", *case.words())
+        if not best:
+            self.assertIsNone(found, (seed, case.words()))
+            return
+        self.assertIsNotNone(found, (seed, case.words(), best))
+        chosen = found["best"][0]
+        self.assertLessEqual(chosen["step_ms"], SPARE * best[0], (seed, case.words(), chosen, best))
+        # the flags can be typed, and do what was said
+        typed = ask(*case.words(), *shlex.split(chosen["flags"]))
+        self.assertAlmostEqual(typed["predicted"]["step_ms"] / chosen["step_ms"], 1, delta=1e-9)
+        self.assertTrue(typed["predicted"]["fits"])
+        self.assertLessEqual(typed["predicted"]["memory"]["device"], chosen["memory"])
+        self.assertEqual(typed["predicted"]["traffic"]["total"], chosen["traffic"])
+
+    def test_beside_an_exhaustive_search(self):
+        """50 cases with TEST_ALL=1, else one in which ZeRO++ is fastest, and one in which a
+        pipeline is."""
+        draw = Random(SEED)
+        short = [draw.choice((12, 34, 38, 40, 44)), draw.choice((13, 21, 39, 49))]
+        seeds = range(50) if ALL else short
+        for seed in seeds:
+            with self.subTest(seed=seed):
+                self.check(seed)
+
+
+    def test_trains_with_the_best(self):
+        job = train(ranks=2, fit=1, steps=2, batch_tokens=120)
+        self.assertIn("ways to run were planned", job.out)
+        self.assertEqual(len(job.losses()), 2)
+        plain = train(ranks=2, steps=2, batch_tokens=120)
+        self.assert_close(job.losses(), plain.losses(), 1e-5, "the same samples, in another way")
+
+    def test_nothing_fits(self):
+        cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
+        done = run("--fit", "--model", "gpt3:175B", *cluster)
+        self.assertEqual(done.returncode, EXIT_RESOURCES)
+        self.assertIn("no way to run fits into 31.0 GiB", done.stderr)
+
+
+class Presets(harness.TestCase):
+    def test_every_gpu(self):
+        """gpu= stands for all rates; a key that is given replaces its rate."""
+        for gpu, peak, capacity in (
+            ("a100", 312, 79),
+            ("b200", 2250, 178),
+            ("h100", 989, 79),
+            ("h200", 989, 139),
+            ("l40s", 362, 44),
+            ("v100", 125, 31),
+        ):
+            words = ["--dry-run", "--model", "d12", "--offload", "all", "--cluster"]
+            found = ask(*words, f"2x8,gpu={gpu}")
+            self.assertEqual((found["peak_flops"], found["device"]), (peak * 1e12, gpu))
+            self.assertLessEqual(found["rates"]["flops"], found["peak_flops"])
+            self.assertTrue(found["predicted"]["fits"])
+            own = ask(*words, f"2x8,inter=8,tflops=7,gpu={gpu},capacity=0.1")
+            self.assertEqual(own["rates"]["flops"], 7e12)
+            self.assertEqual(own["rates"]["inter"], 1e9)
+            self.assertEqual(own["rates"]["intra"], found["rates"]["intra"])
+            self.assertEqual(own["peak_flops"], found["peak_flops"])
+            self.assertFalse(own["predicted"]["fits"])
+            text = run(*words, f"2x8,gpu={gpu}").stdout
+            self.assertIn(f"gpu={gpu}: {peak} TFLOP/s", text)
+            self.assertIn(f"fits {capacity}.0 GiB", text)
+
+    def test_missing_rates(self):
+        """What a forecast needs is asked for, by name, and nothing is timed instead."""
+        rates = dict(intra=10, inter=10, tflops=1, memory=10, link=10, host=10, disk=1)
+        stored = ["--offload", "all", "--offload-dir", scratch()]
+        for missing, mode, words in (
+            ("intra", "--dry-run", []),
+            ("inter", "--dry-run", []),
+            ("tflops", "--dry-run", []),
+            ("memory", "--dry-run", []),
+            ("link", "--dry-run", ["--offload", "optimizer"]),
+            ("host", "--dry-run", ["--offload", "optimizer"]),
+            ("disk", "--dry-run", stored),
+            ("tflops", "--plan", []),
+            ("memory", "--plan", []),
+        ):
+            text = "2x2," + ",".join(f"{k}={v}" for k, v in rates.items() if k != missing)
+            done = run(mode, "--model", "d6", *words, "--cluster", text)
+            self.assertEqual(done.returncode, EXIT_INPUT, (missing, mode))
+            self.assertIn(f"needs {missing}=", done.stderr.splitlines()[0])
+            whole = f"{text},{missing}={rates[missing]}"
+            self.assertEqual(run(mode, "--model", "d6", *words, "--cluster", whole).returncode, 0)
+        done = run("--dry-run", "--model", "d6", "--dtype", "fp32", "--cluster", "1x1,gpu=a100")
+        self.assertEqual(done.returncode, EXIT_INPUT)
+        self.assertIn("give --dtype bf16", done.stderr)
+
+
+class Forecast(harness.TestCase):
+    CLUSTER = ["--cluster", "1x8,gpu=a100"]
+
+    def test_speed(self):
+        """tokens/s and MFU follow from the step; the days from --steps."""
+        words = ["--dry-run", "--model", "gpt2:124M", *self.CLUSTER, "--seq-len", 1024]
+        words += ["--micro-batch", 8, "--steps", 20000]
+        found, tokens = ask(*words), 8 * 8 * 1024
+        predicted, seconds = found["predicted"], found["predicted"]["step_ms"] / 1000
+        self.assertAlmostEqual(predicted["tokens_per_s"] * seconds / tokens, 1, delta=1e-9)
+        # 2 operations for each weight of a product, and attention's; three times for a step
+        weights = 12 * 12 * 768**2 + 768 * 50304
+        flops = 3 * tokens * (2 * weights + 12 * 2 * 1024 * 768)
+        self.assertAlmostEqual(predicted["mfu"] * seconds * 8 * 312e12 / flops, 1, delta=0.02)
+        hours = 20000 * seconds / 3600
+        text = run(*words).stdout
+        self.assertIn(f"1.31 B tokens take {hours * 60:.3g} minutes", text)
+
+    def test_what_would_fit(self):
+        for words, remedy in (
+            (["--model", "gpt3:1.3B"], "; --zero 1 would fit"),
+            (["--model", "gpt3:6.7B"], "; --zero 3 --recompute block would fit"),
+            (
+                ["--model", "gpt2:1558M", "--zero", 3, "--micro-batch", 32],
+                "; --recompute block would fit",
+            ),
+            (["--model", "gpt3:175B"], " GiB"),
+        ):
+            words += ["--dry-run", "--seq-len", 1024, "--cluster", "1x8,gpu=a100,capacity=24"]
+            line = [s for s in run(*words).stdout.splitlines() if s.startswith("memory  ")][0]
+            self.assertIn("does not fit 24.0 GiB, by", line)
+            self.assertTrue(line.endswith(remedy), line)
+            self.assertFalse(ask(*words)["predicted"]["fits"])
+
+    def test_stages(self):
+        """Whether a pipeline fits is decided by the stage that needs most, not by rank 0's."""
+        words = ["--dry-run", "--model", "gpt2:124M", "--pipeline", "2:2,12:2", "--zero", 1]
+        words += ["--micro-batch", 4, "--batch-tokens", 4096]
+        small = ask(*words, "--cluster", "1x4,gpu=a100,capacity=1")
+        self.assertLess(small["predicted"]["memory"]["device"], 2**30)
+        self.assertFalse(small["predicted"]["fits"])
+        self.assertTrue(ask(*words, "--cluster", "1x4,gpu=a100")["predicted"]["fits"])
+
+    def test_plan(self):
+        """--plan in one process, for a model that no CPU could time."""
+        found = ask("--plan", "--model", "gpt3:13B", "--cluster", "8x8,gpu=h100")
+        self.assertTrue(found["predicted"]["fits"])
+        self.assertLessEqual(max(found["predicted"]["memory"]), 79 * 2**30)
+        self.assertTrue(0.05 < found["predicted"]["mfu"] < 0.6)
+        samples = found["micro_batch"] * found["micro_batches"]
+        tokens = found["predicted"]["tokens_per_s"] * found["predicted"]["step_ms"] / 1000
+        self.assertAlmostEqual(tokens / (samples * 256), 1, delta=1e-9)
+
+
+if __name__ == "__main__":
+    harness.main()
