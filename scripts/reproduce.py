@@ -50,7 +50,7 @@ class Progress:
         self.live, self.lock = sys.stdout.isatty(), threading.Lock()
 
     def plan(self, *counts):
-        """Each group -> how many runs it will have at most. What was planned before is forgotten."""
+        """Each: group -> how many runs it will have at most. Forgets what was planned before."""
         self.planned = {}
         for groups in counts:
             for group, runs in groups.items():
@@ -76,8 +76,9 @@ class Progress:
     def status(self):
         done = sum(map(len, self.done.values()))
         runs = done + sum(self.to_come().values())
-        left, gone = self.left(), clock(time.monotonic() - self.begun)
-        return f"{done:3}/{runs} {gone:>5}" + ("" if left is None else f", {clock(left)} left")
+        left, now = self.left(), time.monotonic()
+        text = f"{done:3}/{runs} {clock(now - self.begun):>5}"
+        return text if left is None else f"{text}, {clock(max(0, left - (now - self.last)))} left"
 
     def finished(self, group, name, fresh=True, more="", quiet=False):
         """A run has ended, or (not fresh) was there; quiet: no line of its own."""

@@ -1326,13 +1326,12 @@ CLAIMS = (
         met=lambda shares: max(shares.values()) <= 0.12,
         partly=lambda shares: max(share for rule, share in shares.items() if rule != DP) <= 0.15,
     ),
-    # No CIFAR-10 and no CNN; v2 is the paper's better rule.
+    # GPTs, not the paper's CNNs on CIFAR-10: in part at most.
     Claim(
         "C3",
         "no difference",
         ("delay",),
         lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
-        met=lambda found: all(equal for _, equal in found),
         partly=lambda found: any(equal for one, equal in found if one.rule == V2),
     ),
     Claim(
