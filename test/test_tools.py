@@ -11,6 +11,7 @@ reproduce_*.sh, run as a user would run them.
     SweepReal   the real program
     Slurm       requeued when and only when the time is up
     LongRun     what the experiment compares; under TEST_ALL the experiment, short
+    Pictures    what is drawn beside the papers' figures
     Verdicts    how a reproduction decides a claim, what docs/results.md says of it, progress
     Zeropp      what the reproduction runs, computes and tells, against a cluster of a few lines
     Dpzero      the same of private training, against a trainer of a few lines
@@ -870,6 +871,65 @@ class Reproduces(InFolder):
         return {row[1]: row[-2] for row in cells[1:]}
 
 
+class Pictures(harness.TestCase):
+    """Ours stand beside the paper's figures, on the same axes, with the same legend."""
+
+    DRAW = """
+import sys
+import reproduce_dapple, reproduce_zeropp, zeropp_bars
+from reproduce import pyplot_or_none
+pyplot, curves = pyplot_or_none("test"), {}
+sys.exit() if not pyplot else None
+for model in reproduce_dapple.TABLE4:
+    curves[model] = {letter: [(128, (1, 2), (1.5, 2.5))] for letter in "ABC"}
+reproduce_dapple.draw_figure11(pyplot, curves, "figure11.png")
+reproduce_dapple.draw_figure12(pyplot, [("vgg-19", (9.6, 3.0), (11.8, 4.2))], "figure12.png")
+bars = zeropp_bars.BARS
+keys = [(row, model, method) for row in bars for model in bars[row] for method in (0, 1)]
+zeropp_bars.draw({key: (bars[key[0]][key[1]][key[2]], 30) for key in keys}, "bars.png")
+sweep = reproduce_zeropp.Sweep(reproduce_zeropp.PLANS["quick"], None, None)
+for shape in sweep.plan.links:
+    for rate in (reproduce_zeropp.UNLIMITED, 50):
+        for variant, ms in (("ZeRO-3", 20000 / rate), ("ZeRO++", 5000 / rate)):
+            row = shape, rate, variant, 100 + ms, 0, 0, 0, 0, 0
+            sweep.rows.append(reproduce_zeropp.Row(*row))
+reproduce_zeropp.draw_beside_paper(sweep, "paper.png")
+for number in pyplot.get_fignums():
+    figure = pyplot.figure(number)
+    axes = figure.get_axes()[0]
+    legend = (figure.legends or [axes.get_legend()])[0]
+    print(*(text.get_text() for text in legend.get_texts()), sep="|")
+    print(axes.get_xlim()[0] > 0, len(axes.get_lines()))
+"""
+
+    def test_legends(self):
+        done = subprocess.run(
+            [harness.PYTHON, "-c", self.DRAW],
+            cwd=harness.scratch(),
+            env=dict(os.environ, PYTHONPATH=str(SCRIPTS)),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        if "no pictures" in done.stdout:
+            self.skipTest("matplotlib is not there")
+        plans = "data parallel", "best other plan"
+        lines = [line for line in done.stdout.splitlines() if not line.endswith(".png")]
+        self.assertEqual(
+            lines[::2],
+            [
+                "|".join(f"{plan}, {whose}" for plan in plans for whose in ("paper", "simulated")),
+                "DAPPLE's plan: paper|simulated|PipeDream's plan: paper|simulated",
+                "ZeRO-3, published|ZeRO-3, predicted|ZeRO++, published|ZeRO++, predicted",
+                "here: 2x2 ranks, emulated links|here: 4x2 ranks, emulated links"
+                "|paper: 18B, 384 V100, 1 to 8 links|paper: 138B, 384 V100, 1 to 8 links",
+            ],
+        )
+        self.assertEqual(lines[1], "True 4")
+        self.assertEqual(lines[-1], "True 4")
+
+
 class Zeropp(Reproduces):
     def setUp(self):
         super().setUp()
@@ -1168,6 +1228,7 @@ class Verdicts(unittest.TestCase):
             "| P5 |": "| P4 |",
             "| P6 |": "| p6 |",
             "14 MET": "15 MET",
+            "| [NOT MET](results/cyclic.md#c2": "| [NEARLY](results/cyclic.md#c2",
             "| up to 2.16x |": "| up | to 2.16x |",
         }
         with tempfile.TemporaryDirectory() as folder:
@@ -1188,7 +1249,7 @@ class Verdicts(unittest.TestCase):
         with unittest.mock.patch.object(reproduce.time, "monotonic", lambda: next(now)):
             progress, lines = reproduce.Progress(), []
             with unittest.mock.patch("builtins.print", lambda text, **_: lines.append(text)):
-                progress.plan({"fast": 3, "slow": 2}, {"slow": 1})
+                progress.plan({"fast": 3, "slow": 3}, {"slow": 1})
                 for group, name, fresh in (
                     ("fast", "a", True),
                     ("fast", "b", True),
@@ -1201,11 +1262,11 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(
             lines,
             [
-                "  1/5  0:10, 0:40 left  a: 5 ms",
-                "  2/5  0:20, 0:30 left  b: 5 ms",
-                "  3/5  1:01, 0:51 left  c: 5 ms",
-                "  4/5  1:01, 0:10 left  there: d: 5 ms",
-                "  5/5 1:01:01, 0:00 left  e: 5 ms",
+                "  1/6  0:10, 0:50 left  a: 5 ms",
+                "  2/6  0:20, 0:40 left  b: 5 ms",
+                "  3/6  1:01, 1:32 left  c: 5 ms",
+                "  4/6  1:01, 0:51 left  there: d: 5 ms",
+                "  5/6 1:01:01, 0:41 left  e: 5 ms",
             ],
         )
 
