@@ -1,18 +1,26 @@
 """reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they
-were stopped, and tables."""
+were stopped, how far they are, tables, and the verdicts on the papers' claims."""
 
 import argparse
+import collections
 import glob
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
-EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
+EXIT_CLAIM, EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 1, 2, 3, 4, 130
 SCRIPTS = Path(__file__).resolve().parent
+RESULTS = SCRIPTS.parent / "docs/results.md"
 TEXT = "data/text_bytes"
 
 
@@ -25,12 +33,80 @@ class Failed(Exception):
         self.status, self.of_run = status, of_run
 
 
+def clock(seconds):
+    """1:02, or 1:02:03."""
+    hours, rest = divmod(round(seconds), 3600)
+    return (f"{hours}:{rest // 60:02}" if hours else f"{rest // 60}") + f":{rest % 60:02}"
+
+
+class Progress:
+    """How far a script is, by groups of runs that take about the same time each. A line tells of
+    each finished run; a terminal also shows how far the script is while a run is under way."""
+
+    def __init__(self):
+        self.planned, self.done = {}, {}  # group -> how many runs; names of runs
+        self.spent = {}  # group -> seconds of each run that was not there yet
+        self.begun = self.last = time.monotonic()
+        self.live, self.lock = sys.stdout.isatty(), threading.Lock()
+
+    def plan(self, *counts):
+        """Each: group -> how many runs it will have at most. Forgets what was planned before."""
+        self.planned = {}
+        for groups in counts:
+            for group, runs in groups.items():
+                self.planned[group] = max(runs, self.planned.get(group, 0))
+
+    def to_come(self):
+        """Group -> how many runs."""
+        done = {group: len(names) for group, names in self.done.items()}
+        return {group: max(0, runs - done.get(group, 0)) for group, runs in self.planned.items()}
+
+    def left(self):
+        """Seconds of all runs that are to come: as long as those of their group so far, or as those
+        of all groups; None before the first."""
+        every = [seconds for found in self.spent.values() for seconds in found]
+        if not every:
+            return None
+        return sum(
+            runs * sum(found) / len(found)
+            for group, runs in self.to_come().items()
+            for found in (self.spent.get(group, every),)
+        )
+
+    def status(self):
+        done = sum(map(len, self.done.values()))
+        runs = done + sum(self.to_come().values())
+        left, now = self.left(), time.monotonic()
+        text = f"{done:3}/{runs} {clock(now - self.begun):>5}"
+        return text if left is None else f"{text}, {clock(max(0, left - (now - self.last)))} left"
+
+    def finished(self, group, name, fresh=True, more="", quiet=False):
+        """A run has ended, or (not fresh) was there; quiet: no line of its own."""
+        with self.lock:
+            names = self.done.setdefault(group, set())
+            if name in names:
+                return
+            now = time.monotonic()
+            if fresh:
+                self.spent.setdefault(group, []).append(now - self.last)
+            names.add(name)
+            self.last = now
+        if not quiet:
+            self.line(("" if fresh else "there: ") + name + more)
+
+    def line(self, text):
+        print(self.live * "\r\033[K" + f"{self.status()}  {text}", flush=True)
+
+    def show(self):
+        print(f"\r\033[K{self.status()} ...", end="", flush=True)
+
+
 class Runner:
     """Starts commands and waits for them, in several threads where that is asked for. A signal ends
     the running ones gently, which remove what they made, and then us."""
 
     def __init__(self):
-        self.children, self.stopped = set(), False
+        self.children, self.stopped, self.progress = set(), False, Progress()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self.stop)
 
@@ -58,11 +134,18 @@ class Runner:
         self.children.add(child)
         if self.stopped:  # the signal came between the look above and now
             child.terminate()
-        status = child.wait()
+        status = self.wait(child)
         self.children.discard(child)
         if self.stopped:
             raise KeyboardInterrupt
         return status
+
+    def wait(self, child):
+        while True:
+            try:
+                return child.wait(1 if self.progress.live else None)
+            except subprocess.TimeoutExpired:
+                self.progress.show()
 
 
 def last_words(path):
@@ -109,8 +192,104 @@ def markdown(header, lines):
     return "".join((first, "|---" * len(header), "|\n", *rest, "\n"))
 
 
-def percent(ratio):
-    return f"{100 * (ratio - 1):+.1f} %"
+def percent(ratio, digits=1):
+    return f"{100 * (ratio - 1):+.{digits}f} %"
+
+
+def span(values, form="{:.2f}"):
+    """The lowest and the highest, or one where they print alike."""
+    texts = [form.format(value) for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(texts))
+
+
+# --------------------------------------------------------------------------------------------------
+# The verdicts on the papers' claims
+
+MET, PARTLY, NOT_MET, NOT_TESTABLE = "MET", "PARTLY", "NOT MET", "NOT TESTABLE HERE"
+VERDICTS = MET, PARTLY, NOT_MET, NOT_TESTABLE, "REFUTED"
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, by its number in docs/results.md, and how a run decides it. needs: names
+    of the measurements that ours, met and partly take. Without met the claim cannot be shown in
+    full on any machine that a script knows; without partly, too, it is not testable there."""
+
+    number: str
+    paper: str
+    needs: tuple
+    ours: Callable  # a text
+    met: Callable = None
+    partly: Callable = None
+
+    def decide(self, found):
+        """(ours, the verdict) of measurements by name."""
+        if any(name not in found for name in self.needs):
+            return "", NOT_RUN
+        values = [found[name] for name in self.needs]
+        rules = {MET: self.met, PARTLY: self.partly}
+        last = NOT_MET if self.met or self.partly else NOT_TESTABLE
+        verdict = next((name for name, rule in rules.items() if rule and rule(*values)), last)
+        return self.ours(*values), verdict
+
+
+def documented():
+    """Number of a claim -> its verdict in the table of docs/results.md, the form of which is
+    checked: a row that is overlooked would count as no claim."""
+    text = RESULTS.read_text() if RESULTS.exists() else ""
+    header, found = "| no | claim | paper | ours | verdict |\n|---|---|---|---|---|\n", {}
+    rows = text.partition(header)[2].splitlines()
+    for line in itertools.takewhile(lambda line: line.startswith("|"), rows):
+        row = re.fullmatch(r"\| ([A-Z]\d+) \|(?:[^|]+\|){3} \[([A-Z ]+)\]\([^()|]+\)[^|]*\|", line)
+        if not row:
+            raise Failed(EXIT_INPUT, f"{RESULTS}: no row of its table of claims: {line[:60]} ...")
+        found[row[1]] = row[2]
+    count = collections.Counter(found.values())
+    said = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+    if f"make {len(found)} claims: {said}." not in " ".join(text.split()):
+        raise Failed(
+            EXIT_INPUT,
+            f"{RESULTS}: its table has {len(found)} claims: {said or 'none'}; its text does not"
+            " say that",
+        )
+    return found
+
+
+def verdict_table(decided):
+    """Of claims with (ours, verdict): columns that line up."""
+    lines = [["no", "paper", "ours", "verdict"]]
+    lines += [[claim.number, claim.paper, *row] for claim, row in decided.items()]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    header, *rest = [[*map(str.ljust, line, widths)] for line in lines]
+    return "## Verdicts\n\n" + markdown(header, rest)
+
+
+def run_claims(name, into, claims, work):
+    """Does the work, which returns the text of its tables and measurements by name; prints and
+    writes the tables with the verdicts; returns the exit status."""
+
+    def judged():
+        known = documented()
+        missing = [claim.number for claim in claims if claim.number not in known]
+        if missing:
+            raise Failed(EXIT_INPUT, f"{RESULTS}: no row of {', '.join(missing)}")
+        text, found = work()
+        decided = {claim: claim.decide(found) for claim in claims}
+        text += verdict_table(decided)
+        print("\n" + text, end="", flush=True)
+        (into / "table.md").write_text(text)
+        wrong = [
+            f"{claim.number} is {verdict} here: {ours} (paper: {claim.paper});"
+            f" docs/results.md says {MET}"
+            for claim, (ours, verdict) in decided.items()
+            if known[claim.number] == MET and verdict in (PARTLY, NOT_MET)
+        ]
+        for line in wrong:
+            print(f"{name}: {line}", file=sys.stderr)
+        return EXIT_CLAIM if wrong else 0
+
+    return run_script(name, into, judged)
 
 
 def pyplot_or_none(name):
@@ -154,23 +333,31 @@ def parts_options(parser, name):
     return options
 
 
-def reproduce_parts(bench, parts):
-    """Each part of a bench gives (tables, lines of claims): all of them, printed and written."""
-    tables, claims = [], []
-    for part in bench.options.part or parts:
-        table, lines = parts[part](bench)
-        tables.append(table)
-        claims += lines
-    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
-    print("\n" + text, end="")
-    (bench.options.into / "table.md").write_text(text)
+def reproduce_parts(name, bench, parts, claims):
+    """parts: name -> (what it does, what it will run). Each part of a bench gives (tables, lines
+    beside the paper) and adds to bench.found; returns the exit status."""
+    chosen = bench.options.part or list(parts)
+
+    def work():
+        counts = [parts[part][1](bench) for part in chosen]
+        tables, lines = [], []
+        for at, part in enumerate(chosen):
+            bench.runner.progress.plan(*counts[at:])
+            table, told = parts[part][0](bench)
+            tables.append(table)
+            lines += told
+        header = ["what", "paper", "ours", "why they differ"]
+        return markdown(header, lines) + "".join(tables), bench.found
+
+    return run_claims(name, bench.options.into, claims, work)
 
 
 def run_script(name, into, work):
-    """Does the work, whose results go into a folder; returns the exit status."""
+    """Does the work, whose results go into a folder; returns the exit status: what work returns,
+    or 0."""
     try:
         into.mkdir(parents=True, exist_ok=True)
-        work()
+        return work() or 0
     except KeyboardInterrupt:
         print(f"{name}: stopped; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
@@ -180,4 +367,3 @@ def run_script(name, into, work):
     except OSError as error:
         print(f"{name}: cannot write into {into}: {error}", file=sys.stderr)
         return EXIT_RESOURCES
-    return 0

@@ -14,7 +14,7 @@ table 3   warm-up policy B over A, the paper's plans on A
 table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of
           micro-batches
 figure 11 speed-ups over one GPU of data parallelism and of the best other plan, by the samples of a
-          step, on A, B, C: all sizes of the figure, with --quick 128 samples
+          step, on A, B, C: all sizes of the figure, with --quick 128 samples beside its curves
 figure 12 the paper's plans, with the better warm-up, against those of PipeDream's planner, on 2x8
 and, with --full, 4x8 GPUs
 table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
@@ -29,8 +29,11 @@ theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each
 NAME.json, each real run in a folder of its own, the tables as table.md, and table5.png,
 figure11.png, figure12.png, real.png. `make data` makes what real runs train on.
 
-Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130
-stopped by Ctrl-C.
+Each finished run has a line: how many of all are done, the time gone and left. The last table gives
+the verdict on each claim of docs/results.md that these runs decide.
+
+Exit status: 0 done, 1 a claim that docs/results.md calls MET is not met here, 2 bad usage or
+missing input, 3 FOLDER cannot be written, 4 a plan failed, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -45,6 +48,7 @@ from pathlib import Path
 from reproduce import (
     EXIT_FAILED,
     SCRIPTS,
+    Claim,
     Failed,
     Runner,
     complete,
@@ -52,7 +56,8 @@ from reproduce import (
     markdown,
     percent,
     pyplot_or_none,
-    run_script,
+    run_claims,
+    span,
 )
 
 CLUSTERS = {
@@ -201,6 +206,12 @@ UPDATES4 = {
 class Planner:
     def __init__(self, options):
         self.options, self.runner = options, Runner()
+        self.found = {}  # measurements by name, which the claims are decided by
+
+    def made(self, what, result):
+        """The result, of a table or figure whose plans have no lines of their own."""
+        self.runner.progress.line(f"plans of {what}")
+        return result
 
     def ask(self, name, model, cluster, samples, *flags, profiles=None):
         """The answer of --plan, or None where nothing fits the memory."""
@@ -220,6 +231,8 @@ class Planner:
             *flags,
         ]
         status = self.runner.run(command, output)
+        group = name.split("_")[0]  # whose plans are too many for a line each
+        self.runner.progress.finished(group, f"{name} {profiles or ''}", quiet=True)
         if status == 3:
             return None
         if status:
@@ -243,6 +256,12 @@ def shape(plan):
     if len(stages) > 8 and all(stage["replicas"] == 1 for stage in stages):
         return f"straight, {len(stages)} stages"
     return " ".join(f"{stage['units']}:{stage['replicas']}" for stage in stages)
+
+
+def kind(text):
+    """Of a plan: the replicas of its stages, DP or straight."""
+    stages = text.replace(",", " ").split()
+    return tuple(stage.rpartition(":")[2] for stage in stages) if ":" in text else stages[0]
 
 
 def other(answer, name):
@@ -273,7 +292,7 @@ def equations_any_batch(planner, model, letter, samples):
 
 
 def table4(planner, full):
-    lines, letters = [], ("A", "B", "C")
+    lines, alike, letters = [], [], ("A", "B", "C")
     for model, (samples, pinned, papers) in TABLE4.items():
         for letter in letters:
             paper, reached = papers[letter]
@@ -288,20 +307,23 @@ def table4(planner, full):
                     "--micro-batch",
                     str(pinned),
                 )
+            chosen = other(equations, "equations 1 to 3")
+            alike.append(kind(shape(chosen)) == kind(paper))
             lines.append(
                 [
                     f"{model}, {letter}",
                     f"{paper.replace(',', ' ')}: {reached}",
                     (
-                        f"{shape(other(equations, 'equations 1 to 3'))}:"
+                        f"{shape(chosen)}:"
                         f" {equations['one_rank_ms'] / equations['equations']['step_ms']:.2f}"
                     ),
-                    both(other(equations, "equations 1 to 3"), equations),
+                    both(chosen, equations),
                     both(free, free),
                     both(other(free, "data parallel"), free),
                 ]
                 + ([equations_any_batch(planner, model, letter, samples)] if full else [])
             )
+    planner.found["kinds"] = alike
     return "## Table 4: plans for 16 GPUs\n\n" + markdown(
         [
             "model, configuration",
@@ -332,6 +354,7 @@ def table3(planner):
                 warmup,
             )
             times[warmup] = answer["predicted"]["step_ms"]
+        planner.found.setdefault("b over a", []).append((paper, times["a"] / times["b"]))
         lines.append(
             [
                 f"{model}: policy B over A",
@@ -375,6 +398,7 @@ def table5(planner):
                 2 * batches / answer["predicted"]["step_ms"] * 1000,
                 sum(answer["predicted"]["memory"]) / 2e9,
             )
+        planner.found.setdefault("table 5", {})[name] = ours
         curves.append((name, rates, memories, ours))
         lines += [
             [
@@ -396,7 +420,11 @@ def draw_table5(pyplot, curves, out):
     for index, (name, rates, memories, ours) in enumerate(curves):
         for place, (axes, papers) in enumerate(zip(panels, (rates, memories))):
             axes.plot(
-                list(ours), [pair[place] for pair in ours.values()], color=f"C{index}", label=name
+                list(ours),
+                [pair[place] for pair in ours.values()],
+                color=f"C{index}",
+                linestyle="--" if name.startswith("DAPPLE") else "-",  # on top of GPipe's
+                label=name,
             )
             axes.plot(
                 list(papers), list(papers.values()), color=f"C{index}", linestyle="none", marker="o"
@@ -439,7 +467,7 @@ def figure11(planner, full):
     return curves
 
 
-def figure11_table(curves):
+def figure11_table(planner, curves):
     lines, ratios_at_128 = [], {letter: [] for letter in CLUSTERS}
     for model, by_letter in curves.items():
         for letter, points in by_letter.items():
@@ -452,6 +480,9 @@ def figure11_table(curves):
                 if samples == 128 and all(ours):
                     ratios = [hybrid / data for data, hybrid in (theirs, ours)]
                     ratios_at_128[letter].append(ratios)
+    planner.found["over data parallel"] = [
+        statistics.mean(ours for _, ours in ratios) for ratios in ratios_at_128.values() if ratios
+    ]
     for letter, ratios in ratios_at_128.items():
         means = [f"{statistics.mean(column):.2f}" for column in zip(*ratios)]
         lines.append([f"mean of the models, {letter}", "128", *means])
@@ -468,22 +499,22 @@ def draw_figure11(pyplot, curves, out):
     figure, panels = pyplot.subplots(
         len(CLUSTERS), len(curves), figsize=(4 * len(curves), 9), layout="constrained"
     )
+    papers = json.loads(FIGURE11.read_text())
     for column, (model, by_letter) in zip(panels.T, curves.items()):
         for axes, (letter, points) in zip(column, by_letter.items()):
-            samples = [point[0] for point in points]
+            ours = [(samples, *found) for samples, _, found in points]
             for which, name in enumerate(("data parallel", "best other plan")):
-                for side, style in ((1, "o:"), (2, "s-")):
-                    axes.plot(
-                        samples,
-                        [point[side][which] for point in points],
-                        style,
-                        color=f"C{which}",
-                        label=f"{name}, {'paper' if side == 1 else 'simulated'}",
-                    )
-            axes.set(xscale="log", title=f"{model}, {letter}", xlabel="samples a step")
-            axes.set_ylabel("speed-up over one GPU")
+                for whose, rows, style in (
+                    ("paper", papers[model][letter], "o:"),
+                    ("simulated", ours, "s-"),
+                ):
+                    values = [row[1 + which] for row in rows]
+                    label = f"{name}, {whose}"
+                    axes.plot([r[0] for r in rows], values, style, color=f"C{which}", label=label)
+            axes.set(xscale="log", ylim=(0, None), title=f"{model}, {letter}")
+            axes.set(xlabel="samples a step", ylabel="speed-up over one GPU")
             axes.grid(alpha=0.3)
-    panels[0][0].legend(fontsize=7)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.savefig(out, dpi=100)
 
 
@@ -496,6 +527,9 @@ def figure12(planner, full):
             answer = planner.ask(f"figure12_{model}_{nodes}", model, cluster, samples)
             theirs = other(answer, "PipeDream's planner")
             text = f"search {both(answer, answer)}; PipeDream {both(theirs, answer)}"
+            if theirs:
+                ratio = speedup(answer) / speedup(answer, theirs)
+                planner.found.setdefault("search", []).append(ratio)
             if nodes == 2:  # DAPPLE takes warm-up b where messages are long
                 tries = {
                     warmup: planner.ask(
@@ -515,13 +549,10 @@ def figure12(planner, full):
                     f"; the paper's plan {both(tries[best], tries[best])}"
                     f" ({percent(speedup(tries[best]) / dapple)}; warm-up {best})"
                 )
-                bars.append(
-                    (
-                        model,
-                        (dapple, pipedream),
-                        (speedup(tries[best]), speedup(answer, theirs) if theirs else 0),
-                    )
-                )
+                ours = speedup(tries[best]), speedup(answer, theirs) if theirs else 0
+                bars.append((model, (dapple, pipedream), ours))
+                if theirs:
+                    planner.found.setdefault("planner", []).append(ours[0] / ours[1])
             lines.append(
                 [
                     f"{model} on {nodes}x8: DAPPLE's plan, PipeDream's",
@@ -595,6 +626,7 @@ def table7(planner):
         while low + 1 < high:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
+        planner.found.setdefault("layers", {})[stages] = low
         lines.append(
             [
                 f"largest BERT on {stages} GPUs of 16 GB, layers",
@@ -642,7 +674,9 @@ def real_runs(planner, names, steps, cluster=CLUSTER):
             "--steps",
             str(steps),
         ]
-        runs[name] = Measured(complete(planner.runner, folder, command)[0], samples)
+        log, fresh = complete(planner.runner, folder, command)
+        runs[name] = Measured(log, samples)
+        planner.runner.progress.finished("real", folder.name, fresh, f": {runs[name].ms:.1f} ms")
     return runs
 
 
@@ -665,14 +699,16 @@ def per_sample(run):
     return run.ms / run.samples
 
 
-def against_gpipe(runs, why):
+def against_gpipe(planner, runs, why):
     """The paper's comparison of the first two runs: GPipe with as many micro-batches as fit, DAPPLE
     with more."""
     (name, gpipe), (_, dapple) = list(runs.items())[:2]
+    ratio = per_sample(gpipe) / per_sample(dapple)
+    planner.found.setdefault("over GPipe", []).append(ratio)
     return [
         f"DAPPLE M=16 over {name}, samples/s",
         "1.6 (8.18 / 5.10)",
-        f"{per_sample(gpipe) / per_sample(dapple):.2f}",
+        f"{ratio:.2f}",
         f"unequal batches, as in the paper; {why}",
     ]
 
@@ -686,8 +722,8 @@ def against_plans(plans, data_parallel):
     )
 
 
-def real(planner, full, pyplot):
-    title = f"## Real runs on an emulated cluster, {' '.join(CLUSTER)}\n\n"
+def no_real_runs():
+    """Why there are none, empty where there are."""
     check = subprocess.run(
         [SCRIPTS / "cluster.sh", "check"],
         stdout=subprocess.PIPE,
@@ -695,22 +731,26 @@ def real(planner, full, pyplot):
         text=True,
         check=False,
     )
-    if check.returncode or not glob.glob(DATA):
-        return (
-            title
-            + (
-                f"Left out: {check.stdout.strip()}"
-                if check.returncode
-                else "Left out: make data makes what they train on."
-            )
-            + "\n"
-        )
+    if check.returncode:
+        return check.stdout.strip() or "no cluster"
+    return "" if glob.glob(DATA) else "make data makes what they train on."
+
+
+def plans_of_four(full):
+    return PLANS4 if full else dict(list(PLANS4.items())[:4])
+
+
+def real(planner, full, pyplot):
+    title, missing = f"## Real runs on an emulated cluster, {' '.join(CLUSTER)}\n\n", no_real_runs()
+    if missing:
+        return title + f"Left out: {missing}\n\n"
     steps = 12 if full else 4
     schedules, plans, updates = (
         real_runs(planner, runs, steps) for runs in (SCHEDULES, PLANS, UPDATES)
     )
-    some = PLANS4 if full else dict(list(PLANS4.items())[:4])
-    plans4, updates4 = (real_runs(planner, runs, steps, CLUSTER4) for runs in (some, UPDATES4))
+    plans4, updates4 = (
+        real_runs(planner, runs, steps, CLUSTER4) for runs in (plans_of_four(full), UPDATES4)
+    )
     if pyplot:
         draw(pyplot, {**schedules, **plans}, planner.options.into / "real.png")
     dapple, gpipe, most = (
@@ -725,10 +765,14 @@ def real(planner, full, pyplot):
         "activations, MiB",
         "all memory, MiB",
     ]
-    claims = [
-        against_gpipe(schedules, "bubbles alone: 24/17 = 1.41"),
-        against_gpipe(updates, "the update is a larger part of a short step"),
+    planner.found["memory"] = [
+        dapple.memory["device"] / run.memory["device"] for run in (gpipe, most)
+    ]
+    lines = [
+        against_gpipe(planner, schedules, "bubbles alone: 24/17 = 1.41"),
+        against_gpipe(planner, updates, "the update is a larger part of a short step"),
         against_gpipe(
+            planner,
             updates4,
             "each update has sums over the slow link, as where the paper replicates stages",
         ),
@@ -767,7 +811,7 @@ def real(planner, full, pyplot):
         markdown(header, real_lines(runs))
         for runs in ({**schedules, **updates}, plans, {**plans4, **updates4})
     ]
-    return title + "".join(tables) + markdown(["claim", "paper", "ours", "why they differ"], claims)
+    return title + "".join(tables) + markdown(["what", "paper", "ours", "why they differ"], lines)
 
 
 def draw(pyplot, runs, out):
@@ -792,26 +836,141 @@ def draw(pyplot, runs, out):
     figure.savefig(out, dpi=120)
 
 
+# --------------------------------------------------------------------------------------------------
+# The claims
+
+CLAIMS = (
+    # What is simulated at the paper's size shows a claim in part.
+    Claim(
+        "D1",
+        "1.26x to 3.2x (figure 12)",
+        ("planner",),
+        lambda ratios: f"simulated: {span(ratios, '{:.2f}x')}",
+        partly=lambda ratios: min(ratios) > 1,
+    ),
+    # With small micro-batches and with stages of two ranks, too.
+    Claim(
+        "D2",
+        "1.6x over GPipe",
+        ("over GPipe",),
+        lambda ratios: ", ".join(f"{ratio:.2f}x" for ratio in ratios),
+        met=lambda ratios: min(ratios) >= 1.6,
+        partly=lambda ratios: min(ratios) > 1,
+    ),
+    Claim(
+        "D3",
+        "0.88 of GPipe's memory",
+        ("memory",),
+        lambda ratios: "{:.2f} of M=2's, {:.2f} of M=16's".format(*ratios),
+        met=lambda ratios: max(ratios) <= 0.88,
+        partly=lambda ratios: min(ratios) <= 0.88,
+    ),
+    # Simulated, which no machine disturbs: as fast at equal M, and the memory falls.
+    Claim(
+        "D4",
+        "no cost beside GPipe",
+        ("table 5",),
+        lambda rows: f"{span(recomputed(rows)[0], '{:.3f}')} of GPipe's speed,"
+        f" {recomputed(rows)[1]:.2f} of the memory",
+        met=lambda rows: min(recomputed(rows)[0]) >= 0.97 and recomputed(rows)[1] < 1,
+        partly=lambda rows: recomputed(rows)[1] < 1,
+    ),
+    # ResNet-50 has no profile.
+    Claim(
+        "D5",
+        "15 plans of table 4",
+        ("kinds",),
+        lambda alike: f"{sum(alike)} of {len(alike)} of the same kind, from all plans",
+        partly=any,
+    ),
+    Claim(
+        "D6",
+        "1.71x, 1.37x, 1.79x",
+        ("over data parallel",),
+        lambda means: f"simulated: {', '.join(f'{mean:.2f}x' for mean in means)}",
+        partly=lambda means: min(means) > 1,
+    ),
+    Claim(
+        "D7",
+        "faster (figure 12)",
+        ("search",),
+        lambda ratios: f"simulated: {span(ratios, '{:.2f}x')}",
+        partly=lambda ratios: min(ratios) > 1,
+    ),
+    Claim(
+        "D8",
+        "b over a: 1.0 to 1.31",
+        ("b over a",),
+        lambda pairs: f"simulated: {', '.join(f'{ours:.2f}' for _, ours in pairs)}",
+        met=lambda pairs: all(abs(ours / paper - 1) <= 0.05 for paper, ours in pairs),
+        partly=lambda pairs: all(ours >= 1 for _, ours in pairs),
+    ),
+    # In proportion to the GPUs is a part of it.
+    Claim(
+        "D9",
+        "48, 106, 215, 428 layers",
+        ("layers",),
+        lambda layers: f"simulated: {', '.join(map(str, layers.values()))}",
+        met=lambda layers: all(abs(layers[n] / TABLE7[n] - 1) <= 0.1 for n in layers),
+        partly=lambda layers: all(layers[n] >= 0.9 * n * layers[1] for n in layers),
+    ),
+)
+
+
+def recomputed(rows):
+    """Of table 5 at M=2: DAPPLE's speed over GPipe's without and with recomputation, and DAPPLE's
+    memory with it over that without."""
+    speed = [
+        rows["DAPPLE" + recompute][2][0] / rows["GPipe" + recompute][2][0]
+        for recompute in ("", ", recomputed")
+    ]
+    return speed, rows["DAPPLE, recomputed"][2][1] / rows["DAPPLE"][2][1]
+
+
+def planned(full):
+    """Group -> how many runs and plans there will be at most."""
+    points = json.loads(FIGURE11.read_text())
+    at = [
+        samples
+        for model, by_letter in points.items()
+        if model != "_source"
+        for found in by_letter.values()
+        for samples, *_ in found
+    ]
+    divisors = [sum(n % i == 0 for i in range(1, n + 1)) for n, _, _ in TABLE4.values()]
+    pinned = sum(batch != 1 for _, batch, _ in TABLE4.values())
+    real_count = sum(map(len, (SCHEDULES, PLANS, UPDATES, plans_of_four(full), UPDATES4)))
+    return {
+        "table5": 5 * len(TABLE5),
+        "figure11": len(at) if full else at.count(128),
+        "figure12": (4 if full else 3) * len(FIGURE12),
+        "table3": 2 * len(TABLE3),
+        "table7": 11 * len(TABLE7),
+        "table4": 3 * (len(TABLE4) + pinned + full * sum(divisors)),
+        "real": 0 if no_real_runs() else real_count,
+    }
+
+
 def reproduce(options):
     planner = Planner(options)
+    planner.runner.progress.plan(planned(options.full))
     pyplot = pyplot_or_none("reproduce_dapple")
-    table5_lines, curves = table5(planner)
-    by_samples = figure11(planner, options.full)
-    figure12_lines, bars = figure12(planner, options.full)
+    table5_lines, curves = planner.made("table 5", table5(planner))
+    by_samples = planner.made("figure 11", figure11(planner, options.full))
+    figure12_lines, bars = planner.made("figure 12", figure12(planner, options.full))
     if pyplot:
         draw_table5(pyplot, curves, options.into / "table5.png")
         draw_figure11(pyplot, by_samples, options.into / "figure11.png")
         draw_figure12(pyplot, bars, options.into / "figure12.png")
-    claims = table3(planner) + table5_lines + figure12_lines + table7(planner)
+    lines = planner.made("table 3", table3(planner)) + table5_lines + figure12_lines
+    lines += planner.made("table 7", table7(planner))
     text = (
-        table4(planner, options.full)
-        + figure11_table(by_samples)
+        planner.made("table 4", table4(planner, options.full))
+        + figure11_table(planner, by_samples)
         + "## Tables 3, 5, 7 and figure 12\n\n"
-        + markdown(["claim", "paper", "ours (simulated)", "why they differ"], claims)
+        + markdown(["what", "paper", "ours (simulated)", "why they differ"], lines)
     )
-    text += real(planner, options.full, pyplot)
-    print("\n" + text, end="")
-    (options.into / "table.md").write_text(text)
+    return text + real(planner, options.full, pyplot), planner.found
 
 
 def arguments():
@@ -841,7 +1000,7 @@ def arguments():
 
 def main():
     options = arguments()
-    return run_script("reproduce_dapple", options.into, lambda: reproduce(options))
+    return run_claims("reproduce_dapple", options.into, CLAIMS, lambda: reproduce(options))
 
 
 if __name__ == "__main__":

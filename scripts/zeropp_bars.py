@@ -4,6 +4,7 @@ published.
 
     scripts/zeropp_bars.py           prints the table; exit status 1 where a bar is missed by more
                                      than 15 %
+    scripts/zeropp_bars.py --draw FILE    also draws both, a panel for each row of the table
     scripts/zeropp_bars.py --fit     finds FITTED again, from the bars of FIT_ROW alone
 
 The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each)
@@ -30,12 +31,15 @@ and one for messages. Its constants are here:
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+
+from reproduce import pyplot_or_none
 
 PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "train_gpt")
 NODES, GPUS, VOCAB = 24, 16, 50257
@@ -166,9 +170,36 @@ def fit():
             break
 
 
-def table():
+def draw(bars, path):
+    """Published bars beside predicted ones, on the same axes for all links."""
+    pyplot = pyplot_or_none("zeropp_bars")
+    if not pyplot:
+        return
+    figure, panels = pyplot.subplots(
+        2, len(BARS) // 2, figsize=(13, 7), layout="constrained", sharey=True
+    )
+    for axes, row in zip(panels.flat, BARS):
+        for at, (method, whose) in enumerate(itertools.product((0, 1), ("published", "predicted"))):
+            axes.bar(
+                [place + 0.2 * (at - 1.5) for place in range(len(BARS[row]))],
+                [bars[row, model, method][at % 2] for model in BARS[row]],
+                0.2,
+                color=f"C{method}",
+                alpha=1 if at % 2 else 0.5,
+                label=f"{METHODS[method]}, {whose}",
+            )
+        axes.set_xticks(range(len(BARS[row])), list(BARS[row]))
+        axes.set_title(f"{row.links} x 100 Gbit/s a node, {row.tokens} tokens a GPU")
+        axes.grid(alpha=0.3, axis="y")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("TFLOP/s per GPU, 384 V100")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.savefig(path, dpi=120)
+
+
+def table(bars):
     """Prints published and predicted bars; returns the largest relative error."""
-    bars, worst = predict_rows(BARS, FITTED), 0
+    worst = 0
     print(
         "| links, tokens | method | " + " | ".join(SHAPES) + " |\n|---|---|" + "---|" * len(SHAPES)
     )
@@ -196,9 +227,14 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fit", action="store_true")
-    if parser.parse_args().fit:
+    parser.add_argument("--draw", metavar="FILE")
+    options = parser.parse_args()
+    if options.fit:
         return fit()
-    return int(table() > LIMIT)
+    bars = predict_rows(BARS, FITTED)
+    if options.draw:
+        draw(bars, options.draw)
+    return int(table(bars) > LIMIT)
 
 
 if __name__ == "__main__":
