@@ -106,15 +106,17 @@ $(KINDS:%=build/flags-%): build/flags-%: FORCE
 FORCE:
 -include $(wildcard build/*.d)
 
+# Read when a program is compiled; another commit alone compiles nothing again.
+COMMIT = -DCOMMIT='"$(shell git describe --always --dirty 2>/dev/null)"'
 train_gpt: train_gpt.c build/flags-c
 	@echo "train_gpt: compiling takes about half a minute"
-	$(c)
+	$(c) $(COMMIT)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
 ##              USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
-	$(cuda)
+	$(cuda) $(COMMIT)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu build/flags-emu

@@ -21,7 +21,10 @@ enum {
     TOKENIZER_MAGIC = 20240328,
     DATA_VOCAB_MAX = 65536 // limit of uint16 tokens
 };
-#define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
+#define DATA_HINT                                                                                  \
+    "run scripts/prepare_data.py --input on a text first, or get the tutorial's with 'make "       \
+    "data'; "                                                                                      \
+    "then --train 'data/NAME_train_*.bin'"
 
 // Identifies the tokenizer that made some tokens. Data of different tokenizers in one run are
 // refused.

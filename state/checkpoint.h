@@ -168,7 +168,9 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
                       line);
     }
     if (!good) {
-        die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint",
+        die(EXIT_INPUT,
+            "--model takes a descriptor, a model file, or the folder of a checkpoint (of Hugging "
+            "Face: scripts/from_huggingface.py makes a model file)",
             "%s: no checkpoint: %s", folder, why.at);
     }
     gpt_config_check(config, folder);
