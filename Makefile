@@ -132,11 +132,13 @@ arm64 = aarch64-linux-gnu-gcc $(subst -march=native,,$(CFLAGS)) -isystem $(ARM64
 build/train_gpt_arm64: train_gpt.c build/flags-arm64
 	$(arm64)
 
-## install      the program, its scripts and documents, into PREFIX (default: /usr/local); DESTDIR
-##              goes before it. `make uninstall` removes them
+## install      the program, its scripts and documents, a manual page and bash's completion, into
+##              PREFIX (default: /usr/local); DESTDIR goes before it. `make uninstall` removes them
 PREFIX = /usr/local
 BIN    = $(DESTDIR)$(PREFIX)/bin
 SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
+MANUAL = $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt.1
+COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt
 TOOLS  = prepare_data.py model_files.py plot.py watch.py to_tensorboard.py to_wandb.py launch.sh \
          sweep.sh sweep.py to_huggingface.py from_huggingface.py
 install: train_gpt
@@ -146,8 +148,11 @@ install: train_gpt
 	install -m 644 README.md LICENSE $(SHARE)
 	install -m 644 docs/*.md $(SHARE)/docs
 	install -m 644 docs/results/*.md $(SHARE)/docs/results
+	install -d $(dir $(MANUAL) $(COMPLETION))
+	./train_gpt --help man >$(MANUAL)
+	./train_gpt --help completion >$(COMPLETION)
 uninstall:
-	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda
+	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda $(MANUAL) $(COMPLETION)
 
 ## run          install what is missing, build, prepare the data, train for about two minutes
 run:

@@ -640,7 +640,7 @@ static void finish(Job *j) {
     if (r->stopping && step < r->end && first) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv, o->resume != 0);
     }
-    signal(SIGTERM, SIG_DFL); // so that ranks which are told to end do so in silence
+    signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
     if (comm_agree_max(&j->comm, r->save_failed || journal->log.failed)) {
         die(EXIT_RESOURCES, "a warning above names what is missing, and why",
             "the run is at its end, but not all of its files could be written");

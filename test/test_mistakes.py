@@ -121,7 +121,7 @@ FILES = """
     --config nothing.cfg              | --config nothing.cfg: cannot read | a flag on each line
     --config bad.cfg                  | bad.cfg:3: unknown flag --dropout | no such choice
     --resume 1 --out folder           | no valid checkpoint in folder    | a new run starts
-    --resume 1 --out other            | no valid checkpoint in other     | of this model
+    --resume 1 --out other            | no valid checkpoint in other     | layers is 1 .*, 3 is
 """
 
 
@@ -188,12 +188,12 @@ class Mistakes(harness.TestCase):
     def run_program(cls, typed, ranks=0):
         """Without mpirun, or under it with so many ranks; everything comes into one pipe."""
         start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks else []
-        # MPI starts faster where a single process is alone, in a folder of its own
-        alone = {} if ranks else {"OMPI_MCA_ess_singleton_isolated": "1", "TMPDIR": scratch()}
+        # MPI starts faster where a single process is alone
+        alone = {} if ranks else {"OMPI_MCA_ess_singleton_isolated": "1"}
         return subprocess.run(
             [*start, harness.BINARY, *shlex.split(GIVEN), *shlex.split(typed)],
             cwd=cls.folder,
-            env=dict(harness.ENVIRONMENT, **alone),
+            env=dict(harness.ENVIRONMENT, OMPI_MCA_orte_tmpdir_base=scratch(), **alone),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

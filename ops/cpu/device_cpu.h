@@ -57,6 +57,9 @@ static inline void ops_build(char *text, size_t bytes) {
 #ifdef __AMX_BF16__
                                        ", AMX BF16"
 #endif
+#ifdef __ARM_NEON
+                                       ", NEON"
+#endif
         ;
     gemm_version(version, sizeof version);
     snprintf(text, bytes, "%s, OpenMP %d; products by %s %s", instructions, _OPENMP, gemm_library(),
