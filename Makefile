@@ -106,15 +106,17 @@ $(KINDS:%=build/flags-%): build/flags-%: FORCE
 FORCE:
 -include $(wildcard build/*.d)
 
+# Read when a program is compiled; another commit alone compiles nothing again.
+COMMIT = -DCOMMIT='"$(shell git describe --always --dirty 2>/dev/null)"'
 train_gpt: train_gpt.c build/flags-c
 	@echo "train_gpt: compiling takes about half a minute"
-	$(c)
+	$(c) $(COMMIT)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
 ##              USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
-	$(cuda)
+	$(cuda) $(COMMIT)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu build/flags-emu
@@ -130,11 +132,13 @@ arm64 = aarch64-linux-gnu-gcc $(subst -march=native,,$(CFLAGS)) -isystem $(ARM64
 build/train_gpt_arm64: train_gpt.c build/flags-arm64
 	$(arm64)
 
-## install      the program, its scripts and documents, into PREFIX (default: /usr/local); DESTDIR
-##              goes before it. `make uninstall` removes them
+## install      the program, its scripts and documents, a manual page and bash's completion, into
+##              PREFIX (default: /usr/local); DESTDIR goes before it. `make uninstall` removes them
 PREFIX = /usr/local
 BIN    = $(DESTDIR)$(PREFIX)/bin
 SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
+MANUAL = $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt.1
+COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt
 TOOLS  = prepare_data.py data_files.py text_sources.py text_tokenizers.py encode_blocks.py \
          image_sources.py model_files.py plot.py watch.py to_tensorboard.py to_wandb.py launch.sh \
          sweep.sh sweep.py to_huggingface.py from_huggingface.py
@@ -145,8 +149,11 @@ install: train_gpt
 	install -m 644 README.md LICENSE $(SHARE)
 	install -m 644 docs/*.md $(SHARE)/docs
 	install -m 644 docs/results/*.md $(SHARE)/docs/results
+	install -d $(dir $(MANUAL) $(COMPLETION))
+	./train_gpt --help man >$(MANUAL)
+	./train_gpt --help completion >$(COMPLETION)
 uninstall:
-	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda
+	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda $(MANUAL) $(COMPLETION)
 
 ## run          install what is missing, build, prepare the data, train for about two minutes
 run:

@@ -85,6 +85,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "print and log the first, each N-th and the last; 0: log all, print one a second")           \
     TEXT("run", tensorboard, "tensorboard", "", "", "folder",                                      \
       "write what is logged as event files for TensorBoard, too")                                  \
+    TEXT("run", config, "config", "", "", "file",                                                  \
+      "flags, one on a line, such as: lr 3e-4; # begins a comment; the command line counts more")  \
     FLAG("run", json, "json", "", "0",                                                             \
       "--dry-run, --plan or --dp-account as one JSON object on stdout")                            \
     TEXT("run", export_file, "export", "", "", "file",                                             \

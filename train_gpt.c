@@ -24,8 +24,10 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/auto_stages.h"
 #include "engine/fit.h"
 #include "engine/option_parser.h"
+#include "engine/version.h"
 #include "engine/matmul_choices.h"
 #include "engine/memory_plan.h"
+#include "engine/model_names.h"
 #include "engine/outputs.h"
 #include "engine/report.h"
 #include "engine/trainer.h"
@@ -103,6 +105,7 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
         spec.begun = gpt_model_shared(config, share);
     } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
         spec.file = o->model;
+        model_check_name(o->model);
         config = model_file_config(o->model, &spec.file_dtype);
         if (!c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     }
@@ -111,9 +114,14 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
             "--stochastic-rounding rounds bf16 parameters, and these are fp32");
     }
     if (o->seq_len > config.max_seq_len) {
-        die(EXIT_INPUT, "choose a smaller --seq-len",
-            "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len,
-            config.max_seq_len);
+        const Text hint =
+            text_of("give --seq-len %" PRId64 " or less, or a model of dimensions "
+                    "(layers=..., heads=..., channels=...), which gets as many as asked",
+                    config.max_seq_len);
+        die(EXIT_INPUT, hint.at,
+            "--seq-len %" PRId64 " is more than this model's %" PRId64
+            " positions (max_seq_len of --model %s)",
+            o->seq_len, config.max_seq_len, o->model);
     }
     spec.model = gpt_model_shared(config, choose_share(o, &spec, &config, share, comm));
     check_begun(c, &spec);
@@ -521,8 +529,7 @@ static void start(Job *j, int argc, char **argv) {
     j->argc = argc;
     j->argv = argv;
     comm_start(&j->comm, &j->argc, &j->argv);
-    if (options_ask_help(j->argc, j->argv)) {
-        if (j->comm.rank == 0) { options_print_help(stdout); }
+    if (print_help_or_version(j->argc, j->argv, j->comm.rank == 0)) {
         comm_end(&j->comm);
         exit(EXIT_DONE);
     }
@@ -616,8 +623,9 @@ static void train(Run *r, RunPlans *plans, const char *command) {
     }
 }
 
-// Reports, exports the model, and wipes the key. Returns the exit code.
-static int finish(Job *j) {
+// Reports, exports the model, and wipes the key. Ends the program (EXIT_RESOURCES) if a file could
+// not be written.
+static void finish(Job *j) {
     Run *r = &j->run;
     Journal *journal = &r->journal;
     const Options *o = &j->config.options;
@@ -643,12 +651,15 @@ static int finish(Job *j) {
     if (r->stopping && step < r->end && first) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv, o->resume != 0);
     }
-    return comm_agree_max(&j->comm, r->save_failed || journal->log.failed) ? EXIT_RESOURCES
-                                                                           : EXIT_DONE;
+    signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
+    if (comm_agree_max(&j->comm, r->save_failed || journal->log.failed)) {
+        die(EXIT_RESOURCES, "a warning above names what is missing, and why",
+            "the run is at its end, but not all of its files could be written");
+    }
 }
 
-// Config, plan, run, report. Returns the exit code.
-static int perform(Job *j) {
+// Config, plan, run, report.
+static void perform(Job *j) {
     const Options *o = &j->config.options;
     choose_ranks(&j->machine, o, &j->comm);
     j->spec = read_model(&j->config, &j->comm);
@@ -656,26 +667,25 @@ static int perform(Job *j) {
     if (o->plan) {
         Placement placement = choose_stages_of_model(j);
         placement_free(&placement);
-        return EXIT_DONE;
+        return;
     }
     if (o->fit) { choose_flags(j); }
-    if (o->fit && o->dry_run) { return EXIT_DONE; }
+    if (o->fit && o->dry_run) { return; }
     configure(j);
     plan_job(j);
     if (options_only_prints(o)) {
         print_plans(&j->plans, j->config.privacy, &j->data, &j->comm);
-        return EXIT_DONE;
+        return;
     }
     prepare(j);
     train(&j->run, &j->plans, j->command);
-    return finish(j);
+    finish(j);
 }
 
 int main(int argc, char **argv) {
     static Job job; // static: too large for some stacks
     start(&job, argc, argv);
-    const bool printed = print_without_model(&job.config, &job.comm);
-    const int code = printed ? EXIT_DONE : perform(&job);
+    if (!print_without_model(&job.config, &job.comm)) { perform(&job); }
     comm_end(&job.comm);
-    return code;
+    return EXIT_DONE;
 }

@@ -35,27 +35,37 @@ enum { EXIT_DONE = 0, EXIT_INPUT = 2, EXIT_RESOURCES = 3, EXIT_PEER = 4 };
 typedef struct {
     int rank, ranks;
     void (*abort_job)(int code); // NULL before the job has started
+    const char *place;           // begin of messages: the line of a file that is being read
 } Speaker;
-static Speaker speaker = {0, 1, NULL};
+static Speaker speaker = {.rank = 0, .ranks = 1, .abort_job = NULL, .place = ""};
+
+// Replaces what could drive a terminal: a message may have the name of a file.
+static inline void show_plainly(char *text) {
+    for (char *c = text; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; }
+}
 
 // Prints a message with an optional hint, and ends all ranks with the exit code `code`.
 #define die(code, hint, ...) die_at(__FILE__, __LINE__, (code), (hint), __VA_ARGS__)
 __attribute__((noreturn, format(printf, 5, 6))) static inline void
 die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
-    if (speaker.rank) { usleep(1500000); } // if rank 0 found the same, it ends this rank meanwhile
+    // if rank 0, or else a rank before this one, found the same, it ends this rank meanwhile
+    if (speaker.rank) { usleep(1250000 + 250000 * (speaker.rank < 9 ? speaker.rank : 9)); }
     char host[64] = "?";
     gethostname(host, sizeof host - 1);
-    char message[2048];
+    char message[2048], advice[1800];
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    const int n = snprintf(message, sizeof message, "%s", speaker.place);
+    vsnprintf(message + n, sizeof message - (size_t)n, format, args);
     va_end(args);
-    // a file name in the message must not drive a terminal
-    for (char *c = message; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; }
+    snprintf(advice, sizeof advice, "%s", hint ? hint : "");
+    show_plainly(message);
+    show_plainly(advice);
     const char *name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     fflush(stdout);
+    if (speaker.abort_job) { usleep(100000); } // mpirun may bring both streams in another order
     fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line,
-            message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");
+            message, *advice ? "\n  hint: " : "", advice);
     fflush(stderr);
     if (speaker.abort_job) { speaker.abort_job(code); }
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone

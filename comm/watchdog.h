@@ -22,8 +22,22 @@ static const double WATCH_EVERY_S = 0.1, WATCH_ASK_S = 1, WATCH_STEP_S = 0.5;
 
 // -------------------------------------------------------------------------------------------------
 // Ending the job
+
+#ifdef OPEN_MPI
+// What MPI_Abort() calls after it has sent a notice of eight lines to the screen. Without the
+// notice, this program's own message is the last thing there. Weak: another build of the library
+// may lack it.
+#ifdef __cplusplus
+extern "C"
+#endif
+    int
+    ompi_mpi_abort(MPI_Comm comm, int code) __attribute__((weak));
+#endif
 static inline void comm_abort_job(int code) {
     alarm(5); // in case MPI itself hangs and cannot end the job
+#ifdef OPEN_MPI
+    if (ompi_mpi_abort) { ompi_mpi_abort(MPI_COMM_WORLD, code); }
+#endif
     MPI_Abort(MPI_COMM_WORLD, code);
 }
 

@@ -5,7 +5,8 @@
 #ifndef BUDGETS_H
 #define BUDGETS_H
 
-#include "engine/plan.h" // what is needed
+#include "engine/option_pairs.h" // flags that do not combine
+#include "engine/plan_make.h"    // other plans
 
 // Returns a number of every rank; the caller frees it. All ranks call it.
 static inline double *number_of_ranks(Comm *comm, double mine) {
@@ -78,11 +79,60 @@ static inline bool memory_fits(const Plan *p, Comm *comm) {
     const MemoryNeed need = memory_need(p, comm);
     return need.needed <= need.there;
 }
-// Writes as text which flags make the run fit. Halves the micro-batch until it fits, without and
-// with recomputation.
+// Returns whether the run would fit with ZeRO stage `zero` over `ranks` ranks, of which as many as
+// now share a machine.
+static inline bool memory_fits_zero(const Plan *p, const MemoryNeed *need, int zero, int ranks) {
+    Machine machine = *p->machine;
+    Config config = *p->config;
+    Group group = group_cluster(ranks / need->sharers, need->sharers);
+    ModelSpec spec = {.model = p->model, .dtype = p->dtype};
+    machine.ranks = &group;
+    machine.cluster.nodes = group.nodes; // one schedule for all ranks
+    memset(&machine.rates, 0, sizeof machine.rates);
+    config.options.zero = zero;
+    config.pipeline.placement = pipeline_placement("1", p->model.units, ranks);
+    if (!config.options.batch_tokens) {
+        config.samples = config_samples(&config, &p->model, ranks);
+    }
+    Plan *other = plan_make(&config, &machine, &spec);
+    const double needed = memory_still_needed(other, other->shape.rows, other->shape.recompute);
+    plan_free(other);
+    placement_free(&config.pipeline.placement);
+    group_free(&group);
+    return need->shares * needed <= need->there;
+}
+// Writes with which ZeRO stage the run would fit, over as many ranks as now or over more. Returns
+// the length, 0 if none is found.
+static inline size_t memory_advice_zero(const Plan *p, const MemoryNeed *need, bool more,
+                                        char *text, size_t bytes) {
+    enum { RANKS = 1024 };
+    const int now = need->sharers * (int)ceil_div(p->machine->ranks->n, need->sharers);
+    Options asked = p->config->options;
+    asked.zero = 3;
+    if (p->pipeline.placement.stages > 1 || p->cyclic.rule || p->config->privacy.on ||
+        options_clash(&asked, &p->config->given)) {
+        return 0;
+    }
+    for (int64_t ranks = more ? 2 * now : now; ranks > 1 && ranks <= (more ? RANKS : now);
+         ranks *= 2) {
+        for (int zero = more ? 3 : (int)p->config->options.zero + 1; zero <= 3; zero++) {
+            if (!memory_fits_zero(p, need, zero, (int)ranks)) { continue; }
+            const Text over = text_of(" over %" PRId64 " ranks, %d on a %s", ranks, need->sharers,
+                                      ops_memory_apart() ? "GPU" : "machine");
+            return (size_t)snprintf(text, bytes, "--zero %d%s", zero, more ? over.at : "");
+        }
+    }
+    return 0;
+}
+// Writes as text which flags make the run fit: a ZeRO stage; or half of the micro-batch, again and
+// again, without and with recomputation; or more ranks.
 static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *text, size_t bytes) {
     const bool given = p->shape.recompute;
+    char zero[100];
     size_t n = 0;
+    if (memory_advice_zero(p, need, false, zero, sizeof zero)) {
+        n += snprintf(text, bytes, "it fits with %s", zero);
+    }
     // flat clipping excludes recomputation
     for (int recompute = given; recompute < (p->shape.clip.flat ? 1 : 2); recompute++) {
         int64_t rows = p->shape.rows;
@@ -100,9 +150,11 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
         }
     }
     if (!n) {
+        const bool fits = memory_advice_zero(p, need, true, zero, sizeof zero);
         snprintf(text, bytes,
-                 "no --micro-batch fits, nor does --recompute block help: use a smaller --model or "
-                 "--seq-len, or fewer ranks on a machine");
+                 "no --micro-batch fits, nor does --recompute block help: %s%suse a smaller "
+                 "--model or --seq-len, or fewer ranks on a machine",
+                 fits ? zero : "", fits ? ", would fit; or " : "");
     }
 }
 // Ends the program if this machine's ranks do not fit into its GPUs or its memory. Otherwise the
@@ -160,8 +212,11 @@ static inline void check_budgets(const Options *o, const Needs *needs, Comm *com
     const double device = most_of_ranks(comm, needs->device),
                  host = most_of_ranks(comm, needs->host);
     const bool planned = o->plan || options_plans(o);
-    char hint[200];
-    snprintf(hint, sizeof hint, "the smallest that fits is --device-memory %.0f%s", device,
+    const bool bare = option_size("device-memory", o->device_memory) < 0x1p20;
+    char hint[240];
+    snprintf(hint, sizeof hint, "%s%sthe smallest that fits is --device-memory %.0f%s",
+             bare ? o->device_memory : "", bare ? " is a number of bytes, 24G has a unit; " : "",
+             device,
              options_offloads(o) ? "; a smaller --micro-batch or --recompute block takes less"
                                  : " without --offload");
     if (!planned && device > option_size("device-memory", o->device_memory)) {

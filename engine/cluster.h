@@ -181,7 +181,7 @@ cluster_refuse(const char *format, ...) {
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     die(EXIT_INPUT,
-        "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help lists the keys",
+        "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help cluster has the keys",
         "--cluster %s", what);
 }
 // Ends the program (EXIT_INPUT) if a rate that a prediction needs is not given.

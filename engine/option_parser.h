@@ -1,37 +1,18 @@
-// option_parser.h: reads the flags of a command line, and prints --help.
+// option_parser.h: reads the flags of a command line, and of a file (--config).
 //
 // Forms: --name value, --name=value, -x value. A FLAG may stand alone (--dry-run) or take 0 or 1
 // (--resume 0). The last value of a repeated flag counts, so flags appended to a command change it.
-// Any mistake (unknown name, bad number, value out of range, impossible combination) ends the
-// program with exit code 2 before anything is allocated. One message then says what to change.
+// A file has a flag on each line, in any of these forms or without the hyphens; # begins a comment.
+// What the command line says counts more. Any mistake (unknown name, bad number, value out of
+// range, impossible combination) ends the program with exit code 2 before anything is allocated.
+// One message then says what to change.
 #ifndef OPTION_PARSER_H
 #define OPTION_PARSER_H
 
 #include "engine/cluster.h"      // --cluster
+#include "engine/option_hints.h" // flags of other programs
 #include "engine/option_pairs.h" // what does not combine
-
-static inline void options_print_help(FILE *to) {
-    fprintf(to,
-            "train_gpt: pretrains GPT models.   mpirun -np RANKS ./train_gpt [--flag value ...]\n");
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const OptionSpec *spec = &option_specs[i];
-        if (i == 0 || strcmp(spec->group, option_specs[i - 1].group)) {
-            fprintf(to, "\n%s\n", spec->group);
-        }
-        char left[64];
-        snprintf(left, sizeof left, "--%s%s%s", spec->name, *spec->letter ? ", -" : "",
-                 spec->letter);
-        fprintf(to, "  %-26s %s%s%s%s%s (default %s)\n", left, *spec->choices ? "<" : "",
-                spec->choices, *spec->choices ? ">" : "", *spec->choices ? " " : "", spec->help,
-                *spec->fallback ? spec->fallback : "none");
-    }
-    fprintf(to, "\nkeys of --cluster\n");
-    for (int k = 0; k < CLUSTER_KEYS; k++) {
-        fprintf(to, "  %-26s %s\n", cluster_keys[k].name, cluster_keys[k].help);
-    }
-    fprintf(to,
-            "\nExit codes: 0 done, 2 bad input, 3 resources (memory, disk), 4 a peer was lost.\n");
-}
+#include "base/files.h"          // --config
 
 static inline const OptionSpec *option_find(const char *argument, size_t length) {
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -48,36 +29,12 @@ static inline const OptionSpec *option_find(const char *argument, size_t length)
     return NULL;
 }
 
-// Returns the Levenshtein distance of two names, for the hint on unknown flags. Names are short.
-static inline int option_distance(const char *a, const char *b) {
-    int row[64], n = min_i64(strlen(b), 63);
-    for (int j = 0; j <= n; j++) { row[j] = j; }
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            if (row[j] + 1 < best) { best = row[j] + 1; }
-            if (row[j - 1] + 1 < best) { best = row[j - 1] + 1; }
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
-__attribute__((noreturn)) static inline void option_unknown(const char *argument) {
-    const char *near_name = option_specs[0].name;
-    char bare[64], hint[160];
-    snprintf(bare, sizeof bare, "%.*s", (int)strcspn(argument, "="), argument);
-    const char *wanted = bare + strspn(bare, "-");
-    for (int i = 1; i < OPTION_COUNT; i++) {
-        if (option_distance(wanted, option_specs[i].name) < option_distance(wanted, near_name)) {
-            near_name = option_specs[i].name;
-        }
-    }
-    snprintf(hint, sizeof hint, "the nearest is --%s; --help lists all", near_name);
-    die(EXIT_INPUT, hint, "unknown flag %.80s", argument);
+// Returns the hint on a bad value: what the option means.
+static inline const char *option_meaning(const OptionSpec *spec) {
+    static char text[400];
+    snprintf(text, sizeof text, "%s%sthe default is %s", spec->help, *spec->help ? "; " : "",
+             *spec->fallback ? spec->fallback : "none");
+    return text;
 }
 
 static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
@@ -88,7 +45,7 @@ static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
         if (!choice[n]) { break; }
         choice += n + 1;
     }
-    die(EXIT_INPUT, "--help lists all flags", "--%s takes one of %s, found \"%.80s\"", spec->name,
+    die(EXIT_INPUT, option_meaning(spec), "--%s takes one of %s, found \"%.80s\"", spec->name,
         spec->choices, text);
 }
 
@@ -113,15 +70,18 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     bool whole = spec->kind != OPTION_NUM;
     if (end == text || *end || errno == ERANGE || !isfinite(value) ||
         (whole && value != floor(value))) {
-        die(EXIT_INPUT, spec->help, "--%s takes a %s, found \"%.80s\"", spec->name,
+        const Text hint = text_of("digits alone, such as %s; %s",
+                                  whole ? "1000 or 1e3" : "0.1 or 1e-1", option_meaning(spec));
+        die(EXIT_INPUT, hint.at, "--%s takes a %s, found \"%.80s\"", spec->name,
             whole ? "whole number" : "number", text);
     }
     if (value < spec->low || value > spec->high) {
-        die(EXIT_INPUT, spec->help, "--%s must be from %.15g to %.15g, found %.80s", spec->name,
-            spec->low, spec->high, text);
+        die(EXIT_INPUT, option_meaning(spec), "--%s must be from %.15g to %.15g, found %.80s",
+            spec->name, spec->low, spec->high, text);
     }
     if (spec->kind == OPTION_POWER && ((int64_t)value & ((int64_t)value - 1))) {
-        die(EXIT_INPUT, spec->help, "--%s takes a power of two, found %.80s", spec->name, text);
+        die(EXIT_INPUT, option_meaning(spec), "--%s takes a power of two, found %.80s", spec->name,
+            text);
     }
     if (whole) {
         *(int64_t *)slot = (int64_t)value;
@@ -163,12 +123,74 @@ static inline int option_take(Options *options, OptionsGiven *given, const char 
         return 1;
     }
     if (!next || (*next == '-' && option_find(next, strlen(next)))) {
-        die(EXIT_INPUT, spec->help, "--%s needs a value, found %s", spec->name,
+        die(EXIT_INPUT, option_meaning(spec), "--%s needs a value, found %s", spec->name,
             next ? next : "the end");
     }
     option_set(options, spec, next);
     return 2;
 }
+
+// -------------------------------------------------------------------------------------------------
+// --config
+
+enum { CONFIG_BYTES = 1 << 16 }; // a file of flags is shorter
+
+// Removes white space at the end of a text, and returns where it begins after white space.
+static inline char *trim(char *text) {
+    for (size_t n = strlen(text); n && isspace((unsigned char)text[n - 1]);) { text[--n] = 0; }
+    while (isspace((unsigned char)*text)) { text++; }
+    return text;
+}
+// Takes the flag of a line: "lr 3e-4", "--lr 3e-4", "lr = 3e-4", "dry-run", "train 'a b.bin'".
+static inline void option_take_line(Options *options, OptionsGiven *given, char *line) {
+    for (char *c = line; (c = strchr(c, '#')); c++) { // a comment; # inside of a word is none
+        if (c == line || isspace((unsigned char)c[-1])) { *c = 0; }
+    }
+    char name[OPTION_TEXT_MAX], *text = trim(line), *value = text + strcspn(text, " \t=");
+    snprintf(name, sizeof name, "%s%.*s", *text == '-' ? "" : "--", (int)(value - text), text);
+    if (!*text) { return; }
+    value = trim(value);
+    const bool equals = *value == '=';
+    if (equals) { value = trim(value + 1); }
+    const int words = equals || *value ? 2 : 1;
+    const size_t n = strlen(value);
+    if (n > 1 && strchr("'\"", *value) && value[n - 1] == *value) {
+        value[n - 1] = 0;
+        value++;
+    }
+    if (!strcmp(name, "--config")) {
+        die(EXIT_INPUT, "write the flags of both into one file", "a file of flags names another");
+    }
+    if (option_take(options, given, name, words == 2 ? value : NULL) != words) {
+        die(EXIT_INPUT, "alone it means 1", "%s takes 0 or 1, found \"%.80s\"", name, value);
+    }
+}
+static inline void options_read_file(Options *options, OptionsGiven *given, const char *path) {
+    static char text[CONFIG_BYTES]; // options point into it
+    static char place[OPTION_TEXT_MAX + 16];
+    FILE *f = open_regular(path);
+    const size_t bytes = f ? fread(text, 1, sizeof text, f) : 0;
+    if (!f) {
+        die(EXIT_INPUT, "name a file with a flag on each line, such as: lr 3e-4",
+            "--config %s: cannot read it: %s", path, strerror(errno));
+    }
+    fclose(f);
+    if (bytes == sizeof text || memchr(text, 0, bytes)) {
+        die(EXIT_INPUT, "name a file with a flag on each line, such as: lr 3e-4",
+            "--config %s: expected a text of less than %d bytes", path, CONFIG_BYTES);
+    }
+    text[bytes] = 0;
+    char *rest = text;
+    speaker.place = place;
+    for (int number = 1; rest; number++) {
+        snprintf(place, sizeof place, "%s:%d: ", path, number);
+        option_take_line(options, given, strsep(&rest, "\n"));
+    }
+    speaker.place = "";
+}
+
+// -------------------------------------------------------------------------------------------------
+// All flags
 
 // Removes secrets from the command line, which others can see: in checkpoint manifests, in the
 // printed resume command and in ps.
@@ -204,17 +226,25 @@ static inline void options_choose_validation(Options *o, const OptionsGiven *giv
     if (!*o->hellaswag) { o->val_every = 0; }
 }
 
-// Fills the options from the command line. Ends the program on any mistake (EXIT_INPUT). All ranks
-// call it with the same arguments.
-static inline void options_parse(Options *options, OptionsGiven *given, int argc, char **argv) {
+// Sets the defaults, then what a file says unless `config` is empty, then what the command line
+// says.
+static inline void options_take(Options *options, OptionsGiven *given, const char *config, int argc,
+                                char **argv) {
     memset(options, 0, sizeof *options);
     memset(given, 0, sizeof *given);
     for (int i = 0; i < OPTION_COUNT; i++) {
         option_set(options, &option_specs[i], option_specs[i].fallback);
     }
+    if (*config) { options_read_file(options, given, config); }
     for (int i = 1; i < argc;) {
         i += option_take(options, given, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
     }
+}
+// Fills the options from the command line. Ends the program on any mistake (EXIT_INPUT). All ranks
+// call it with the same arguments.
+static inline void options_parse(Options *options, OptionsGiven *given, int argc, char **argv) {
+    options_take(options, given, "", argc, argv);
+    if (*options->config) { options_take(options, given, options->config, argc, argv); }
     int64_t steps[2];
     if (!options_profile_steps(options, &steps[0], &steps[1])) {
         die(EXIT_INPUT, "such as 3:5, both in it",
@@ -234,13 +264,6 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     }
     options_choose_validation(options, given);
     options_hide_secrets(options);
-}
-
-static inline bool options_ask_help(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) { return true; }
-    }
-    return false;
 }
 
 #endif

@@ -132,9 +132,9 @@ static inline void output_check_place(const Written *w, const char *out) {
 static inline void output_check_inputs(const Written *w, const Options *o) {
     output_refuse_shards(w, "--train", o->train);
     output_refuse_shards(w, "--val", o->val);
-    const char *const flags[] = {"--hellaswag", "--tokenizer", "--model"};
-    const char *const paths[] = {o->hellaswag, o->tokenizer, o->model};
-    for (int i = 0; i < 3; i++) {
+    const char *const flags[] = {"--hellaswag", "--tokenizer", "--model", "--config"};
+    const char *const paths[] = {o->hellaswag, o->tokenizer, o->model, o->config};
+    for (int i = 0; i < 4; i++) {
         const bool there = *paths[i] && !access(paths[i], F_OK); // --model may be a descriptor
         if (there) { output_refuse_file(w, flags[i], paths[i]); }
     }

@@ -34,7 +34,9 @@ static inline int64_t config_samples(const Config *c, const GptModel *m, int ran
     }
     tokens = o->batch_tokens ? o->batch_tokens : tokens;
     if (tokens % o->seq_len) {
-        die(EXIT_INPUT, "a step is whole samples",
+        const Text hint = text_of("a step is whole samples: --batch-tokens %" PRId64 " is next",
+                                  round_up(tokens, o->seq_len));
+        die(EXIT_INPUT, hint.at,
             "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens,
             o->seq_len);
     }

@@ -35,7 +35,10 @@ typedef struct {
     const void *at;
     int width; // bytes of a token: 2 or 4
 } Tokens;
-#define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
+#define DATA_HINT                                                                                  \
+    "run scripts/prepare_data.py --input on a text first, or get the tutorial's with 'make "       \
+    "data'; "                                                                                      \
+    "then --train 'data/NAME_train_*.bin'"
 
 // Identifies the tokenizer that made some tokens. Data of different tokenizers in one run are
 // refused.

@@ -67,6 +67,8 @@ static DType ops_compute(void);
 static void ops_compute_in(DType compute);
 // Returns what computes matrix products: "oneDNN", "CBLAS" or "cuBLASLt".
 static const char *ops_products(void);
+// Writes what the operations were built for: kind of device, instructions, libraries.
+static void ops_build(char *text, size_t bytes);
 // Returns when all work started on s is done. Calls s->progress while it waits.
 static void ops_wait(Stream *s);
 

@@ -56,8 +56,23 @@ command -v "$program" >/dev/null || refuse "$program cannot be run: build it wit
 shift 2
 
 # Of the program's flags: the folder of its checkpoints, and whether it resumes in any case. The
-# last one counts, so starts that resume add theirs behind.
-out='' resumes=0 resume=$continue flags=("$@")
+# last one counts, so starts that resume add theirs behind, and those of a file (--config) come
+# first.
+out='' resumes=0 resume=$continue flags=("$@") config=''
+for ((i = 1; i <= $#; i++)); do
+    case ${!i} in
+    --config) next=$((i + 1)) config=${!next-} ;;
+    --config=*) config=${!i#*=} ;;
+    esac
+done
+if [ -f "$config" ]; then
+    mapfile -t lines < <(sed -nE "s/(^|[[:space:]]+)#.*//; s/[[:space:]]+$//
+        s/^[[:space:]]*((--)?resume|-y)$/--resume=1/
+        s/^[[:space:]]*((--)?out|-o)([[:space:]]*=[[:space:]]*|[[:space:]]+)/--out=/
+        s/^[[:space:]]*((--)?resume|-y)([[:space:]]*=[[:space:]]*|[[:space:]]+)/--resume=/
+        s/^(--(out|resume)=)[\"']?([^\"']*)[\"']?$/\1\3/p" "$config")
+    set -- "${lines[@]}" "$@"
+fi
 while (($#)); do
     case $1 in
     --out | -o) out=${2-} ;;

@@ -123,8 +123,10 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     int64_t files = 0, *filled = new_array(int64_t, FILE_KINDS * from->storages, "checkpoint");
     bool good = line && !strncmp(line, model.text + strlen("model "), length + 1);
     if (!good) {
-        *why = text_of("%s: of another model or optimizer: %.*s", folder, line ? length : 1,
-                       line ? line : "?");
+        const Text difference =
+            manifest_difference(line ? line : "", model.text + strlen("model "));
+        *why = text_of("%s: %s: of another model or optimizer: %.*s", folder, difference.at,
+                       line ? length : 1, line ? line : "?");
     } else if (!manifest_progress(text, p, &files)) {
         *why = text_of("%s/manifest: a field is missing or out of range", folder);
         good = false;
@@ -168,7 +170,9 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
                       line);
     }
     if (!good) {
-        die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint",
+        die(EXIT_INPUT,
+            "--model takes a descriptor, a model file, or the folder of a checkpoint (of Hugging "
+            "Face: scripts/from_huggingface.py makes a model file)",
             "%s: no checkpoint: %s", folder, why.at);
     }
     gpt_config_check(config, folder);
@@ -244,24 +248,28 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
 static inline Text checkpoint_resume(const char *out, Store *s, Progress *p) {
     int count;
     int64_t *steps = checkpoint_steps(out, s->comm, &count);
+    const int rank = s->comm->rank, ranks = s->comm->ranks;
+    Text newest = text_of("%s", ""); // why the newest one is not valid
     for (int i = 0; i < count; i++) {
         const Text path = checkpoint_folder(out, steps[i], "");
         Text why;
         const bool good = checkpoint_load(path.at, s, s->model, p, &why);
-        if (comm_agree_min(s->comm, good)) {
+        const int first_bad = comm_agree_min(s->comm, good ? ranks : rank);
+        if (first_bad == ranks) {
             store_count_updates(s, p);
             store_masters_changed(s);
             free(steps);
             return path;
         }
-        if (!good) {
-            fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path.at,
-                    why.at);
+        if (first_bad == rank) {
+            fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", rank, path.at, why.at);
         }
+        if (!good && !*newest.at) { newest = text_of("%s; ", why.at); }
     }
-    die(EXIT_INPUT,
-        "--out must hold a checkpoint of this model; without --resume 1 a new run starts",
-        "no valid checkpoint in %s (%d tried)", out, count);
+    const Text hint = text_of("%s--out must hold a checkpoint of this model; without --resume 1 a "
+                              "new run starts",
+                              newest.at);
+    die(EXIT_INPUT, hint.at, "no valid checkpoint in %s (%d tried)", out, count);
 }
 
 #endif

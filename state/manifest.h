@@ -234,6 +234,24 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
     return line[used] == '\n' || (!strncmp(line + used, shared, strlen(shared)) &&
                                   manifest_share(line + used + strlen(shared), c->layers, share));
 }
+// Writes the first key=value of a run's model that a checkpoint's line of the model has otherwise.
+static inline Text manifest_difference(const char *line, const char *asked) {
+    for (const char *at = asked, *end; *at && *at != '\n'; at = end + (*end == ',')) {
+        const size_t key = strcspn(at, "=,\n") + 1;
+        const char *there = line;
+        end = at + strcspn(at, ",\n");
+        while (*there && *there != '\n' && strncmp(there, at, key)) {
+            there += strcspn(there, ",\n");
+            there += *there == ',';
+        }
+        const size_t length = strcspn(there, ",\n"), n = (size_t)(end - at);
+        if (length == n && !strncmp(there, at, n)) { continue; }
+        return text_of("%.*s is %.*s in the checkpoint, %.*s is asked for", (int)key - 1, at,
+                       length > key ? (int)(length - key) : 4, length > key ? there + key : "none",
+                       (int)(n - key), at + key);
+    }
+    return text_of("its blocks share");
+}
 // Reads the counters of a manifest and how many state files there are. Returns false where a field
 // is missing or out of range.
 static inline bool manifest_progress(const char *text, Progress *p, int64_t *files) {

@@ -407,7 +407,7 @@ def parse_arguments():
 def flags_of(program):
     """Flags of --help, with their choices."""
     done = subprocess.run(
-        [program, "--help"], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        [program, "--help", "all"], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
     return same_bits_cases.flags_of_help(done.stdout)
 

@@ -32,6 +32,7 @@ DATA_V2 = "--cyclic v2 --cyclic-mode data"
 
 # What cannot be compared. The key is a flag, or FLAG=CHOICE; a case must use all others.
 EXEMPT = {
+    "config": "a file says what other flags say; test_options.c reads such files",
     "pipeline=auto": "the choice depends on measured times; --plan makes it for a --cluster",
     "offload-update=auto": "the choice depends on measured times",
 }
@@ -304,7 +305,7 @@ CHECKPOINTS_REFUSED = {
 
 # --plan without --profile or --cluster is not here: it times the model's units on this machine.
 PRINTS = {  # name: ranks, flags
-    "help": (1, "--help"),
+    "help": (1, "--help all"),
     "compat": (1, "--compat"),
     "account": (1, "--dp-account q=0.01,sigma=1,steps=100,delta=1e-5"),
     "account rdp": (1, "--dp-account q=0.01,sigma=1,steps=100,delta=1e-5 --dp-accountant rdp"),

@@ -250,11 +250,12 @@ class Parsed(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         text = subprocess.run(
-            [BINARY, "--help"], capture_output=True, text=True, env=ENVIRONMENT, check=True
+            [BINARY, "--help", "all"], capture_output=True, text=True, env=ENVIRONMENT, check=True
         ).stdout
         cls.flags = {
             "--help",
             "-h",
+            "--version",
             *(word for pair in re.findall(r"(?m)^  (--\S+?)(?:, (-\w+))? ", text) for word in pair),
         }
         cls.makefile = (ROOT / "Makefile").read_text()
@@ -446,7 +447,7 @@ class Project:
 def shortened(words):
     """What is put behind the flags of a run."""
     given = {word.split("=")[0] for word in words}
-    if given & {"--dry-run", "--plan", "--dp-account", "--help", "--compat"}:
+    if given & {"--dry-run", "--plan", "--dp-account", "--help", "--version", "--compat"}:
         return []
     changes = {name: value for name, value in SHORT.items() if name in given or name in ALWAYS}
     model = words[words.index("--model") + 1] if "--model" in words else ""

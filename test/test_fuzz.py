@@ -835,7 +835,7 @@ class Flags:
     @classmethod
     def make(cls):
         out = subprocess.run(
-            [BINARY, "--help"],
+            [BINARY, "--help", "all"],
             capture_output=True,
             text=True,
             env=ENVIRONMENT,

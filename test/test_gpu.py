@@ -372,7 +372,7 @@ class Memory(TestCase):
         for kind in ("activations", "buffers"):
             self.assertEqual(short[kind], long[kind])
 
-    def check_refused(self, bytes_, *words, **changes):
+    def check_refused(self, bytes_, *words, ranks=1, code=3, **changes):
         flags = dict(
             dict(
                 model=self.MODEL,
@@ -385,18 +385,19 @@ class Memory(TestCase):
             ),
             **changes,
         )
-        command = [os.path.join(ROOT, "train_gpt_emu")] + [
+        start = ["mpirun", "-np", str(ranks), "--oversubscribe"] if ranks > 1 else []
+        command = [*start, os.path.join(ROOT, "train_gpt_emu")] + [
             str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)
         ]
         done = subprocess.run(
             command,
-            env=dict(ENVIRONMENT, EMU_DEVICE_MEMORY=str(bytes_)),
+            env=dict(ENVIRONMENT, EMU_DEVICE_MEMORY=str(bytes_), EMU_GPUS=str(ranks)),
             capture_output=True,
             text=True,
             timeout=600,
         )
-        self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn(" GiB more, ", done.stderr)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(" GiB more, " in done.stderr, code == 3, done.stderr)
         for word in words:
             self.assertIn(word, done.stderr)
 
@@ -430,6 +431,15 @@ class Memory(TestCase):
         self.check_refused(
             recomputed * 0.99 // 1, "it fits with --micro-batch 4\n", recompute="block"
         )
+        many = dict(model="layers=2,heads=2,channels=192,vocab=300", micro_batch=1, seq_len=24)
+        least = [
+            self.predicted(**many, zero=zero, cluster="1x2,intra=1,tflops=1,memory=1")["device"]
+            for zero in (0, 1)
+        ]
+        between = sum(least) // 2
+        self.check_refused(between, "it fits with --zero 1\n", ranks=2, **many)
+        self.check_refused(between, "--zero 3 over 2 ranks, 1 on a GPU, would fit", **many)
+        self.check_refused(between, ranks=2, zero=1, code=0, **many)
         large = self.MODEL.replace("300", "5000")  # more than what is needed to measure the device
         least = self.predicted(model=large, seq_len=64, micro_batch=1, recompute="block")["device"]
         self.check_refused(least * 0.99 // 1, "no --micro-batch fits", model=large)

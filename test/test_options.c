@@ -1,7 +1,9 @@
 // test_options.c: proves that every flag of the table parses in every form, has its default,
 // accepts its bounds and refuses what lies beyond; that whatever is wrong ends with exit code 2 and
-// a message that names the flag; that every pair of the pair table can be met; and that --help and
-// --compat leave nothing out. Each command line below is parsed for real.
+// a message that names the flag; that every pair of the pair table can be met; that --help and
+// --compat leave nothing out; that flags of other programs get their hint; and how a file of flags
+// is read. Each command line below is parsed for real.
+#include "engine/option_help.h"
 #include "engine/option_parser.h"
 
 #include "harness.h"
@@ -48,7 +50,7 @@ static void check_refused(const char *text, const char *first, const char *secon
     }
 }
 // four live at a time
-__attribute__((format(printf, 1, 2))) static const char *text_of(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static const char *line_of(const char *format, ...) {
     static char texts[4][1600];
     static int turn;
     va_list args;
@@ -58,7 +60,7 @@ __attribute__((format(printf, 1, 2))) static const char *text_of(const char *for
     va_end(args);
     return texts[turn];
 }
-static const char *flag_of(const OptionSpec *spec) { return text_of("--%s", spec->name); }
+static const char *flag_of(const OptionSpec *spec) { return line_of("--%s", spec->name); }
 
 // Parses a line that must be accepted (a child first, so that a refusal is reported and does not
 // end the tests).
@@ -76,7 +78,7 @@ static const char *value_of(const OptionSpec *spec, const char *text) {
     Options options;
     OptionsGiven given;
     Line line;
-    char *value = (char *)(uintptr_t)text_of("%s", "");
+    char *value = (char *)(uintptr_t)line_of("%s", "");
     memset(&options, 0, sizeof options);
     memset(&given, 0, sizeof given);
     line_make(&line, text);
@@ -176,7 +178,7 @@ static void test_names_stay(void **state) {
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
-        const OptionSpec *spec = option_find(text_of("--%.*s", (int)n, names[i]), n + 2);
+        const OptionSpec *spec = option_find(line_of("--%.*s", (int)n, names[i]), n + 2);
         if (!spec || strcmp(spec->letter, names[i][n] ? names[i] + n + 1 : "")) {
             fail_msg("--%s is not as it was", names[i]);
         }
@@ -201,7 +203,7 @@ static void test_defaults(void **state) {
         }
         // what is printed can be given
         if (spec->kind != OPTION_TEXT && spec->kind != OPTION_SECRET) {
-            assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value);
+            assert_string_equal(value_of(spec, line_of("--%s=%s", spec->name, value)), value);
         }
     }
 }
@@ -227,20 +229,20 @@ static void test_every_form(void **state) {
         const OptionSpec *spec = &option_specs[i];
         const char *value = other_value(spec),
                    *shown = spec->kind == OPTION_SECRET ? "(secret)" : value;
-        assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, value)), shown);
-        assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), shown);
+        assert_string_equal(value_of(spec, line_of("--%s %s", spec->name, value)), shown);
+        assert_string_equal(value_of(spec, line_of("--%s=%s", spec->name, value)), shown);
         if (*spec->letter) {
-            assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), shown);
+            assert_string_equal(value_of(spec, line_of("-%s %s", spec->letter, value)), shown);
         }
         // only long names take =
         if (*spec->letter) {
-            check_refused(text_of("-%s=%s", spec->letter, value), "unknown flag", "--help");
+            check_refused(line_of("-%s=%s", spec->letter, value), "unknown flag", "--help");
         }
         if (spec->kind != OPTION_FLAG) { continue; }
-        assert_string_equal(value_of(spec, text_of("--%s", spec->name)), "1");
+        assert_string_equal(value_of(spec, line_of("--%s", spec->name)), "1");
         // alone, before another flag
-        assert_string_equal(value_of(spec, text_of("--%s --out x", spec->name)), "1");
-        assert_string_equal(value_of(spec, text_of("--%s=0", spec->name)), "0");
+        assert_string_equal(value_of(spec, line_of("--%s --out x", spec->name)), "1");
+        assert_string_equal(value_of(spec, line_of("--%s=0", spec->name)), "0");
     }
 }
 static void test_every_choice(void **state) {
@@ -251,14 +253,14 @@ static void test_every_choice(void **state) {
         char choices[200], *rest = choices;
         snprintf(choices, sizeof choices, "%s", spec->choices);
         for (char *choice; (choice = strsep(&rest, "|"));) {
-            assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, choice)), choice);
-            check_refused(text_of("--%s '%.*s'", spec->name, (int)strlen(choice) - 1, choice),
+            assert_string_equal(value_of(spec, line_of("--%s %s", spec->name, choice)), choice);
+            check_refused(line_of("--%s '%.*s'", spec->name, (int)strlen(choice) - 1, choice),
                           flag_of(spec), spec->choices);
-            check_refused(text_of("--%s %sx", spec->name, choice), flag_of(spec), spec->choices);
+            check_refused(line_of("--%s %sx", spec->name, choice), flag_of(spec), spec->choices);
         }
-        check_refused(text_of("--%s ''", spec->name), flag_of(spec), spec->choices);
-        check_refused(text_of("--%s 0", spec->name), flag_of(spec), spec->choices);
-        check_refused(text_of("--%s=%s", spec->name, spec->choices), flag_of(spec), spec->choices);
+        check_refused(line_of("--%s ''", spec->name), flag_of(spec), spec->choices);
+        check_refused(line_of("--%s 0", spec->name), flag_of(spec), spec->choices);
+        check_refused(line_of("--%s=%s", spec->name, spec->choices), flag_of(spec), spec->choices);
     }
 }
 static void test_every_bound(void **state) {
@@ -273,12 +275,12 @@ static void test_every_bound(void **state) {
                above = whole ? spec->high + 1 : nextafter(spec->high, INFINITY);
         for (int end = 0; end < 2; end++) {
             double bound = end ? spec->high : spec->low;
-            const char *value = value_of(spec, text_of("--%s %.17g", spec->name, bound));
+            const char *value = value_of(spec, line_of("--%s %.17g", spec->name, bound));
             // it is printed with ten digits
             assert_true(fabs(strtod(value, NULL) - bound) <= 1e-9 * fabs(bound));
         }
-        check_refused(text_of("--%s %.17g", spec->name, below), flag_of(spec), "must be from");
-        check_refused(text_of("--%s=%.17g", spec->name, above), flag_of(spec), "must be from");
+        check_refused(line_of("--%s %.17g", spec->name, below), flag_of(spec), "must be from");
+        check_refused(line_of("--%s=%.17g", spec->name, above), flag_of(spec), "must be from");
     }
 }
 // Not a number, for every option that takes one.
@@ -291,12 +293,12 @@ static void test_no_numbers(void **state) {
         const OptionSpec *spec = &option_specs[i];
         if (!is_number(spec)) { continue; }
         for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
-            check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec),
+            check_refused(line_of("--%s %s", spec->name, texts[j]), flag_of(spec),
                           " number, found");
         }
-        check_refused(text_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
+        check_refused(line_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
         if (spec->kind != OPTION_NUM) {
-            check_refused(text_of("--%s 1.5", spec->name), flag_of(spec),
+            check_refused(line_of("--%s 1.5", spec->name), flag_of(spec),
                           "takes a whole number, found \"1.5\"");
         }
     }
@@ -306,12 +308,12 @@ static void test_every_flag_value(void **state) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         if (spec->kind != OPTION_FLAG) { continue; }
-        check_refused(text_of("--%s=2", spec->name), flag_of(spec), "must be from 0 to 1");
-        check_refused(text_of("--%s=-1", spec->name), flag_of(spec), "must be from 0 to 1");
-        check_refused(text_of("--%s=0.5", spec->name), flag_of(spec), "whole number");
-        check_refused(text_of("--%s=", spec->name), flag_of(spec), "whole number");
-        check_refused(text_of("--%s=yes", spec->name), flag_of(spec), "whole number");
-        check_refused(text_of("--%s yes", spec->name), "takes 0 or 1, found \"yes\"", "alone");
+        check_refused(line_of("--%s=2", spec->name), flag_of(spec), "must be from 0 to 1");
+        check_refused(line_of("--%s=-1", spec->name), flag_of(spec), "must be from 0 to 1");
+        check_refused(line_of("--%s=0.5", spec->name), flag_of(spec), "whole number");
+        check_refused(line_of("--%s=", spec->name), flag_of(spec), "whole number");
+        check_refused(line_of("--%s=yes", spec->name), flag_of(spec), "whole number");
+        check_refused(line_of("--%s yes", spec->name), "takes 0 or 1, found \"yes\"", "alone");
     }
 }
 static void test_missing_values(void **state) {
@@ -333,21 +335,21 @@ static void test_the_last_one_wins(void **state) {
                    *last = other_value(spec);
         if (spec->kind == OPTION_SECRET) { continue; } // test_secrets_leave_the_command_line
         assert_string_equal(
-            value_of(spec, text_of("--%s %s --%s %s", spec->name, first, spec->name, last)), last);
+            value_of(spec, line_of("--%s %s --%s %s", spec->name, first, spec->name, last)), last);
         assert_string_equal(
-            value_of(spec, text_of("--%s=%s --%s %s", spec->name, first, spec->name, last)), last);
+            value_of(spec, line_of("--%s=%s --%s %s", spec->name, first, spec->name, last)), last);
         assert_string_equal(
-            value_of(spec, text_of("--%s %s --%s=%s", spec->name, first, spec->name, last)), last);
-        assert_string_equal(value_of(spec, text_of("--%s=%s --%s=%s --%s=%s", spec->name, last,
+            value_of(spec, line_of("--%s %s --%s=%s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, line_of("--%s=%s --%s=%s --%s=%s", spec->name, last,
                                                    spec->name, first, spec->name, last)),
                             last);
         if (!*spec->letter) { continue; }
         assert_string_equal(
-            value_of(spec, text_of("--%s %s -%s %s", spec->name, first, spec->letter, last)), last);
+            value_of(spec, line_of("--%s %s -%s %s", spec->name, first, spec->letter, last)), last);
         assert_string_equal(
-            value_of(spec, text_of("-%s %s --%s=%s", spec->letter, first, spec->name, last)), last);
+            value_of(spec, line_of("-%s %s --%s=%s", spec->letter, first, spec->name, last)), last);
         assert_string_equal(
-            value_of(spec, text_of("-%s %s -%s %s", spec->letter, first, spec->letter, last)),
+            value_of(spec, line_of("-%s %s -%s %s", spec->letter, first, spec->letter, last)),
             last);
     }
     check_refused("--steps ten --steps 10", "--steps", "whole number");
@@ -366,10 +368,10 @@ static void test_long_values(void **state) {
     longest[OPTION_TEXT_MAX + 1] = 0;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        check_refused(text_of("--%s=%s", spec->name, longest), flag_of(spec),
+        check_refused(line_of("--%s=%s", spec->name, longest), flag_of(spec),
                       "takes at most 900 characters, found 901");
         if (spec->kind == OPTION_TEXT) {
-            assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, longest + 1)),
+            assert_string_equal(value_of(spec, line_of("--%s %s", spec->name, longest + 1)),
                                 longest + 1);
         }
     }
@@ -425,7 +427,7 @@ static void test_accepted_lines(void **state) {
         Line line;
         char value[1600];
         parse(&line, &options, &given, a->line);
-        const OptionSpec *spec = option_find(text_of("--%s", a->name), strlen(a->name) + 2);
+        const OptionSpec *spec = option_find(line_of("--%s", a->name), strlen(a->name) + 2);
         assert_non_null(spec);
         option_value_text(&options, spec, value, sizeof value);
         if (strcmp(value, a->value) || !given.at[spec - option_specs]) {
@@ -446,12 +448,12 @@ static void test_secrets_leave_the_command_line(void **state) {
         // the last one counts, and all are gone
         const char equals = form & 1 ? '=' : ' ', *before = form & 2 ? "--dp-key 0101 " : "";
         parse(&line, &options, &given,
-              text_of("--dp-noise 1 %s--dp-key%c%s --steps 3", before, equals, key));
+              line_of("--dp-noise 1 %s--dp-key%c%s --steps 3", before, equals, key));
         assert_string_equal(options.dp_key, key);
         assert_int_equal(options.steps, 3);
         for (int i = 0; i < line.count; i++) { assert_null(strstr(line.arguments[i], "01")); }
         assert_string_equal(line.arguments[line.count - 2], "--steps"); // nothing else is gone
-        run_child(parse_line, text_of("--dp-noise 1 --dp-key %sz", key), message, sizeof message);
+        run_child(parse_line, line_of("--dp-noise 1 --dp-key %sz", key), message, sizeof message);
         assert_null(strstr(message, "0001")); // nor is it in a message
         free((char *)(uintptr_t)options.dp_key);
     }
@@ -544,9 +546,9 @@ static void test_long_unknown_flags(void **state) {
     name[0] = name[1] = '-';
     name[1000] = 0;
     for (int n = 50; n <= 1000; n += 10) {
-        check_refused(text_of("%.*s", n, name), "unknown flag --qqqq", "--help");
+        check_refused(line_of("%.*s", n, name), "unknown flag --qqqq", "--help");
     }
-    check_refused(text_of("%s=%.500s", name, name), "unknown flag --qqqq", "--help");
+    check_refused(line_of("%s=%.500s", name, name), "unknown flag --qqqq", "--help");
 }
 static void test_distance(void **state) {
     (void)state;
@@ -716,7 +718,7 @@ enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
     (void)state;
     for (int i = 0; i < CLASHES; i++) {
-        check_refused(clashes[i][0], text_of("--%s with --%s: ", clashes[i][1], clashes[i][2]),
+        check_refused(clashes[i][0], line_of("--%s with --%s: ", clashes[i][1], clashes[i][2]),
                       "--compat");
     }
     for (int i = 0; i < OPTION_PAIRS; i++) { // and no pair without a line above
@@ -729,9 +731,9 @@ static void test_every_pair_is_refused(void **state) {
             fail_msg("no command line for --%s with --%s", option_pairs[i].a, option_pairs[i].b);
         }
         assert_non_null(
-            option_find(text_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
+            option_find(line_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
         assert_non_null(
-            option_find(text_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
+            option_find(line_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
     }
 }
 static void test_near_misses_are_accepted(void **state) {
@@ -792,28 +794,112 @@ static void test_near_misses_are_accepted(void **state) {
 // -------------------------------------------------------------------------------------------------
 // Texts for the user
 
-static void test_help_prints_every_flag(void **state) {
-    (void)state;
+// What --help TOPIC prints; the caller frees it.
+static char *help_of(const char *topic) {
     char *text = NULL;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_print_help(f);
+    options_help(f, topic);
     fclose(f);
+    return text;
+}
+static void test_help_prints_every_flag(void **state) {
+    (void)state;
+    char *text = help_of("all");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         const char *at = strstr(
-            text, text_of("\n  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
+            text, line_of("\n  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
         if (!at) { fail_msg("--%s is not in --help", spec->name); }
         char *row = strndup(at + 1, strcspn(at + 1, "\n"));
         bool all = strstr(row, spec->help) && strstr(row, spec->choices) &&
-                   strstr(row, text_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
+                   strstr(row, line_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
         if (!all) { fail_msg("--%s: something is missing in: %s", spec->name, row); }
-        assert_non_null(strstr(text, text_of("\n%s\n", spec->group)));
+        assert_non_null(strstr(text, line_of("\n%s\n", spec->group)));
         free(row);
     }
     assert_non_null(strstr(text, "Exit codes: 0 done, 2 bad input, 3 resources"));
     free(text);
 }
+static void test_help_is_one_screen(void **state) {
+    (void)state;
+    char *text = help_of(""), *rest = text, *line;
+    int lines = 0;
+    for (int i = 0; i < HELP_TOPICS; i++) {
+        assert_non_null(strstr(text, line_of("\n  %s ", help_topics[i].group)));
+    }
+    assert_non_null(strstr(text, "\n  --lr, -l "));
+    assert_non_null(strstr(text, "Exit codes: 0 done, 2 bad input"));
+    while ((line = strsep(&rest, "\n"))) {
+        lines++;
+        assert_true(strlen(line) <= 100);
+    }
+    assert_true(lines <= 42);
+    free(text);
+}
+// A topic has its flags with values and defaults, and examples that are accepted.
+static void test_help_of_every_topic(void **state) {
+    (void)state;
+    int flags = 0;
+    for (int t = 0; t < HELP_TOPICS; t++) {
+        const HelpTopic *topic = &help_topics[t];
+        char *text = help_of(line_of("%c%s", toupper(*topic->group), topic->group + 1));
+        for (int i = 0; i < OPTION_COUNT; i++) {
+            const OptionSpec *spec = &option_specs[i];
+            if (strcmp(spec->group, topic->group)) { continue; }
+            flags++;
+            assert_non_null(strstr(text, line_of("\n  --%s", spec->name)));
+            char *one = help_of(spec->name);
+            assert_non_null(strstr(text, one));
+            assert_non_null(strstr(one, is_number(spec) ? " from " : "["));
+            assert_non_null(strstr(one, "default "));
+            free(one);
+        }
+        for (int i = 0; i < 2; i++) {
+            const char *example = topic->examples[i], *line = strstr(example, "./train_gpt ");
+            Options options;
+            OptionsGiven given;
+            Line parsed;
+            assert_non_null(strstr(text, line_of("\n  %s\n", example)));
+            parse(&parsed, &options, &given, line + strlen("./train_gpt "));
+        }
+        free(text);
+    }
+    assert_int_equal(flags, OPTION_COUNT); // each group is a topic
+}
+static void ask_for_help(const void *topic) { options_help(stdout, (const char *)topic); }
+static void test_help_of_nothing(void **state) {
+    (void)state;
+    static const char *const topics[] = {"1", "--lr", "learning-rate", "datas", "%s%n", " "};
+    for (size_t i = 0; i < sizeof topics / sizeof topics[0]; i++) {
+        char message[4096];
+        assert_int_equal(run_child(ask_for_help, topics[i], message, sizeof message), EXIT_INPUT);
+        assert_non_null(strstr(message, "there is no such topic"));
+        assert_non_null(strstr(message, "data, model, run"));
+    }
+}
+static void test_manual_and_completion_have_every_flag(void **state) {
+    (void)state;
+    char *manual = help_of("man"), *completion = help_of("completion");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        char name[100] = "\\-\\-";
+        int n = 4;
+        for (const char *c = spec->name; *c; c++) {
+            if (*c == '-') { name[n++] = '\\'; }
+            name[n++] = *c;
+        }
+        name[n] = 0;
+        assert_non_null(strstr(manual, line_of(".B \"%s", name)));
+        assert_non_null(strstr(completion, line_of(" --%s", spec->name)));
+        if (spec->kind != OPTION_PICK) { continue; }
+        assert_non_null(
+            strstr(completion, line_of("--%s) words='%s' ;;", spec->name, spec->choices)));
+    }
+    free(manual);
+    free(completion);
+}
+
 static void test_compat_prints_every_pair(void **state) {
     (void)state;
     char *text = NULL;
@@ -824,23 +910,164 @@ static void test_compat_prints_every_pair(void **state) {
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         assert_non_null(
-            strstr(text, text_of("--%-12s with --%-12s %s\n", pair->a, pair->b, pair->why)));
+            strstr(text, line_of("--%-12s with --%-12s %s\n", pair->a, pair->b, pair->why)));
     }
     free(text);
 }
 static void test_help_is_found_anywhere(void **state) {
     (void)state;
     static const struct {
-        const char *line;
-        bool help;
-    } cases[] = {{"--help", true},       {"-h", true},    {"--bogus --help", true},
-                 {"--steps 5 -h", true}, {"", false},     {"--steps 5", false},
-                 {"--helpx", false},     {"-help", false}};
+        const char *line, *topic; // NULL: no help
+    } cases[] = {{"--help", ""},
+                 {"-h", ""},
+                 {"--bogus --help", ""},
+                 {"--steps 5 -h", ""},
+                 {"", NULL},
+                 {"--steps 5", NULL},
+                 {"--helpx", NULL},
+                 {"-help", NULL},
+                 {"--help zero", "zero"},
+                 {"-h all", "all"},
+                 {"--help=man", "man"},
+                 {"--help --lr 3", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);
-        assert_int_equal(options_ask_help(line.count, line.arguments), cases[i].help);
+        const char *topic = options_ask_help(line.count, line.arguments);
+        assert_int_equal(topic == NULL, cases[i].topic == NULL);
+        if (topic) { assert_string_equal(topic, cases[i].topic); }
     }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Flags of other programs
+
+static void test_synonyms(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof option_synonyms / sizeof option_synonyms[0]; i++) {
+        const OptionSynonym *s = &option_synonyms[i];
+        char names[600], *rest = names, *name;
+        snprintf(names, sizeof names, "%s", s->names);
+        while ((name = strsep(&rest, " "))) {
+            char plain[OPTION_NAME_MAX + 1];
+            option_plain_name(name, plain);
+            assert_string_equal(plain, name);
+            assert_string_equal(option_synonym(name), s->instead); // no name is there twice
+            if (option_find(line_of("--%s", name), strlen(name) + 2)) {
+                fail_msg("--%s is a flag", name);
+            }
+        }
+        for (const char *flag = s->instead; (flag = strstr(flag, "--")); flag += 2) {
+            const size_t n = 2 + strspn(flag + 2, "abcdefghijklmnopqrstuvwxyz-0123456789");
+            const bool other = !strncmp(flag, "--hostfile", n) || !strncmp(flag, "--help", n);
+            if (!other && !option_find(flag, n)) { fail_msg("there is no %.*s", (int)n, flag); }
+        }
+    }
+}
+static void test_plain_names(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {{"--lr", "lr"},
+                                           {"-lr=3", "lr"},
+                                           {"\u2013lr", "lr"},
+                                           {"\u2014\u2014lr", "lr"},
+                                           {"\u2212lr", "lr"},
+                                           {"--A_b.C", "a-b-c"},
+                                           {"", ""},
+                                           {"--", ""},
+                                           {"lr", "lr"},
+                                           {"\xe2", "\xe2"},
+                                           {"\xe2\x80", "\xe2\x80"},
+                                           {"=5", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[OPTION_NAME_MAX + 1];
+        option_plain_name(cases[i][0], name);
+        assert_string_equal(name, cases[i][1]);
+    }
+}
+// -------------------------------------------------------------------------------------------------
+// Files of flags
+
+// Writes the text into a file, of the name that CONFIG stands for.
+#define CONFIG "/tmp/test_options_%d.cfg"
+static const char *config_file(const char *text, size_t bytes) {
+    const char *path = line_of(CONFIG, (int)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+static const char *const files_accepted[][4] = {
+    // file, command line behind --config FILE, name, value
+    {"lr 1e-3", "", "lr", "0.001"},
+    {"--lr 1e-3\n", "", "lr", "0.001"},
+    {"--lr=1e-3\n", "", "lr", "0.001"},
+    {"lr = 1e-3\r\n", "", "lr", "0.001"},
+    {"-l 1e-3", "", "lr", "0.001"},
+    {"# lr 5\n\n  \t lr\t1e-3  # peak\n#", "", "lr", "0.001"},
+    {"lr 5\nlr 1e-3", "", "lr", "0.001"},
+    {"lr 5", "--lr 1e-3", "lr", "0.001"},
+    {"lr 5", "-l 1e-3 --steps 5", "lr", "0.001"},
+    {"lr 5\nsteps 7", "--lr 1e-3", "steps", "7"},
+    {"train 'data/a b_*.bin'", "", "train", "data/a b_*.bin"},
+    {"train data/a#1.bin", "", "train", "data/a#1.bin"},
+    {"model layers=6,heads=6", "", "model", "layers=6,heads=6"},
+    {"train \"\"", "", "train", ""},
+    {"train =", "", "train", ""},
+    {"dry-run", "", "dry-run", "1"},
+    {"--dry-run\nlr 1", "", "dry-run", "1"},
+    {"shuffle 0", "", "shuffle", "0"},
+    {"steps -1", "", "steps", "-1"},
+    {"", "", "steps", "-1"},
+    {"dp-noise 1\ndp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", "",
+     "dp-key", "(secret)"},
+};
+static void test_files_accepted(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof files_accepted / sizeof files_accepted[0]; i++) {
+        const char *const *c = files_accepted[i];
+        Options options;
+        OptionsGiven given;
+        Line line;
+        char value[1600];
+        const char *path = config_file(c[0], strlen(c[0]));
+        parse(&line, &options, &given, line_of("--config %s %s", path, c[1]));
+        const OptionSpec *spec = option_find(line_of("--%s", c[2]), strlen(c[2]) + 2);
+        option_value_text(&options, spec, value, sizeof value);
+        assert_string_equal(value, c[3]);
+        assert_int_equal(given.at[spec - option_specs], *c[0] != 0);
+        assert_string_equal(speaker.place, "");
+        unlink(path);
+    }
+}
+static const char *const files_refused[][3] = {
+    // file, words of the message, more words
+    {"steps 5\n\nlr x", ".cfg:3: --lr takes a number, found \"x\"", "hint"},
+    {"learning_rate 3", ".cfg:1: unknown flag --learning_rate", "--lr"},
+    {"lr", ".cfg:1: --lr needs a value", "hint"},
+    {"lr =", ".cfg:1: --lr takes a number, found \"\"", "hint"},
+    {"shuffle yes", ".cfg:1: --shuffle takes 0 or 1", "alone"},
+    {"shuffle -3", ".cfg:1: --shuffle takes 0 or 1, found \"-3\"", "alone"},
+    {"= 5", ".cfg:1: unknown flag --", "--help"},
+    {"lr 1\nconfig other", ".cfg:2: a file of flags names another", "one file"},
+    {"lr 1\n--config=other", ".cfg:2: a file of flags names another", "one file"},
+    {"{\"zero_optimization\": 1}", ".cfg:1: unknown flag --{", "--help"},
+    {"save-every 5", "train_gpt: rank 0", "--save-every with --out"},
+};
+static void test_files_refused(void **state) {
+    (void)state;
+    static char large[CONFIG_BYTES + 1];
+    for (size_t i = 0; i < sizeof files_refused / sizeof files_refused[0]; i++) {
+        const char *path = config_file(files_refused[i][0], strlen(files_refused[i][0]));
+        check_refused(line_of("--config %s", path), files_refused[i][1], files_refused[i][2]);
+    }
+    memset(large, '\n', sizeof large);
+    check_refused(line_of("--config %s", config_file(large, CONFIG_BYTES)), "expected a text", "");
+    check_refused(line_of("--config %s", config_file("lr 1\0", 5)), "expected a text", "");
+    unlink(line_of(CONFIG, (int)getpid()));
+    check_refused("--config /", "--config /: cannot read it", "a flag on each line");
+    check_refused("--config /dev/zero", "cannot read it", "a flag on each line");
+    check_refused("--config /nowhere/x", "No such file", "a flag on each line");
 }
 
 int main(void) {
@@ -865,8 +1092,16 @@ int main(void) {
         cmocka_unit_test(test_every_pair_is_refused),
         cmocka_unit_test(test_near_misses_are_accepted),
         cmocka_unit_test(test_help_prints_every_flag),
+        cmocka_unit_test(test_help_is_one_screen),
+        cmocka_unit_test(test_help_of_every_topic),
+        cmocka_unit_test(test_help_of_nothing),
+        cmocka_unit_test(test_manual_and_completion_have_every_flag),
         cmocka_unit_test(test_compat_prints_every_pair),
         cmocka_unit_test(test_help_is_found_anywhere),
+        cmocka_unit_test(test_synonyms),
+        cmocka_unit_test(test_plain_names),
+        cmocka_unit_test(test_files_accepted),
+        cmocka_unit_test(test_files_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -266,6 +266,24 @@ class Launch(InFolder):
         )
         self.assertEqual(self.resumed(), [False, False], "the checkpoint is not this run's")
 
+    def test_flags_of_a_file(self):
+        """--out and --resume may stand in the file of --config, in any form."""
+        for text, given, resumes in (
+            ("out {out}", "", True),
+            ("# a run\n  --out = '{out}'  # here\nresume 0", "", True),
+            ("-o {out}\nresume", "", False),
+            ('out "{out}"\nresume = 1', "", False),
+            ("-o {out}\n-y 1", "--resume 0", True),
+            ("out {folder}/x", "--out {out}", True),
+        ):
+            with self.subTest(text):
+                places = dict(out=self.out, folder=self.folder)
+                path = self.write("run.cfg", text.format(**places))
+                flags = ["--config", path, *given.format(**places).split()]
+                self.launched(["save 00000010; exit 137", "exit 0"], flags=flags)
+                self.assertEqual(self.resumed(), [False, resumes])
+                shutil.rmtree(self.out)
+
     def test_words_of_the_command(self):
         self.launched(
             ["exit 0"], "--ranks", 3, "--hostfile", "a b", flags=["--train", "data/*.bin"]

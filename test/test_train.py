@@ -1111,7 +1111,7 @@ class Log(TestCase):
             (start["flags"]["seq-len"], start["flags"]["dtype"], float(start["flags"]["lr"])),
             (T, "fp32", 1e-3),
         )
-        documented = re.findall(r"(?m)^  --([a-z0-9-]+)", Job(words=["--help"]).done().out)
+        documented = re.findall(r"(?m)^  --([a-z0-9-]+)", Job(words=["--help", "all"]).done().out)
         self.assertEqual(set(start["flags"]), set(documented))
         for e in job.of("step"):
             self.assertAlmostEqual(
@@ -1273,7 +1273,9 @@ class Log(TestCase):
 
     def test_what_is_only_printed(self):
         for words, found in (
-            (["--help"], "--grad-clip"),
+            (["--help", "all"], "--grad-clip"),
+            (["--help", "optimizer"], "examples"),
+            (["--version"], "compiler"),
             (["-h"], "Exit codes: 0 done, 2 bad input"),
             (["--compat"], "--resume"),
             (command_line({}) + ["--dry-run"], "gradients"),

@@ -42,6 +42,29 @@ static inline const char *ops_attention(void) { return "own"; }
 static inline DType ops_compute(void) { return cpu_compute; }
 static inline void ops_compute_in(DType compute) { cpu_compute = compute; }
 static inline const char *ops_products(void) { return gemm_library(); }
+static inline void ops_build(char *text, size_t bytes) {
+    char version[40];
+    static const char instructions[] = "CPU"
+#ifdef __AVX2__
+                                       ", AVX2"
+#endif
+#ifdef __AVX512F__
+                                       ", AVX-512"
+#endif
+#ifdef __AVX512BF16__
+                                       ", AVX-512 BF16"
+#endif
+#ifdef __AMX_BF16__
+                                       ", AMX BF16"
+#endif
+#ifdef __ARM_NEON
+                                       ", NEON"
+#endif
+        ;
+    gemm_version(version, sizeof version);
+    snprintf(text, bytes, "%s, OpenMP %d; products by %s %s", instructions, _OPENMP, gemm_library(),
+             version);
+}
 static inline const char *ops_device(double *bf16_flops) {
     *bf16_flops = 0;
     return "";

@@ -7,6 +7,10 @@
 #include <dnnl.h>             // dnnl_sgemm, dnnl_matmul
 
 static inline const char *gemm_library(void) { return "oneDNN"; }
+static inline void gemm_version(char *text, size_t bytes) {
+    const dnnl_version_t *v = dnnl_version();
+    snprintf(text, bytes, "%d.%d.%d", v->major, v->minor, v->patch);
+}
 static inline bool gemm_has_instructions(dnnl_cpu_isa_t wanted) {
     return (dnnl_get_effective_cpu_isa() & wanted) == wanted;
 }

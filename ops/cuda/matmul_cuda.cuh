@@ -278,6 +278,17 @@ static inline void ops_matmul_library(char *text, size_t bytes) {
     double peak;
     snprintf(text, bytes, "%s, cuBLASLt %zu", ops_device(&peak), cublasLtGetVersion());
 }
+static inline void ops_build(char *text, size_t bytes) {
+    static const char choices[] = "own attention"
+#ifdef USE_CUDNN
+                                  ", or cuDNN's"
+#endif
+#ifdef USE_TF32
+                                  "; TF32"
+#endif
+        ;
+    snprintf(text, bytes, "GPU; products by cuBLASLt %zu; %s", cublasLtGetVersion(), choices);
+}
 static inline void ops_matmuls_use(Stream *s, const MatmulChoices *choices) {
     struct Matmuls *m = gpu_of(s)->matmuls;
     ops_wait(s);
