@@ -1,7 +1,7 @@
 // cluster.h: --cluster "8x8,gpu=h100" or "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks
 // of a node, then keys in any order. It describes ranks that are not there, for --dry-run, --plan
-// and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys replace
-// single ones, and who needs a rate that is missing asks for it (cluster_need).
+// and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys take
+// the place of single ones, and who needs a rate that is missing asks for it (cluster_need).
 #ifndef CLUSTER_H
 #define CLUSTER_H
 

@@ -174,7 +174,10 @@ static inline bool fit_try_micro_batches(Fit *f, FitWay w, const void *unused) {
     const int64_t all = ceil_div(f->config->samples, f->machine.ranks->n);
     for (int64_t b = 1, last = 0; last < all; b *= 2) {
         last = w.micro_batch = min_i64(b, all);
-        if (fit_pinned(f, OPTION_INDEX_micro_batch)) { last = all, w.micro_batch = o->micro_batch; }
+        if (fit_pinned(f, OPTION_INDEX_micro_batch)) {
+            last = all;
+            w.micro_batch = o->micro_batch;
+        }
         if (fit_is_short(f, &w, f->machine.ranks->n)) { fit_try_memory(f, w); }
     }
     return false;

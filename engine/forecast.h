@@ -1,5 +1,5 @@
-// forecast.h: what a predicted step means for a run: tokens a second, MFU, days, and whether it fits
-// the memory of a rank.
+// forecast.h: what a predicted step means for a run: tokens a second, MFU, days, and whether it
+// fits the memory of a rank.
 #ifndef FORECAST_H
 #define FORECAST_H
 
