@@ -60,7 +60,7 @@ static int read_golden(void **state) {
 
 // The batch (x, y) as a data set of three windows that do not overlap: x[0..T) and y[T-1] of each.
 static uint16_t batch_tokens[B * (T + 1)];
-static TokenShard batch_shard = {NULL, 0, batch_tokens, 0, B *(T + 1)};
+static TokenShard batch_shard = {.tokens = {batch_tokens, 2}, .count = B * (T + 1)};
 static uint64_t batch_table[B];
 static Dataset batch_dataset(void) {
     for (int b = 0; b < B; b++) {
