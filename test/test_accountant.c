@@ -484,7 +484,9 @@ static void test_answers_that_take_long(void **state) { // are refused, after so
         getrusage(RUSAGE_CHILDREN, &used[1]);
         double seconds = (double)(used[1].ru_utime.tv_sec - used[0].ru_utime.tv_sec) +
                          1e-6 * (double)(used[1].ru_utime.tv_usec - used[0].ru_utime.tv_usec);
-        if (code != EXIT_INPUT || !strstr(message, "takes more than 0.5 s")) {
+        // A fast machine may find within the time that no noise suffices.
+        bool refused = strstr(message, "takes more than 0.5 s") || strstr(message, "no sigma keeps");
+        if (code != EXIT_INPUT || !refused) {
             fail_msg("\"%s\": found exit code %d: %s", texts[i], code, message);
         }
         assert_true(seconds < 3);
