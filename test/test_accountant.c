@@ -485,7 +485,8 @@ static void test_answers_that_take_long(void **state) { // are refused, after so
         double seconds = (double)(used[1].ru_utime.tv_sec - used[0].ru_utime.tv_sec) +
                          1e-6 * (double)(used[1].ru_utime.tv_usec - used[0].ru_utime.tv_usec);
         // A fast machine may find within the time that no noise suffices.
-        bool refused = strstr(message, "takes more than 0.5 s") || strstr(message, "no sigma keeps");
+        bool refused =
+            strstr(message, "takes more than 0.5 s") || strstr(message, "no sigma keeps");
         if (code != EXIT_INPUT || !refused) {
             fail_msg("\"%s\": found exit code %d: %s", texts[i], code, message);
         }

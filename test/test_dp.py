@@ -2173,10 +2173,10 @@ class Controls(PrivateCheck):
             ),
             (
                 "train_gpt.c",
-                "    comm_end(&job.comm);\n    return code;",
+                "    comm_end(&job.comm);\n    return EXIT_DONE;",
                 f"    bool left = false;\n    {look}\n"
                 '    printf("the key is %s\\n", left ? "left" : "gone");\n'
-                "    comm_end(&job.comm);\n    return code;",
+                "    comm_end(&job.comm);\n    return EXIT_DONE;",
             ),
         ]
         case = dict(Trajectories.RUN, ranks=2, zero=2)
