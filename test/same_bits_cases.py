@@ -33,6 +33,8 @@ DATA_V2 = "--cyclic v2 --cyclic-mode data"
 # What cannot be compared. The key is a flag, or FLAG=CHOICE; a case must use all others.
 EXEMPT = {
     "config": "a file says what other flags say; test_options.c reads such files",
+    "log-every": "what is printed and logged, not what is computed; test_output.py looks at it",
+    "tensorboard": "a copy of the log's numbers; test_output.py reads it",
     "pipeline=auto": "the choice depends on measured times; --plan makes it for a --cluster",
     "offload-update=auto": "the choice depends on measured times",
 }
