@@ -10,6 +10,9 @@ The fastest of the others and the planner's choice are then run once more, and t
 compared, since the fastest of many noisy runs looks faster than it is. A plan that needs more
 memory or is refused is left out.
 
+Steps should take some tenths of a second: a rank's share of a core is dealt out in periods of 10
+ms, which short steps measure instead of the plan.
+
 Prints a line for each case and writes FOLDER/cases.csv and FOLDER/table.md (default FOLDER:
 out/planner_trial). Each run is kept in a folder of its own; the same command goes on where it was
 stopped. `make data` makes what the runs train on. Nothing else should run on the machine.
@@ -81,16 +84,18 @@ class Case:
 def draw_case(number, seed):
     """Case `number` of a seed, whatever the number of cases is."""
     choose = random.Random(f"{seed} {number}").choice
-    shape, ranks, cpu = choose((("2x1", 2, "90"), ("4x1", 4, "45"), ("2x2", 4, "45")))
+    shape, ranks, cpu = choose(
+        (("2x1", 2, ()), ("4x1", 4, ("--cpu", "45")), ("2x2", 4, ("--cpu", "45")))
+    )
     rate = choose(("100mbit", "200mbit", "500mbit", "1gbit"))
     return Case(
-        cluster=(shape, "--rate", rate, "--cpu", cpu),
+        cluster=(shape, "--rate", rate, *cpu),
         ranks=ranks,
         layers=choose((4, 6, 8, 10)),
-        channels=choose((64, 128, 192, 256)),
-        vocab=choose((256, 256, 4096)),
-        length=choose((64, 128)),
-        samples=choose((16, 32)),
+        channels=choose((128, 192, 256, 384)),
+        vocab=choose((256, 256, 1024)),
+        length=128,
+        samples=choose((32, 64)),
     )
 
 
