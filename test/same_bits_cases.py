@@ -243,9 +243,9 @@ BUDGETS_REFUSED = {  # the message says what the smallest budget is
 BUDGETS = {  # with --offload auto
     "500K": (1, "--device-memory 500K"),
     "400K auto": (1, "--device-memory 400K --offload auto"),
-    "560K zero 3": (2, "--device-memory 560K --zero 3 --dtype bf16"),
-    "600K delink": (2, "--device-memory 600K --share all --delink-at 2 --zero 2 --dtype bf16"),
-    "of the host too": (2, "--device-memory 520K --host-memory 1G --zero 2 --dtype bf16"),
+    "1500K zero 3": (2, "--device-memory 1500K --zero 3 --dtype bf16"),
+    "1600K delink": (2, "--device-memory 1600K --share all --delink-at 2 --zero 2 --dtype bf16"),
+    "of the host too": (2, "--device-memory 1500K --host-memory 1G --zero 2 --dtype bf16"),
 }
 
 # Runs that save after 3 and 6 steps, and the same from step 3 to their end.
