@@ -22,10 +22,13 @@ typedef struct {
 // shares of them that training reaches. A rate is a figure times its share.
 typedef struct {
     const char *name;
-    Cluster figures;                   // inter: GB/s of a node's link for each of its GPUs
-    double products, copies, messages; // shares of tflops; memory, link, host; intra, inter
-    const char *source;                // of the first share
+    Cluster figures;    // inter: GB/s of a node's link for each of its GPUs
+    double products;    // share of tflops
+    const char *source; // of that share
 } ClusterGpu;
+// Shares of memory, link and host, and of intra and inter: assumed, for all kinds of GPU.
+#define CLUSTER_COPIES 0.8
+#define CLUSTER_MESSAGES 0.8
 // tflops: dense products of bf16 (V100: fp16). memory, capacity: GB/s, and GiB that a program can
 // take. intra: NVLink, or else PCIe, in one direction. link: PCIe, in one direction. host: the
 // memory channels of both CPUs, divided by the GPUs of a node. inter: nodes of DGX B200, H200, H100
@@ -33,8 +36,7 @@ typedef struct {
 // Large products alone reach 0.869 of an A100, 0.803 of an H100 and 0.776 of a B200 (S. Bekman,
 // Machine Learning Engineering, "Maximum achievable matmul FLOPS"); in training they reach less:
 // products, and half (tokens of a micro-step at which they reach half of that), are fitted to one
-// published run each (scripts/published_runs.py; V100: scripts/zeropp_bars.py). copies and messages
-// are assumed.
+// published run each (scripts/published_runs.py; V100: scripts/zeropp_bars.py).
 static const ClusterGpu cluster_gpus[] = {
     {.name = "v100",
      .figures = {.intra = 150,
@@ -47,8 +49,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 16,
                  .host = 16},
      .products = 1.0,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "fitted to the bars of ZeRO++"},
     {.name = "a100",
      .figures = {.intra = 300,
@@ -61,8 +61,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 32,
                  .host = 51},
      .products = 0.694,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "fitted to MPT-7B and 13B"},
     {.name = "l40s",
      .figures = {.intra = 32,
@@ -75,8 +73,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 32,
                  .host = 57},
      .products = 0.694,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "assumed, as of a100"},
     {.name = "h100",
      .figures = {.intra = 450,
@@ -89,8 +85,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 64,
                  .host = 76},
      .products = 0.546,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "fitted to MPT-7B and 13B"},
     {.name = "h200",
      .figures = {.intra = 450,
@@ -103,8 +97,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 64,
                  .host = 89},
      .products = 0.546,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "assumed, as of h100"},
     {.name = "b200",
      .figures = {.intra = 900,
@@ -117,8 +109,6 @@ static const ClusterGpu cluster_gpus[] = {
                  .link = 64,
                  .host = 89},
      .products = 0.546,
-     .copies = 0.8,
-     .messages = 0.8,
      .source = "assumed, as of h100"},
 };
 enum { CLUSTER_GPUS = (int)(sizeof cluster_gpus / sizeof cluster_gpus[0]) };
@@ -202,11 +192,11 @@ static inline void cluster_fill(Cluster *c, const bool seen[CLUSTER_KEYS]) {
     Cluster rates = gpu->figures;
     rates.peak = rates.tflops;
     rates.tflops *= gpu->products;
-    rates.memory *= gpu->copies;
-    rates.link *= gpu->copies;
-    rates.host *= gpu->copies;
-    rates.intra *= gpu->messages;
-    rates.inter *= c->ranks * gpu->messages;
+    rates.memory *= CLUSTER_COPIES;
+    rates.link *= CLUSTER_COPIES;
+    rates.host *= CLUSTER_COPIES;
+    rates.intra *= CLUSTER_MESSAGES;
+    rates.inter *= c->ranks * CLUSTER_MESSAGES;
     for (int k = 0; k < CLUSTER_KEYS; k++) {
         const size_t at = cluster_keys[k].offset;
         const double rate = *(const double *)(const void *)((const char *)&rates + at);

@@ -458,7 +458,7 @@ static inline void fit_print_json(const Fit *f) {
     for (int i = 0; i < f->found; i++) {
         const FitResult *r = &f->best[i];
         const Forecast forecast = fit_forecast(f, r);
-        char flags[2 * FIT_TEXT], more[4 * FORECAST_TEXT];
+        char flags[2 * FIT_TEXT], more[FORECAST_JSON];
         fit_text(f, &r->way, flags, sizeof flags);
         printf("%s{\"flags\":\"%s\",\"step_ms\":%.17g%s,\"memory\":%.0f,\"host\":%.0f,"
                "\"traffic\":{\"intra\":%" PRId64 ",\"inter\":%" PRId64 "}}",
@@ -474,10 +474,10 @@ static inline void fit_print(const Fit *f) {
     for (int i = 0; i < f->found; i++) {
         const FitResult *r = &f->best[i];
         const Forecast forecast = fit_forecast(f, r);
-        char flags[2 * FIT_TEXT], rate[FORECAST_TEXT];
+        char flags[2 * FIT_TEXT];
         fit_text(f, &r->way, flags, sizeof flags);
         printf("%10.1f %8s %5.1f %% %6.1f GiB %10.2f GiB %10.2f GiB       %s\n", 1e3 * r->step_s,
-               tokens_text(forecast.tokens_per_s, rate), 100 * forecast.mfu, gibibytes(r->device),
+               readable_count(forecast.tokens_per_s).at, 100 * forecast.mfu, gibibytes(r->device),
                gibibytes(r->sent[LINK_INTRA]), gibibytes(r->sent[LINK_INTER]), flags);
     }
     const Forecast forecast = fit_forecast(f, &f->best[0]);

@@ -3,7 +3,8 @@
 #ifndef FORECAST_H
 #define FORECAST_H
 
-#include "engine/cluster.h" // the GPU of a cluster
+#include "engine/cluster.h"  // the GPU of a cluster
+#include "engine/readable.h" // numbers as people read them
 
 typedef struct {
     double tokens_per_s;
@@ -22,28 +23,6 @@ static inline Forecast forecast_make(double tokens, double flops, double step_s,
 }
 static inline bool forecast_fits(const Forecast *f) { return f->needed <= f->memory; }
 
-enum { FORECAST_TEXT = 80 };
-static inline double gibibytes(double bytes) { return bytes / 0x1p30; }
-// Writes a number of tokens or seconds with a unit that suits it. Returns the text.
-static inline const char *tokens_text(double n, char text[FORECAST_TEXT]) {
-    static const char units[] = " KMBT";
-    int unit = 0;
-    for (; n >= 1000 && units[unit + 1]; unit++) { n /= 1000; }
-    snprintf(text, FORECAST_TEXT, unit ? "%.3g %c" : "%.3g", n, units[unit]);
-    return text;
-}
-static inline const char *duration_text(double seconds, char text[FORECAST_TEXT]) {
-    static const struct {
-        double seconds;
-        const char *name;
-    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {0, "s"}};
-    int unit = 0;
-    while (seconds < 2 * units[unit].seconds) { unit++; }
-    const double of = units[unit].seconds > 0 ? units[unit].seconds : 1;
-    snprintf(text, FORECAST_TEXT, "%.3g %s", seconds / of, units[unit].name);
-    return text;
-}
-
 // Prints what gpu= stands for: figures of the maker, and the share of each that is reached.
 static inline void print_gpu(FILE *to, const Cluster *c) {
     const ClusterGpu *gpu = cluster_gpu(c);
@@ -56,17 +35,17 @@ static inline void print_gpu(FILE *to, const Cluster *c) {
         "           a rank sends %g GB/s inside its node, %g between nodes, x %g, after %g us; "
         "PCIe %g GB/s, host %g, x %g (assumed)\n",
         gpu->name, f->tflops, gpu->products, f->half, gpu->source, f->capacity, f->memory,
-        gpu->copies, f->intra, f->inter, gpu->messages, f->latency, f->link, f->host, gpu->copies);
+        CLUSTER_COPIES, f->intra, f->inter, CLUSTER_MESSAGES, f->latency, f->link, f->host,
+        CLUSTER_COPIES);
 }
 // Prints speed and memory. tokens: of the run; 0: not known. remedy: flags with which it would fit;
 // "": none are known.
 static inline void print_forecast(FILE *to, const Forecast *f, double tokens, const char *remedy) {
-    char rate[FORECAST_TEXT], many[FORECAST_TEXT], time[FORECAST_TEXT];
     const double run = tokens > 0 ? tokens : 1e9;
-    fprintf(to, "speed      %s tokens/s", tokens_text(f->tokens_per_s, rate));
+    fprintf(to, "speed      %s tokens/s", readable_count(f->tokens_per_s).at);
     if (!isnan(f->mfu)) { fprintf(to, ", MFU %.1f %%", 100 * f->mfu); }
-    fprintf(to, "; %s tokens take %s\n", tokens_text(run, many),
-            duration_text(run / f->tokens_per_s, time));
+    fprintf(to, "; %s tokens take %s\n", readable_count(run).at,
+            readable_duration(run / f->tokens_per_s).at);
     if (isinf(f->memory)) {
         fprintf(to,
                 "memory     %.1f GiB a rank; capacity= of --cluster, or --device-memory, says "
@@ -81,11 +60,13 @@ static inline void print_forecast(FILE *to, const Forecast *f, double tokens, co
                 *remedy ? " would fit" : "");
     }
 }
+enum { FORECAST_JSON = 320 };
 // Writes the members of a JSON object, each after a comma.
-static inline const char *forecast_json(const Forecast *f, char text[4 * FORECAST_TEXT]) {
-    int n = snprintf(text, 4 * FORECAST_TEXT, ",\"tokens_per_s\":%.17g,\"mfu\":", f->tokens_per_s);
-    n += snprintf(text + n, FORECAST_TEXT, isnan(f->mfu) ? "null" : "%.17g", f->mfu);
-    snprintf(text + n, FORECAST_TEXT, ",\"fits\":%s", forecast_fits(f) ? "true" : "false");
+static inline const char *forecast_json(const Forecast *f, char text[FORECAST_JSON]) {
+    int n = snprintf(text, FORECAST_JSON, ",\"tokens_per_s\":%.17g,\"mfu\":", f->tokens_per_s);
+    n += snprintf(text + n, FORECAST_JSON - (size_t)n, isnan(f->mfu) ? "null" : "%.17g", f->mfu);
+    snprintf(text + n, FORECAST_JSON - (size_t)n, ",\"fits\":%s",
+             forecast_fits(f) ? "true" : "false");
     return text;
 }
 

@@ -98,7 +98,7 @@ static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
         fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
     }
     const Forecast forecast = plan_forecast(p, c);
-    char more[4 * FORECAST_TEXT];
+    char more[FORECAST_JSON];
     fprintf(to, "],\"bubble\":%.17g%s}", plan_bubble(plan, &p->costs, c->step_s),
             forecast_json(&forecast, more));
 }

@@ -14,6 +14,8 @@ typedef struct {
 // Returns the end of a noun that is counted: "1 node", "2 nodes".
 static inline const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
+static inline double mebibytes(double bytes) { return bytes / 0x1p20; }
+static inline double gibibytes(double bytes) { return bytes / 0x1p30; }
 static inline Readable readable_bytes(double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     Readable text;
@@ -26,8 +28,30 @@ static inline Readable readable_bytes(double bytes) {
 static inline Readable readable_column(double bytes) {
     const bool large = bytes >= 0x1p34;
     Readable text;
-    snprintf(text.at, sizeof text.at, "%.3f %s", bytes / (large ? 0x1p30 : 0x1p20),
+    snprintf(text.at, sizeof text.at, "%.3f %s", large ? gibibytes(bytes) : mebibytes(bytes),
              large ? "GiB" : "MiB");
+    return text;
+}
+// Returns a number with a unit that suits it: "351 K", "13.1 B".
+static inline Readable readable_count(double n) {
+    static const char units[] = " KMBT";
+    Readable text;
+    int unit = 0;
+    for (; n >= 1000 && units[unit + 1]; unit++) { n /= 1000; }
+    snprintf(text.at, sizeof text.at, unit ? "%.3g %c" : "%.3g", n, units[unit]);
+    return text;
+}
+// Returns the time that a forecast gives, in one unit: "14.4 hours".
+static inline Readable readable_duration(double seconds) {
+    static const struct {
+        double seconds;
+        const char *name;
+    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {0, "s"}};
+    Readable text;
+    int unit = 0;
+    while (seconds < 2 * units[unit].seconds) { unit++; }
+    const double of = units[unit].seconds > 0 ? units[unit].seconds : 1;
+    snprintf(text.at, sizeof text.at, "%.3g %s", seconds / of, units[unit].name);
     return text;
 }
 // Returns the time of a step: "11.84 ms", "3.52 s".

@@ -72,7 +72,6 @@ static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t di
 }
 
 static const char *const link_places[LINK_KINDS] = {"inside a node", "between nodes"};
-static inline double mebibytes(double bytes) { return bytes / 1048576; }
 // The rows of the table of memory. What takes nothing has no row.
 static inline void print_bytes(const char *name, double predicted) {
     if (predicted > 0) { printf("  %-14s %16s\n", name, readable_column(predicted).at); }
@@ -353,7 +352,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     json_add_field(line, "half", m->rates.half_tokens);
     text_add(line, "},\"predicted\":");
     const Forecast forecast = forecast_of_plan(p);
-    char more[4 * FORECAST_TEXT] = "";
+    char more[FORECAST_JSON] = "";
     if (m->cluster.nodes) { forecast_json(&forecast, more); }
     json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1], more);
     if (plans->later) {
