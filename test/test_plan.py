@@ -18,10 +18,15 @@ from pathlib import Path
 from random import Random
 
 import harness
-from harness import ALL, BINARY, ROOT, SEED
+from harness import ALL, BINARY, ROOT, SEED, scratch
 
 PROFILES = os.path.join(ROOT, "test/golden/dapple_profiles.json")
 TASK = ["--cluster", "2x8,intra=25,inter=3,gather=1", "--seq-len", "1", "--batch-tokens", "64"]
+
+
+def environment():
+    """With a folder for MPI's files that no other process makes at the same time."""
+    return dict(harness.ENVIRONMENT, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch())
 
 
 def plan(*flags, model="bert-48"):
@@ -35,6 +40,7 @@ def plan(*flags, model="bert-48"):
     ]
     return subprocess.run(
         list(map(str, command)),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -401,6 +407,7 @@ class EquationsSearch(unittest.TestCase):
         command += ["--device-memory", str(task.memory)] if task.memory < float("inf") else []
         return subprocess.run(
             command,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -132,11 +132,6 @@ typedef struct {
     float *top, *sum, *factor;       // (TILE)
     float *delta, *lse;              // (Tp)
 } HeadSpace;
-static inline float *take_floats(float **at, int64_t n) {
-    float *p = *at;
-    *at += round_up(n, 16);
-    return p;
-}
 static inline Word *take_words(float **at, int64_t n) { return (Word *)(void *)take_floats(at, n); }
 // Takes words of pairs; numbers are where they are already.
 static inline Word *take_pairs(float **at, int64_t n, Word *numbers) {

@@ -221,6 +221,13 @@ static inline void ops_reals_to_host(Stream *s, float *host, const Real *device,
     }
 }
 
+// Takes n floats from a workspace of which `at` is the next free place.
+static inline float *take_floats(float **at, int64_t n) {
+    float *p = *at;
+    *at += round_up(n, 16);
+    return p;
+}
+
 // --- scalar functions that the vectoriser can inline ---------------------------------------------
 // e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split into two parts, so r is
 // exact to its last bit. A polynomial of degree 7 (coefficients from Moshier's Cephes) gives e^r.
