@@ -195,7 +195,7 @@ static void choose_ranks(Machine *m, const Options *o, const Comm *comm) {
     m->cluster = cluster_parse(o->cluster);
     m->ranks = &comm->everyone;
     if (m->cluster.nodes) {
-        m->cluster_ranks = group_cluster(m->cluster.nodes, m->cluster.ranks);
+        m->cluster_ranks = cluster_group(&m->cluster);
         m->ranks = &m->cluster_ranks;
     }
 }

@@ -47,11 +47,12 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     return model;
 }
 // Returns the seconds of a message to rank `to` and one from rank `from`, the best of a few, while
-// all ranks do the same.
+// all ranks do the same. A rank that is `to` itself only waits for the others.
 static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
     double best = INFINITY;
     for (int i = 0; i < 4; i++) {
         comm_barrier(comm);
+        if (to == comm->rank) { continue; }
         double start = seconds_now();
         CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
                     out = comm_send_begin(comm, MEASURING, to, data, bytes);
@@ -61,29 +62,42 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     }
     return best;
 }
+// Returns the nodes of this run, whose links are as fast as can be. Ends the program (EXIT_INPUT) if
+// ranks are not numbered node by node, or nodes have too many sizes.
+static inline Cluster nodes_of_run(const Comm *comm) {
+    Cluster c = cluster_parse("1x1");
+    c.nodes = c.ranks = c.all_ranks = c.parts = c.part[0].nodes = 0;
+    bool good = true;
+    for (int r = 0, first = 0; r < comm->ranks; r++) {
+        if (r + 1 < comm->ranks && comm->node_of[r + 1] == comm->node_of[r]) { continue; }
+        good = good && comm->node_of[r] == c.nodes && cluster_add(&c, 1, r + 1 - first);
+        first = r + 1;
+    }
+    if (!good) {
+        die(EXIT_INPUT, "give the stages, or start the ranks node by node, as many on each",
+            "--pipeline auto: %d ranks on %d nodes are not in the nodes' order, or these have more "
+            "than %d sizes",
+            comm->ranks, comm->nodes, CLUSTER_PARTS);
+    }
+    return c;
+}
 // Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
-// call it and get what rank 0 measures. Ends the program (EXIT_INPUT) if nodes have different
-// numbers of ranks.
+// call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as nodes_of_run() does.
 static inline Cluster cluster_of_run(Comm *comm) {
     const size_t little = 1 << 10, much = 1 << 20;
-    Cluster c = cluster_parse("1x1");
-    c.nodes = comm->nodes;
-    c.ranks = comm->ranks / comm->nodes;
-    bool even = c.nodes * c.ranks == comm->ranks;
-    for (int r = 0; r < comm->ranks; r++) { even = even && comm->node_of[r] == r / c.ranks; }
-    if (!even) {
-        die(EXIT_INPUT, "give the stages, or start as many ranks on each, node by node",
-            "--pipeline auto: %d ranks are not equally many on %d nodes, in their order",
-            comm->ranks, c.nodes);
-    }
+    Cluster c = nodes_of_run(comm);
     char *data = new_array(char, 2 * much, "measuring links");
+    const int n = comm->ranks, node = comm->node_of[comm->rank],
+              first = cluster_first_rank(&c, node), of_node = cluster_node_ranks(&c, node),
+              local = comm->rank - first;
+    int root = 0; // the first rank of a largest node
+    while (cluster_node_ranks(&c, comm->node_of[root]) < c.ranks) { root++; }
     for (int between = 0; between < 2; between++) {
-        // to the same rank of the next node; or to the next rank, which is on this node except for
-        // the node's last rank
-        const int step = between ? c.ranks : 1;
-        if ((between && c.nodes == 1) || comm->ranks == 1) { continue; }
-        const int to = (comm->rank + step) % comm->ranks,
-                  from = (comm->rank + comm->ranks - step) % comm->ranks;
+        if (between ? c.nodes == 1 : c.ranks == 1) { continue; }
+        // to a rank of another node, as many ranks further as no node has; or inside the node
+        const int to = between ? (comm->rank + c.ranks) % n : first + (local + 1) % of_node,
+                  from = between ? (comm->rank + n - c.ranks) % n
+                                 : first + (local + of_node - 1) % of_node;
         double shorter = measure_exchange(comm, to, from, data, little),
                longer = measure_exchange(comm, to, from, data, much);
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
@@ -95,9 +109,10 @@ static inline Cluster cluster_of_run(Comm *comm) {
         c.latency = fmax(c.latency, 1e6 * shorter);
     }
     if (c.nodes == 1) { c.inter = c.gather = c.intra; }
+    if (c.ranks == 1) { c.intra = c.inter; }
     free(data);
     comm_reset_counters(comm);
-    comm_broadcast(comm, &c, sizeof c, 0);
+    comm_broadcast(comm, &c, sizeof c, root);
     return c;
 }
 

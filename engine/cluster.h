@@ -1,6 +1,6 @@
-// cluster.h: --cluster "8x8,gpu=h100" or "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks
-// of a node, then keys in any order. It describes ranks that are not there, for --dry-run, --plan
-// and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys take
+// cluster.h: --cluster "8x8,gpu=h100" or "2x8+1x4,intra=25,inter=3,gather=1,latency=20": nodes x
+// ranks of a node, where nodes differ more of these, then keys in any order. It describes ranks that
+// are not there, for --dry-run, --plan and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys take
 // the place of single ones, and who needs a rate that is missing asks for it (cluster_need).
 #ifndef CLUSTER_H
 #define CLUSTER_H
@@ -9,9 +9,16 @@
 
 #include <ctype.h> // isdigit
 
+// Nodes with equally many ranks each. Ranks are numbered node by node, part by part.
 typedef struct {
-    // ranks: per node; 0 x 0: no --cluster
     int nodes, ranks;
+} ClusterPart;
+enum { CLUSTER_PARTS = 8, CLUSTER_RANKS = 16384 };
+typedef struct {
+    // ranks: of the largest node; 0 x 0: no --cluster
+    int nodes, ranks, all_ranks;
+    int parts;
+    ClusterPart part[CLUSTER_PARTS];
     // row of cluster_gpus, counted from 1; 0: none
     double gpu;
     // in the units of the keys; 0: not given
@@ -161,7 +168,31 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"disk", offsetof(Cluster, disk), 1e-6, 1e6, 0,
      "GB/s that a rank reads and writes at once, together"},
 };
-enum { CLUSTER_RANKS = 16384 };
+
+// Returns whether all nodes have equally many ranks.
+static inline bool cluster_is_even(const Cluster *c) { return c->parts <= 1; }
+// Returns the number of ranks of a node, the number of its first rank, and the node of a rank.
+static inline int cluster_node_ranks(const Cluster *c, int node) {
+    int p = 0;
+    for (; node >= c->part[p].nodes; p++) { node -= c->part[p].nodes; }
+    return c->part[p].ranks;
+}
+static inline int cluster_first_rank(const Cluster *c, int node) {
+    int p = 0, first = 0;
+    for (; node >= c->part[p].nodes; p++) {
+        node -= c->part[p].nodes;
+        first += c->part[p].nodes * c->part[p].ranks;
+    }
+    return first + node * c->part[p].ranks;
+}
+static inline int cluster_node_of(const Cluster *c, int rank) {
+    int p = 0, nodes = 0;
+    for (; rank >= c->part[p].nodes * c->part[p].ranks; p++) {
+        rank -= c->part[p].nodes * c->part[p].ranks;
+        nodes += c->part[p].nodes;
+    }
+    return nodes + rank / c->part[p].ranks;
+}
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void
 cluster_refuse(const char *format, ...) {
@@ -246,27 +277,48 @@ static inline const char *cluster_take(Cluster *c, const char *text, bool seen[C
     *(double *)(void *)((char *)c + key->offset) = value;
     return end;
 }
+// Appends nodes with `ranks` ranks each. Returns false if the cluster would have too many kinds of
+// nodes or too many ranks.
+static inline bool cluster_add(Cluster *c, int nodes, int ranks) {
+    const int64_t all = c->all_ranks + (int64_t)nodes * ranks;
+    if (nodes < 1 || ranks < 1 || all > CLUSTER_RANKS) { return false; }
+    if (!c->parts || c->part[c->parts - 1].ranks != ranks) {
+        if (c->parts == CLUSTER_PARTS) { return false; }
+        c->part[c->parts++].ranks = ranks;
+    }
+    c->part[c->parts - 1].nodes += nodes;
+    c->nodes += nodes;
+    c->ranks = (int)max_i64(c->ranks, ranks);
+    c->all_ranks = (int)all;
+    return true;
+}
+// Parses "2x8+1x4" at the begin of the text. Returns where it ends.
+static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
+    const char *const digits = "0123456789", *at = text, *end;
+    for (;; at = end + 1) {
+        const size_t nodes = strspn(at, digits),
+                     ranks = at[nodes] == 'x' ? strspn(at + nodes + 1, digits) : 0;
+        end = at + nodes + 1 + ranks;
+        if (!nodes || nodes > 4 || !ranks || ranks > 4 || (*end && *end != ',' && *end != '+')) {
+            cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", at);
+        }
+        if (!cluster_add(c, atoi(at), atoi(at + nodes + 1))) {
+            cluster_refuse("takes from 1 to %d ranks and up to %d kinds of nodes, found %.40s",
+                           CLUSTER_RANKS, CLUSTER_PARTS, text);
+        }
+        if (*end != '+') { return end; }
+    }
+}
 // Returns the cluster that the text describes; 0 x 0 if the text is empty. Ends the program
 // (EXIT_INPUT) if the text is malformed.
 static inline Cluster cluster_parse(const char *text) {
     Cluster c = {};
     bool seen[CLUSTER_KEYS] = {false};
-    const char *const digits = "0123456789";
     if (!*text) { return c; }
     for (int k = 0; k < CLUSTER_KEYS; k++) {
         *(double *)(void *)((char *)&c + cluster_keys[k].offset) = cluster_keys[k].fallback;
     }
-    size_t nodes = strspn(text, digits),
-           ranks = text[nodes] == 'x' ? strspn(text + nodes + 1, digits) : 0;
-    const char *rest = text + nodes + 1 + ranks;
-    if (!nodes || nodes > 4 || !ranks || ranks > 4 || (*rest && *rest != ',')) {
-        cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", text);
-    }
-    c.nodes = atoi(text);
-    c.ranks = atoi(text + nodes + 1);
-    if (c.nodes * c.ranks < 1 || c.nodes * c.ranks > CLUSTER_RANKS) {
-        cluster_refuse("takes from 1 to %d ranks, found %.9s", CLUSTER_RANKS, text);
-    }
+    const char *rest = cluster_take_nodes(&c, text);
     while (*rest) { rest = cluster_take(&c, rest + 1, seen); }
     cluster_fill(&c, seen);
     if (c.ranks > 1 && isinf(c.intra)) { cluster_refuse("needs intra=, the GB/s inside a node"); }

@@ -442,8 +442,9 @@ static inline int equation_low(const EquationSearch *e, const EquationStep *step
 static inline int equation_ranks(const Cluster *c, const int *used, const int *take, int *ranks) {
     int n = 0;
     for (int k = 0; k < c->nodes; k++) {
-        const int of_node = take ? take[k] : c->ranks - used[k];
-        for (int i = 0; i < of_node; i++) { ranks[n++] = k * c->ranks + used[k] + i; }
+        const int of_node = take ? take[k] : cluster_node_ranks(c, k) - used[k];
+        const int first = cluster_first_rank(c, k) + used[k];
+        for (int i = 0; i < of_node; i++) { ranks[n++] = first + i; }
     }
     return n;
 }

@@ -187,7 +187,7 @@ static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
     const Options *o = &f->config->options;
     const Cluster *c = &f->machine.cluster;
     const bool staged = strcmp(w->pipeline, "1") != 0,
-               apart = c->nodes > 1 && c->ranks > 1 && !staged;
+               apart = c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
     return (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
            (apart || w->partition == 1) && fit_allows(f, OPTION_INDEX_zero, o->zero, w->zero) &&
            fit_allows(f, OPTION_INDEX_zero_quantized_weights, o->zero_quantized_weights,
@@ -524,7 +524,7 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
                                      .limits = limits_of_one()};
         times_measured_here(&spec->model, &shape, &measured, comm, stream);
     }
-    Group ranks = group_cluster(f.machine.cluster.nodes, f.machine.cluster.ranks);
+    Group ranks = cluster_group(&f.machine.cluster);
     f.machine.ranks = &ranks;
     f.machine.rates = cluster_rates(&f.machine.cluster, spec->dtype);
     f.machine.rates.units = measured.units;

@@ -133,14 +133,14 @@ static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeD
     }
     return n;
 }
-// Returns the stages that PipeDream chooses (none: too many units). The caller chooses the
+// Returns the stages that PipeDream chooses (none: too many units, or nodes of different sizes). The caller chooses the
 // micro-batch, which is 1 here.
 static inline StagePlan planner_pipedream(const PlanTask *t) {
     const PlanModel *m = t->model;
     const int units = m->units;
     PipeDreamStage machines[PIPEDREAM_UNITS], stages[PIPEDREAM_UNITS];
     StagePlan p = {};
-    if (units > PIPEDREAM_UNITS) { return p; }
+    if (units > PIPEDREAM_UNITS || !cluster_is_even(&t->cluster)) { return p; }
     double *below = new_array(double, (units + 1) * (size_t)(units + 1), "PipeDream");
     PipeDream inner = pipedream_make(m, NULL, t->cluster.ranks, t->cluster.intra),
               outer = pipedream_make(m, below, t->cluster.nodes, t->cluster.inter);

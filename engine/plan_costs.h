@@ -34,7 +34,7 @@ typedef struct {
     int n, first_node, last_node;
 } PlanRanks;
 static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ranks ascend
-    PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[n - 1] / c->ranks};
+    PlanRanks p = {ranks, n, cluster_node_of(c, ranks[0]), cluster_node_of(c, ranks[n - 1])};
     return p;
 }
 // Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
@@ -47,7 +47,7 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
         outside = from->n;
     } else if (from->first_node != from->last_node || from->first_node != to->first_node) {
         for (int i = 0; i < from->n; i++) {
-            outside += from->ranks[i] / c->ranks != to->first_node;
+            outside += cluster_node_of(c, from->ranks[i]) != to->first_node;
         }
     }
     if (bytes == 0) { return 0; }
@@ -88,7 +88,7 @@ typedef struct {
     // it goes on to the end
     int64_t most_work;
 } PlanTask;
-static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
+static inline int task_ranks(const PlanTask *t) { return t->cluster.all_ranks; }
 
 // Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
 // the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
@@ -108,7 +108,7 @@ static inline int place_take(const Cluster *c, const int *used, bool touched, in
     for (int i = 0; i < c->nodes && n; i++) {
         int k = (first + i) % c->nodes;
         if ((used[k] > 0) != touched || take[k]) { continue; }
-        take[k] = min_i64(n, c->ranks - used[k]);
+        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
         n -= take[k];
     }
     return n;
@@ -117,7 +117,7 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     for (bool moved = true; moved && n;) {
         moved = false;
         for (int k = 0; k < c->nodes && n; k++) {
-            if ((used[k] > 0) == touched && used[k] + take[k] < c->ranks) {
+            if ((used[k] > 0) == touched && used[k] + take[k] < cluster_node_ranks(c, k)) {
                 take[k]++;
                 n--;
                 moved = true;
@@ -127,9 +127,9 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     return n;
 }
 static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
-    for (int level = 0; n; level++) {
+    for (int free_ranks = c->ranks; n; free_ranks--) {
         for (int k = 0; k < c->nodes && n; k++) {
-            if (used[k] + take[k] == level) {
+            if (cluster_node_ranks(c, k) - used[k] - take[k] == free_ranks) {
                 take[k]++;
                 n--;
             }
@@ -163,7 +163,8 @@ static inline void plan_place(const PlanTask *t, const StagePlan *p, int *ranks,
     for (int s = 0; s < p->stages; s++) {
         last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
         for (int k = 0; k < c->nodes; k++) {
-            for (int i = 0; i < take[k]; i++) { ranks[at++] = k * c->ranks + used[k] + i; }
+            const int first = cluster_first_rank(c, k) + used[k];
+            for (int i = 0; i < take[k]; i++) { ranks[at++] = first + i; }
             used[k] += take[k];
         }
     }

@@ -2,7 +2,8 @@
 #ifndef PRIVACY_REPORT_H
 #define PRIVACY_REPORT_H
 
-#include "engine/privacy.h" // what is promised
+#include "engine/privacy.h"  // what is promised
+#include "engine/readable.h" // rows
 
 // Rounds up, since the value is claimed. A multiple of `unit` up to rounding errors stays.
 static inline double privacy_up(double x, double unit) {
@@ -27,29 +28,28 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     privacy_settings(p, t);
     privacy_protected(p, protected_text, sizeof protected_text);
     if (p->sigma >= LEAST_SIGMA) {
-        fprintf(to,
-                "privacy    epsilon %.4f at delta %.3g after %" PRId64
-                " steps, for %s (%s), by %s\n",
-                privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p),
-                p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
+        print_row_to(to, "privacy",
+                     "epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s (%s), by %s",
+                     privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p),
+                     p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
     } else {
-        fprintf(to, "privacy    none: noise of %g hides nothing\n", p->sigma);
+        print_row_to(to, "privacy", "none: noise of %g hides nothing", p->sigma);
     }
-    fprintf(to,
-            "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64
-            " a step on average, %" PRId64 " at most\n",
-            p->samples / (double)p->windows, p->samples, p->windows, p->most);
-    fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n",
-            t[4].value, t[5].value, t[6].value, t[2].value);
+    print_row_to(to, "",
+                 "sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64
+                 " a step on average, %" PRId64 " at most",
+                 p->samples / (double)p->windows, p->samples, p->windows, p->most);
+    print_row_to(to, "", "gradients clipped to %s (%s, %s), noise of %s of that on their sum",
+                 t[4].value, t[5].value, t[6].value, t[2].value);
     if (p->shown) {
-        fprintf(to, "           losses, norms and samples of private steps are shown: who sees "
-                    "them knows more than epsilon says\n");
+        print_row_to(to, "",
+                     "losses, norms and samples of private steps are shown: who sees them "
+                     "knows more than epsilon says");
     }
     if (p->allowed < p->steps) {
-        fprintf(to,
-                "           stops after step %" PRId64 " of %" PRId64
-                ": the next exceeds epsilon %g\n",
-                p->allowed, p->steps, p->target);
+        print_row_to(to, "",
+                     "stops after step %" PRId64 " of %" PRId64 ": the next exceeds epsilon %g",
+                     p->allowed, p->steps, p->target);
     }
 }
 // Prints, at the end, the guarantee after `steps` steps, its reasons, and what it does not cover.
@@ -57,33 +57,35 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
     char protected_text[120];
     if (!p->on || p->windows == 0) { return; }
     if (p->sigma < LEAST_SIGMA) {
-        fprintf(to, "privacy    none: %" PRId64 " steps with noise of %g, which hides nothing\n",
-                steps, p->sigma);
+        print_row_to(to, "privacy", "none: %" PRId64 " steps with noise of %g, which hides nothing",
+                     steps, p->sigma);
         return;
     }
     PrivacyLoss loss = privacy_epsilon(p, steps);
     privacy_protected(p, protected_text, sizeof protected_text);
-    fprintf(to, "privacy    after %" PRId64 " steps: epsilon <= %.4f at delta %.3g, for %s\n",
-            steps, privacy_up(loss.high, 1e-4), privacy_delta_up(p), protected_text);
-    fprintf(to, "           neighbours: data sets that differ by %s (%s)\n",
-            p->relation == DP_ADD_REMOVE ? "one that is there or not" : "another in its place",
-            p->relation == DP_ADD_REMOVE ? "add-remove" : "replace-one");
-    fprintf(to,
-            "           each step took each window with probability %.6g (Poisson) and added noise "
-            "of %.6g clipping thresholds\n",
-            p->samples / (double)p->windows, p->sigma);
-    if (p->rdp) { fprintf(to, "           accounted by rdp, an upper bound\n"); }
+    print_row_to(to, "privacy", "after %" PRId64 " steps: epsilon <= %.4f at delta %.3g, for %s",
+                 steps, privacy_up(loss.high, 1e-4), privacy_delta_up(p), protected_text);
+    print_row_to(to, "", "neighbours: data sets that differ by %s (%s)",
+                 p->relation == DP_ADD_REMOVE ? "one that is there or not" : "another in its place",
+                 p->relation == DP_ADD_REMOVE ? "add-remove" : "replace-one");
+    print_row_to(to, "",
+                 "each step took each window with probability %.6g (Poisson) and added noise of "
+                 "%.6g clipping thresholds",
+                 p->samples / (double)p->windows, p->sigma);
+    if (p->rdp) { print_row_to(to, "", "accounted by rdp, an upper bound"); }
     if (!p->rdp) {
-        fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n",
-                loss.low, privacy_up(loss.high, 1e-6));
+        print_row_to(to, "", "accounted by prv: the exact value is between %.6f and %.6f", loss.low,
+                     privacy_up(loss.high, 1e-6));
     }
-    fprintf(to, "           not counted: other runs on this data, such as a search for "
-                "hyper-parameters; time and memory that others on the machine can\n"
-                "           watch; rounding of sums before noise; validation data, which must not "
-                "be private; copies of a sample elsewhere in the data\n");
+    print_row_to(to, "",
+                 "not counted: other runs on this data, such as a search for hyper-parameters; "
+                 "time and memory that others on the machine can watch; rounding of sums before "
+                 "noise; validation data, which must not be private; copies of a sample elsewhere "
+                 "in the data");
     if (p->shown) {
-        fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): "
-                    "for who saw them epsilon does not hold\n");
+        print_row_to(to, "",
+                     "besides, losses, norms and samples were shown (--dp-show-private): for who "
+                     "saw them epsilon does not hold");
     }
 }
 static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {

@@ -350,6 +350,14 @@ static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
                ? fmax(link, optimizer_update_bytes(s->optimizer) / r->host_bytes_per_s) < device
                : link < device;
 }
+// Returns the group of all ranks of a cluster, as rank 0 sees it.
+static inline Group cluster_group(const Cluster *c) {
+    int *node_of = new_array(int, c->all_ranks, "cluster");
+    for (int r = 0; r < c->all_ranks; r++) { node_of[r] = cluster_node_of(c, r); }
+    const Group g = group_make(NULL, c->all_ranks, 0, node_of);
+    free(node_of);
+    return g;
+}
 // Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
 // stays. All ranks call it.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm,

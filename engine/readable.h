@@ -113,23 +113,24 @@ static inline Readable readable_end(double seconds) {
 
 // Prints "label      text", broken at spaces so that no line has more than ROW_COLUMNS columns.
 // Lines after the first begin below the text.
-__attribute__((format(printf, 2, 3))) static inline void print_row(const char *label,
-                                                                   const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline void print_row_to(FILE *to, const char *label,
+                                                                      const char *format, ...) {
     char text[4096];
     va_list values;
     va_start(values, format);
     vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    int column = printf("%-*s", ROW_LABEL - 1, label);
+    int column = fprintf(to, "%-*s", ROW_LABEL - 1, label);
     for (char *word = text; *word;) {
         const int length = (int)strcspn(word, " ");
         if (column >= ROW_LABEL && column + 1 + length > ROW_COLUMNS) {
-            column = printf("\n%*s", ROW_LABEL - 1, "") - 1;
+            column = fprintf(to, "\n%*s", ROW_LABEL - 1, "") - 1;
         }
-        column += printf(" %.*s", length, word);
+        column += fprintf(to, " %.*s", length, word);
         word += length + (word[length] == ' ');
     }
-    printf("\n");
+    fprintf(to, "\n");
 }
+#define print_row(...) print_row_to(stdout, __VA_ARGS__)
 
 #endif

@@ -62,7 +62,7 @@ MICRO = 4, 128  # sequences, and tokens of each
 SHAPE = "heads=4,channels=256,vocab=256"
 MODEL = f"layers=12,{SHAPE}"
 RATES = (  # of forecasts that only ask what fits: nothing is timed for them
-    "1x1,intra=10,inter=10,tflops=0.1,memory=10"
+    "1x1,intra=10,inter=10,tflops=0.1,memory=10,link=10,host=10"
 )
 
 

@@ -79,7 +79,8 @@ class Device(TestCase):
 
     def test_too_large(self):
         with self.assertRaisesRegex(
-            AssertionError, r"(?s)exit code 3 .*GiB more, .* GiB are available.*no --micro-batch fits"
+            AssertionError,
+            r"(?s)exit code 3 .*GiB more, .* GiB are available.*no --micro-batch fits",
         ):
             run(
                 PROGRAM,

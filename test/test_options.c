@@ -569,6 +569,14 @@ static void test_cluster(void **state) {
             one = cluster_parse("1x1"),
             all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,"
                                 "overlap=0.5,link=8,host=9,disk=10");
+    const Cluster uneven = cluster_parse("2x8+1x8+2x4+1x1,intra=25,inter=3");
+    const int nodes[] = {0, 2, 3, 4, 5}, first[] = {0, 16, 24, 28, 32}, ranks[] = {8, 8, 4, 4, 1};
+    assert_true(uneven.nodes == 6 && uneven.ranks == 8 && uneven.all_ranks == 33);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(cluster_first_rank(&uneven, nodes[i]), first[i]);
+        assert_int_equal(cluster_node_ranks(&uneven, nodes[i]), ranks[i]);
+        assert_int_equal(cluster_node_of(&uneven, first[i] + ranks[i] - 1), nodes[i]);
+    }
     assert_int_equal(none.nodes, 0);
     assert_int_equal(few.nodes, 2);
     assert_int_equal(few.ranks, 8);

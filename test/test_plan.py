@@ -9,6 +9,7 @@ equations 1 to 3 choose, here, by brute force.
 """
 
 import json
+import operator
 import os
 import subprocess
 import tempfile
@@ -163,10 +164,12 @@ class Equations:
     """
 
     def __init__(self, random):
-        self.nodes, self.ranks = random.choice(
-            ((1, 4), (1, 5), (5, 1), (4, 1), (2, 2), (2, 2), (2, 3), (3, 2))
-        )
-        units = random.randint(3, 6 if self.nodes * self.ranks < 6 else 5)
+        shapes = ((1, 4), (1, 5), (5, 1), (4, 1), (2, 2), (2, 2), (2, 3), (3, 2))
+        uneven = ([1, 2], [2, 1], [3, 1], [1, 2, 1], [2, 2, 1], [1, 1, 3], [2, 3])
+        nodes, ranks = random.choice(shapes)
+        self.sizes = random.choice(uneven) if random.random() < 0.4 else [ranks] * nodes
+        self.node_of = [node for node, size in enumerate(self.sizes) for _ in range(size)]
+        units = random.randint(3, 6 if len(self.node_of) < 6 else 5)
         spread = random.choice((1.5, 10))  # how much the layers differ
         parameters, activations = 10 ** random.uniform(6.5, 9), 10 ** random.uniform(3.5, 6)
         self.batch, self.samples = random.choice((1, 4)), random.choice((4, 8, 12, 32, 64))
@@ -204,7 +207,7 @@ class Equations:
 
     def cluster(self):
         return (
-            f"{self.nodes}x{self.ranks},"
+            "+".join(f"1x{size}" for size in self.sizes) + ","
             f"intra={self.intra!r},"
             f"inter={self.inter!r},gather={self.gather!r},latency={self.latency!r}"
         )
@@ -219,7 +222,7 @@ class Equations:
         )
 
     def sum_rate(self, ranks):
-        crosses = len({rank // self.ranks for rank in ranks}) > 1
+        crosses = len({self.node_of[rank] for rank in ranks}) > 1
         return (
             1e9
             * (self.inter if crosses else self.intra * (len(ranks) // 2))
@@ -230,9 +233,9 @@ class Equations:
         return size / self.sum_rate(ranks) + 2e-6 * self.latency if len(ranks) > 1 and size else 0
 
     def message(self, senders, receivers, size):
-        homes = {rank // self.ranks for rank in receivers}
+        homes = {self.node_of[rank] for rank in receivers}
         outside = (
-            sum(rank // self.ranks not in homes for rank in senders)
+            sum(self.node_of[rank] not in homes for rank in senders)
             if len(homes) == 1
             else len(senders)
         )
@@ -309,20 +312,21 @@ class Equations:
     def place(self, policy, used, last, count):
         """How many ranks of each node a stage takes. Nodes have numbers used of theirs in use; the
         stage before ended on node last."""
-        take = [0] * self.nodes
+        nodes = len(self.sizes)
+        take = [0] * nodes
         for fresh in ((True, False) if policy == "fresh" else (False, True)):
             wanted = [
                 k
-                for k in ((last if policy == "append" else 0) + i for i in range(self.nodes))
-                if (used[k % self.nodes] == 0) == fresh
+                for k in ((last if policy == "append" else 0) + i for i in range(nodes))
+                if (used[k % nodes] == 0) == fresh
             ]
-            wanted = [k % self.nodes for k in wanted]
-            while count and any(used[k] + take[k] < self.ranks for k in wanted):
+            wanted = [k % nodes for k in wanted]
+            while count and any(used[k] + take[k] < self.sizes[k] for k in wanted):
                 for k in wanted:
                     part = min(
                         count,
-                        self.ranks - used[k] - take[k],
-                        1 if policy == "scatter" else self.ranks,
+                        self.sizes[k] - used[k] - take[k],
+                        1 if policy == "scatter" else self.sizes[k],
                     )
                     take[k] += part
                     count -= part
@@ -330,19 +334,20 @@ class Equations:
 
     def plans(self, first=0, used=None, last=0):
         """All lists of stages from a unit on."""
-        used = used or [0] * self.nodes
-        free, units = self.nodes * self.ranks - sum(used), len(self.forward)
+        nodes = range(len(self.sizes))
+        used = used or [0 for _ in nodes]
+        free, units = sum(self.sizes) - sum(used), len(self.forward)
         for count in range(1, free + 1):
             takes = {
                 tuple(self.place(policy, used, last, count))
                 for policy in ("fresh", "append", "scatter")
             }
-            for take in takes if count < free else [tuple(self.ranks - k for k in used)]:
+            for take in takes if count < free else [tuple(map(operator.sub, self.sizes, used))]:
                 ranks = [
-                    k * self.ranks + used[k] + i for k in range(self.nodes) for i in range(take[k])
+                    self.node_of.index(k) + used[k] + i for k in nodes for i in range(take[k])
                 ]
                 then = [u + t for u, t in zip(used, take)]
-                end_node = max(k for k in range(self.nodes) if take[k])
+                end_node = max(k for k in nodes if take[k])
                 for end in range(first + 1, units + 1) if count < free else (units,):
                     if end == units and count == free:
                         yield [(first, end, ranks)]

@@ -698,12 +698,22 @@ static void test_steps_and_rate(void **state) {
 // -------------------------------------------------------------------------------------------------
 // What is told
 
+// Returns what is printed, with one space for each break of a line. No line is longer than a row.
 static char *printed(void (*print)(FILE *, Privacy *), Privacy *p) {
-    char *text = NULL;
+    char *text = NULL, *to;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
     print(f, p);
     fclose(f);
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        assert_true(strcspn(line, "\n") <= ROW_COLUMNS);
+    }
+    to = text;
+    for (const char *from = text; *from; from++) {
+        const bool blank = *from == ' ' || *from == '\n';
+        if (!blank || to == text || to[-1] != ' ') { *to++ = blank ? ' ' : *from; }
+    }
+    *to = '\0';
     return text;
 }
 static void print_end(FILE *f, Privacy *p) { privacy_print_statement(f, p, 20); }
@@ -775,8 +785,8 @@ static void test_texts(void **state) {
     privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
     start = printed(privacy_print_start, &r.p);
     end = printed(print_end, &r.p);
-    assert_non_null(strstr(start, "privacy    none: noise of 0 hides nothing"));
-    assert_string_equal(end, "privacy    none: 20 steps with noise of 0, which hides nothing\n");
+    assert_non_null(strstr(start, "privacy none: noise of 0 hides nothing"));
+    assert_string_equal(end, "privacy none: 20 steps with noise of 0, which hides nothing ");
     privacy_json(&r.p, 20, json);
     assert_non_null(strstr(json, "\"epsilon\":null"));
     free(start);
