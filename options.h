@@ -265,8 +265,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks",                     \
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
     TEXT("cluster", cluster, "cluster", "", "", "8x8,gpu=h100",                            \
-      "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, then gpu= "  \
-      "or its rates")
+      "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, 2x8+1x4 "    \
+      "where nodes differ, then gpu= or its rates")
 // clang-format on
 
 typedef struct {

@@ -62,11 +62,10 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     }
     return best;
 }
-// Returns the nodes of this run, whose links are as fast as can be. Ends the program (EXIT_INPUT) if
-// ranks are not numbered node by node, or nodes have too many sizes.
+// Returns the nodes of this run, without rates. Ends the program (EXIT_INPUT) if ranks are not
+// numbered node by node, or nodes have too many sizes.
 static inline Cluster nodes_of_run(const Comm *comm) {
-    Cluster c = cluster_parse("1x1");
-    c.nodes = c.ranks = c.all_ranks = c.parts = c.part[0].nodes = 0;
+    Cluster c = cluster_empty();
     bool good = true;
     for (int r = 0, first = 0; r < comm->ranks; r++) {
         if (r + 1 < comm->ranks && comm->node_of[r + 1] == comm->node_of[r]) { continue; }
@@ -82,7 +81,8 @@ static inline Cluster nodes_of_run(const Comm *comm) {
     return c;
 }
 // Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
-// call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as nodes_of_run() does.
+// call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as
+// nodes_of_run() does.
 static inline Cluster cluster_of_run(Comm *comm) {
     const size_t little = 1 << 10, much = 1 << 20;
     Cluster c = nodes_of_run(comm);

@@ -1,7 +1,8 @@
 // cluster.h: --cluster "8x8,gpu=h100" or "2x8+1x4,intra=25,inter=3,gather=1,latency=20": nodes x
-// ranks of a node, where nodes differ more of these, then keys in any order. It describes ranks that
-// are not there, for --dry-run, --plan and --fit. All rates come from it: gpu= stands for every rate of a kind of GPU, other keys take
-// the place of single ones, and who needs a rate that is missing asks for it (cluster_need).
+// ranks of a node, several times where nodes differ, then keys in any order. It describes ranks
+// that are not there, for --dry-run, --plan and --fit. All rates come from it: gpu= stands for
+// every rate of a kind of GPU, other keys take the place of single ones, and who needs a rate that
+// is missing asks for it (cluster_need).
 #ifndef CLUSTER_H
 #define CLUSTER_H
 
@@ -277,6 +278,14 @@ static inline const char *cluster_take(Cluster *c, const char *text, bool seen[C
     *(double *)(void *)((char *)c + key->offset) = value;
     return end;
 }
+// Returns a cluster without ranks, whose rates are not given.
+static inline Cluster cluster_empty(void) {
+    Cluster c = {};
+    for (int k = 0; k < CLUSTER_KEYS; k++) {
+        *(double *)(void *)((char *)&c + cluster_keys[k].offset) = cluster_keys[k].fallback;
+    }
+    return c;
+}
 // Appends nodes with `ranks` ranks each. Returns false if the cluster would have too many kinds of
 // nodes or too many ranks.
 static inline bool cluster_add(Cluster *c, int nodes, int ranks) {
@@ -312,12 +321,10 @@ static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
 // Returns the cluster that the text describes; 0 x 0 if the text is empty. Ends the program
 // (EXIT_INPUT) if the text is malformed.
 static inline Cluster cluster_parse(const char *text) {
-    Cluster c = {};
+    const Cluster none = {};
+    Cluster c = cluster_empty();
     bool seen[CLUSTER_KEYS] = {false};
-    if (!*text) { return c; }
-    for (int k = 0; k < CLUSTER_KEYS; k++) {
-        *(double *)(void *)((char *)&c + cluster_keys[k].offset) = cluster_keys[k].fallback;
-    }
+    if (!*text) { return none; }
     const char *rest = cluster_take_nodes(&c, text);
     while (*rest) { rest = cluster_take(&c, rest + 1, seen); }
     cluster_fill(&c, seen);

@@ -133,8 +133,8 @@ static inline int pipedream_stages(const PipeDream *d, int first, int end, PipeD
     }
     return n;
 }
-// Returns the stages that PipeDream chooses (none: too many units, or nodes of different sizes). The caller chooses the
-// micro-batch, which is 1 here.
+// Returns the stages that PipeDream chooses (none: too many units, or nodes of different sizes).
+// The caller chooses the micro-batch, which is 1 here.
 static inline StagePlan planner_pipedream(const PlanTask *t) {
     const PlanModel *m = t->model;
     const int units = m->units;

@@ -782,17 +782,22 @@ class Precision(Check):
         self.check()
 
     def check(self, **program):
+        self.check_steps(1, 0.2, **program)
+        self.check_steps(2, 0.5, **program)
+
+    def check_steps(self, steps, most, **program):
+        """`most`: of the distance to the nearest of the other references."""
         out = os.path.join(scratch(), "out")
-        flags = dict(SGD, dtype="bf16", steps=2, weight_decay=0.1)
-        job, make, _ = both(flags, out=out, save_every=2, **program)
-        masters = states(harness.checkpoint(out, 2))
+        flags = dict(SGD, dtype="bf16", steps=steps, weight_decay=0.1)
+        job, make, _ = both(flags, out=out, save_every=steps, **program)
+        masters = states(harness.checkpoint(out, steps))
         found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
         order = ["wte", "wpe", *range(CONFIG.layers), "lnf"]
 
         def distance(*precision):
             ours = make()
             ours.precision = reference.Precision(*precision)
-            for _ in range(2):
+            for _ in range(steps):
                 ours.step()
             keys = sorted(ours.now, key=lambda key: order.index(key[0]))  # stable: as in a file
             return np.linalg.norm(np.concatenate([ours.now[key].ravel() for key in keys]) - found)
@@ -801,7 +806,7 @@ class Precision(Check):
         scores = {"bf16": half, "fp32": whole}[job.of("start")[0]["compute"]]
         others = ((whole, half, scores), (half, whole, scores), (half, whole, whole))
         others += ((half, half, whole if scores is half else half),)
-        self.assertLess(distance(half, half, scores), 0.5 * min(distance(*x) for x in others))
+        self.assertLess(distance(half, half, scores), most * min(distance(*x) for x in others))
 
 
 # ------------------------------------------------------------------------------------------------
