@@ -5,9 +5,18 @@
 #include "model/architecture.h"
 
 enum { GPT_LAYERS = 10000 }; // at most
+// Llama 3.1's scaling of rotary frequencies; factor 0: none.
+typedef struct {
+    double factor, low, high;
+    int64_t original; // positions of the model that was scaled
+} RotaryScaling;
 typedef struct {
     int64_t layers, heads, channels, vocab, padded_vocab, max_seq_len;
     int64_t arch; // row of architectures
+    // 0: what the architecture says (gpt_config_complete)
+    int64_t kv_heads, head_dim, ffn;
+    double theta, eps;
+    RotaryScaling scaling;
 } GptConfig;
 
 typedef struct {

@@ -43,6 +43,8 @@ typedef struct {
     // Rows of logits that the workspace can hold, at most. 0 if the caller always passes a buffer
     // for them.
     int64_t logits;
+    int64_t kv_heads, D; // of attention; 0: NH heads of C / NH channels
+    int64_t widest;      // outputs of the widest linear layer; 0: 4 C
 } OpsShape;
 enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
@@ -220,7 +222,7 @@ static inline void *memory_take_host(size_t bytes, const char *what) {
 }
 
 // --- embedding -----------------------------------------------------------------------------------
-// out(rows*T, C) = wte[token] + wpe[position]
+// out(rows*T, C) = wte[token] + wpe[position]; wpe may be NULL
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte,
                                   const Real *wpe, int64_t rows, int64_t T, int64_t C);
 // Gradients of the tables: dwte(Vp, C) and dwpe(maxT, C); either may be NULL. With accumulate =
@@ -247,6 +249,19 @@ static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbia
                                           const Real *in, const float *mean, const float *rstd,
                                           int64_t N, int64_t C, bool accumulate);
 
+// --- RMSNorm, statistics kept in fp32 --------------------------------------------------------------
+// out = x * rstd * weight with rstd(N) = 1 / sqrt(mean of x^2 + eps); weight(C) may be NULL: no
+// gain. If b is given, x = a + b is written to sum (which may be a); if b is NULL, x = a and sum is
+// not written. x * rstd is computed in fp32 and rounded once.
+static void ops_rmsnorm_forward(Stream *s, Real *out, float *rstd, Real *sum, const Real *a,
+                                const Real *b, const Real *weight, int64_t N, int64_t C, float eps);
+// din += the gradient through the normalisation, as of layernorm: dx = r (g dy) - x r^3 mean(g dy x)
+static void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
+                                       const Real *weight, const float *rstd, int64_t N, int64_t C);
+// dweight(C) [+]= sum over rows of dout * in * rstd
+static void ops_rmsnorm_backward_weight(Stream *s, float *dweight, const Real *dout, const Real *in,
+                                        const float *rstd, int64_t N, int64_t C, bool accumulate);
+
 // --- matmul --------------------------------------------------------------------------------------
 // out(N, OC) = in(N, C) weight^T + bias (bias may be NULL). If gelu is given, gelu(N, OC) =
 // GELU_tanh(out) too.
@@ -263,14 +278,62 @@ static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, 
 // out = a + b, n elements; out may be a
 static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
 
-// --- causal attention, softmax(q k^T / sqrt(C/NH)) v; no (T, T) matrix is stored -----------------
-// qkv(rows, T, 3C) holds all of q, then k, then v of each token, split into heads inside each.
-// out(rows, T, C). lse(rows, NH, T) is the log-sum-exp of each row of scores.
-static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows,
-                                  int64_t T, int64_t C, int64_t NH);
+// --- activations of the MLP ----------------------------------------------------------------------
+// out(N, F) = silu(gate) * up, where in(N, 2F) holds gate(F), then up(F) of each row, and silu(a) =
+// a / (1 + exp(-a))
+static void ops_swiglu_forward(Stream *s, Real *out, const Real *in, int64_t N, int64_t F);
+static void ops_swiglu_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t N,
+                                int64_t F);
+// out = max(in, 0)^2, n elements. din may be dout.
+static void ops_relu2_forward(Stream *s, Real *out, const Real *in, int64_t n);
+static void ops_relu2_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t n);
+
+// --- causal attention, softmax(q k^T / sqrt(D)) v; no (T, T) matrix is stored --------------------
+// Heads of D elements. `heads` query heads share `kv_heads` heads of keys and values, in groups of
+// neighbours: query head h reads head h * kv_heads / heads, which is an integer division.
+typedef struct {
+    int64_t rows, T, heads, kv_heads, D;
+} AttentionShape;
+static inline int64_t attention_q_width(AttentionShape a) { return a.heads * a.D; }
+static inline int64_t attention_qkv_width(AttentionShape a) {
+    return (a.heads + 2 * a.kv_heads) * a.D;
+}
+// qkv(rows, T, (heads + 2 kv_heads) D) holds all of q, then k, then v of each token, split into
+// heads inside each. out(rows, T, heads D). lse(rows, heads, T) is the log-sum-exp of each row of
+// scores. dqkv is written. The gradients of a shared key or value are added in the order of heads.
+static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
+                                  AttentionShape a);
 static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
-                                   const Real *out, const float *lse, int64_t rows, int64_t T,
-                                   int64_t C, int64_t NH);
+                                   const Real *out, const float *lse, AttentionShape a);
+
+// --- rotary positions (arXiv 2104.09864), and the norm of each head of q and k --------------------
+// Element i < D/2 of a head turns with element i + D/2 by the angle position * frequency[i], in
+// fp32 ("rotate half"): y_i = x_i cos - x_(i+D/2) sin, y_(i+D/2) = x_(i+D/2) cos + x_i sin. The
+// position is the row's number in its sequence.
+enum { ROTARY_PAIRS = 128 }; // at most, so D <= 256
+typedef struct {
+    float frequency[ROTARY_PAIRS];
+} Rotary;
+// Turns q and k of qkv in place; v stays. back: by the negative angles, which is the gradient.
+static void ops_rotary(Stream *s, Real *qkv, AttentionShape a, const Rotary *r, bool back);
+// Makes out(rows, T, (heads + 2 kv_heads) D) from in, which has the same shape: RMSNorm of each
+// head of q and k (over its D elements), times q_weight(D) or k_weight(D) (both may be NULL: no
+// gain), times `scale`, then turned; v is copied. rstd(rows, T, heads + kv_heads).
+typedef struct {
+    AttentionShape shape;
+    const Rotary *rotary;
+    float eps, scale;
+} HeadNorm;
+static void ops_head_norm_forward(Stream *s, Real *out, float *rstd, const Real *in,
+                                  const Real *q_weight, const Real *k_weight, const HeadNorm *h);
+// din, all of it, is written.
+static void ops_head_norm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
+                                         const Real *q_weight, const Real *k_weight,
+                                         const float *rstd, const HeadNorm *h);
+// dq_weight(D), dk_weight(D) [+]= sums over tokens and heads
+static void ops_head_norm_backward_weight(Stream *s, float *dq_weight, float *dk_weight,
+                                          const Real *dout, const Real *in, const float *rstd,
+                                          const HeadNorm *h, bool accumulate);
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
 // losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,
@@ -280,12 +343,16 @@ static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, cons
 // dlogits(N, Vp)   = scale * dlogits, zero in columns V..Vp-1, which take no part in the softmax
 // each             rows of x that share one dwte: N for a single dwte; otherwise dwte is
 //                  (N / each, Vp, C)
+// softcap          0: none; otherwise logits are softcap tanh(x wte^T / softcap), and dlogits are
+//                  the gradients before the tanh
 // dx, dwte and dlogits may each be NULL; if all are, only the losses are computed. If dlogits is
 // given, the logits are computed in it; otherwise in the workspace, as many rows at a time as fit.
 static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                            const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                            int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
-                           bool accumulate);
+                           float softcap, bool accumulate);
+// x = softcap tanh(x / softcap), n elements (logits of generated text)
+static void ops_softcap(Stream *s, Real *x, int64_t n, float softcap);
 
 // --- optimizers and norms ------------------------------------------------------------------------
 // One pair of kernels for each row of state/optimizer.h: for the device, and for states in host
@@ -372,10 +439,20 @@ static void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *
 static void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
                                   const Real *dout, const Real *in, const float *mean,
                                   const float *rstd, int64_t rows, int64_t T, int64_t C);
-// norms += |dwte|^2 + |dwpe|^2 of the embedding. dwte sums the rows of dout(rows*T, C) by token (by
-// sorting, without a (T, V) matrix); dwpe has one row of dout for each position.
+// The same for RMSNorm: dweights(rows, C), and for the norms of heads: dq_weights(rows, D),
+// dk_weights(rows, D), each summed over the tokens (and heads) of a sample before it is squared.
+static void ops_rmsnorm_samples(Stream *s, float *dweights, double *norms, const Real *dout,
+                                const Real *in, const float *rstd, int64_t rows, int64_t T,
+                                int64_t C);
+static void ops_head_norm_samples(Stream *s, float *dq_weights, float *dk_weights, double *norms,
+                                  const Real *dout, const Real *in, const float *rstd,
+                                  const HeadNorm *h);
+// norms += |dwte|^2 of the embedding, + |dwpe|^2 if it has positions. dwte sums the rows of
+// dout(rows*T, C) by token (by sorting, without a (T, V) matrix); dwpe has one row of dout for each
+// position.
 static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
-                                       const int32_t *tokens, int64_t rows, int64_t T, int64_t C);
+                                       const int32_t *tokens, bool positions, int64_t rows,
+                                       int64_t T, int64_t C);
 // Cross term of a tied table: norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum
 // over t, s of dlogits[s, token_t] (x_s . dout_t), since a sample's gradient is the sum of both
 // uses of wte. x and dout are (rows*T, C); dlogits is (rows*T, Vp).
