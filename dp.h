@@ -364,30 +364,33 @@ static inline void clip_embedding_norms(const UnitCall *c, const Clip *clip,
                                         const UnitBuffers *head) {
     Stream *s = c->stream;
     const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab, T = c->T;
-    const Real *dout = c->buffers.gradient[GRADIENT_Y],
-               *classified = clip_classified(c, clip, head);
+    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
+    const bool positions = clip_positions(c->model) > 0;
+    const Real *dout = embedding.dout[0], *classified = clip_classified(c, clip, head);
     if (!clip->head) {
         ops_matmul_sample_norms(s, clip->norms, clip->dlogits, classified, c->rows, T, C, Vp);
-        ops_embedding_sample_norms(s, clip->norms, dout, c->tokens, c->rows, T, C);
+        ops_embedding_sample_norms(s, clip->norms, dout, c->tokens, positions, c->rows, T, C);
         ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows,
                               T, C, Vp);
         return;
     }
     for (int64_t b = 0; b < c->rows; b++) {
         float *table = clip->head + b * Vp * C;
-        ops_embedding_backward(s, table, clip->sample, real_at_const(dout, b * T * C),
-                               c->tokens + b * T, NULL, 1, T, C, Vp, c->model->config.max_seq_len,
-                               true, false);
+        ops_embedding_backward(s, table, positions ? clip->sample : NULL,
+                               real_at_const(dout, b * T * C), c->tokens + b * T, NULL, 1, T, C, Vp,
+                               c->model->config.max_seq_len, true, false);
         ops_sample_norms(s, clip->norms + b, table, 1, Vp * C);
-        ops_sample_norms(s, clip->norms + b, clip->sample, 1, T * C);
+        if (positions) { ops_sample_norms(s, clip->norms + b, clip->sample, 1, T * C); }
     }
 }
 // Completes the norm of the group that crosses stages, and its factors. On this stage only the
 // embedding's norm is missing; the other stages have sent theirs.
 static inline void clip_crossing_norms(const UnitCall *c, const Clip *clip) {
     const int64_t C = gpt_width(c->model);
-    const Real *dout = c->buffers.gradient[GRADIENT_Y];
-    ops_embedding_sample_norms(c->stream, clip->norms, dout, c->tokens, c->rows, c->T, C);
+    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
+    const Real *dout = embedding.dout[0];
+    ops_embedding_sample_norms(c->stream, clip->norms, dout, c->tokens,
+                               clip_positions(c->model) > 0, c->rows, c->T, C);
     ops_crossing_norms(c->stream, clip->norms, clip->crossing.others, clip->senders, clip->most,
                        dout, clip->crossing.tied, c->rows, c->T, C);
     ops_clip_factors(c->stream, clip->crossing.factors, clip->norms, clip->weights, c->rows,

@@ -64,7 +64,11 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         }
     }
     // the head's part of the gradient of wte
-    map.head_maker = !clips ? ACT_BACKWARD_INPUT : owners.tied[0] ? ACT_TIED : ACTION_KINDS;
+    map.classifier = m->classifier;
+    map.head_maker = !clips            ? ACT_BACKWARD_INPUT
+                     : !gpt_is_tied(m) ? ACT_BACKWARD_WEIGHT
+                     : owners.tied[0]  ? ACT_TIED
+                                       : ACTION_KINDS;
     for (int s = 0; s < storages; s++) {
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
         map.grad_slot[s] = zero_grad_slot(policy, &owners, s);

@@ -248,6 +248,13 @@ static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t p
     out[0] = radius * cos(angle);
     out[1] = radius * sin(angle);
 }
+// Two independent uniform numbers with mean 0 and standard deviation 1.
+static inline void random_uniform_pair(uint64_t seed, uint64_t stream, uint64_t pair,
+                                       double out[2]) {
+    for (int i = 0; i < 2; i++) {
+        out[i] = sqrt(12.0) * (random_uniform(seed, stream, 2 * pair + i) - 0.5);
+    }
+}
 
 // How elements first, first + 1, ... of a storage are rounded to bf16: to nearest even, or
 // stochastically. Stochastic rounding rounds up with the probability that makes its mean exact, so

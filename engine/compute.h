@@ -226,6 +226,7 @@ static inline const UnitBuffers *work_head(const Executor *e, const Work *w) {
 // Adds the squared norms of each sample's gradients in one unit to those of its clipping group.
 static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
+        unit_pass(c, PART_BACKWARD_INPUT);
         clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
@@ -304,9 +305,11 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     UnitCall c = executor_call(e, w);
     if (w->kind == ACT_BACKWARD_INPUT) {
         run_backward_input(e, w, &c, pass);
-    } else {
-        unit_pass(&c, PART_BACKWARD_WEIGHT);
+        return;
     }
+    // the embedding has no action for its input part: nothing is below it
+    if (w->unit == 0) { unit_pass(&c, PART_BACKWARD_INPUT); }
+    unit_pass(&c, PART_BACKWARD_WEIGHT);
 }
 
 // Waits until what this action reads has arrived, and what it overwrites has been sent.

@@ -3,7 +3,7 @@
 #define MODEL_NAMES_H
 
 #include "engine/option_hints.h" // distance of names
-#include "model/config.h"        // names
+#include "model/presets.h"       // names
 
 #include <strings.h> // strcasecmp
 

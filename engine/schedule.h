@@ -51,10 +51,12 @@ typedef struct {
     int units, storages;
     int (*of_unit)[2];  // [units] storages that the unit uses
     int *of_unit_count; // [units] how many: 1 or 2
-    // which action makes the head's part of the gradient of wte: the head's input part. Where
-    // samples are clipped, the embedding's action makes it (dp.h), and this is ACTION_KINDS; if the
-    // embedding is on another stage, TIED makes it. Weight parts make all other gradients.
+    // which action makes the gradient of the classifier's table: the head's input part. Where
+    // samples are clipped, it is the head's weight part (dp.h). If the table is wte, too, the
+    // embedding's action makes it, and this is ACTION_KINDS; if the embedding is on another stage,
+    // TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
+    int classifier; // storage of the classifier's table
     // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
     int *param_slot, *grad_slot;
     bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
@@ -131,8 +133,8 @@ static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
 // Returns whether this action adds to the gradient of a storage.
 static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
     if (!action_computes(a->kind) || !unit_uses(map, a->unit, storage)) { return false; }
-    const bool tied = a->unit == map->units - 1 && map->of_unit[a->unit][0] != storage;
-    return a->kind == (tied ? map->head_maker : ACT_BACKWARD_WEIGHT);
+    const bool classifier = a->unit == map->units - 1 && storage == map->classifier;
+    return a->kind == (classifier ? map->head_maker : ACT_BACKWARD_WEIGHT);
 }
 static inline void schedule_free(Schedule *s) {
     free(s->actions);

@@ -1,10 +1,15 @@
-// config.h: the dimensions of a model, and the descriptors that --model knows.
+// config.h: the dimensions of a model, and how --model writes them.
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H
 
-#include "model/architecture.h"
+#include "base/files.h" // Text
+#include "model/architectures.h"
 
-enum { GPT_LAYERS = 10000 }; // at most
+enum {
+    GPT_LAYERS = 10000, // at most
+    GPT2_VOCAB = 50257,
+    VOCAB_PADDING = 128
+};
 // Llama 3.1's scaling of rotary frequencies; factor 0: none.
 typedef struct {
     double factor, low, high;
@@ -19,56 +24,65 @@ typedef struct {
     RotaryScaling scaling;
 } GptConfig;
 
-typedef struct {
-    const char *name;
-    int64_t layers, channels, heads, max_seq_len;
-} GptDescriptor;
-
-// GPT-2 by depth (llm.c's dN) and by size, and GPT-3's sizes. Head counts divide the channels. The
-// paper's 13B has 5140 channels, which 40 heads do not divide; here it has 5120. gpt:100B is our
-// own geometry: 12 * 80 * 10240^2 = 100.7e9.
-static const GptDescriptor gpt_descriptors[] = {
-    {"d6", 6, 384, 6, 1024},
-    {"d12", 12, 768, 12, 1024},
-    {"d24", 24, 1024, 16, 1024},
-    {"d36", 36, 1280, 20, 1024},
-    {"d48", 48, 1600, 25, 1024},
-    {"d60", 60, 1920, 30, 1024},
-    {"d72", 72, 2880, 30, 1024},
-    {"d84", 84, 3456, 36, 1024},
-    {"gpt2:124M", 12, 768, 12, 1024},
-    {"gpt2:350M", 24, 1024, 16, 1024},
-    {"gpt2:355M", 24, 1024, 16, 1024},
-    {"gpt2:774M", 36, 1280, 20, 1024},
-    {"gpt2:1558M", 48, 1600, 25, 1024},
-    {"gpt3:125M", 12, 768, 12, 2048},
-    {"gpt3:350M", 24, 1024, 16, 2048},
-    {"gpt3:760M", 24, 1536, 16, 2048},
-    {"gpt3:1.3B", 24, 2048, 16, 2048},
-    {"gpt3:2.7B", 32, 2560, 32, 2048},
-    {"gpt3:6.7B", 32, 4096, 32, 2048},
-    {"gpt3:13B", 40, 5120, 40, 2048},
-    {"gpt3:175B", 96, 12288, 96, 2048},
-    {"gpt:100B", 80, 10240, 80, 2048},
-};
-enum {
-    GPT_DESCRIPTORS = (int)(sizeof gpt_descriptors / sizeof gpt_descriptors[0]),
-    GPT2_VOCAB = 50257,
-    VOCAB_PADDING = 128
-};
+// Returns Llama 3.1's scaling by a factor.
+static inline RotaryScaling llama3_scaling(double factor) {
+    const RotaryScaling s = {.factor = factor, .low = 1, .high = 4, .original = 8192};
+    return s;
+}
+// Returns the row of architectures with this name of n characters; tied: 1 or 0, or -1 for its first
+// row. -1 if there is none.
+static inline int gpt_architecture(const char *name, size_t n, int tied) {
+    for (int i = 0; i < ARCHITECTURES; i++) {
+        const Architecture *a = &architectures[i];
+        if (strlen(a->name) == n && !strncmp(a->name, name, n) &&
+            (tied < 0 || architecture_is_tied(a) == (tied > 0))) {
+            return i;
+        }
+    }
+    return -1;
+}
+// Fills in what is 0: heads that have keys and values of their own, heads that share the channels
+// equally, and the architecture's defaults.
+static inline GptConfig gpt_config_complete(GptConfig c) {
+    const ArchitectureDefaults *d = &architectures[c.arch].defaults;
+    if (!c.kv_heads) { c.kv_heads = c.heads; }
+    if (!c.head_dim && c.heads) { c.head_dim = c.channels / c.heads; }
+    if (!c.ffn) { c.ffn = round_up((int64_t)(d->ffn * (double)c.channels), d->ffn_unit); }
+    if (c.theta == 0) { c.theta = d->theta; }
+    if (c.eps == 0) { c.eps = d->eps; }
+    return c;
+}
 
 // Ends with EXIT_INPUT if no such model is possible. `source` names it in the message.
-static inline void gpt_config_check(const GptConfig *c, const char *source) {
+static inline void gpt_config_check(const GptConfig *config, const char *source) {
+    const GptConfig complete = gpt_config_complete(*config), *c = &complete;
+    const bool rotary = architectures[c->arch].defaults.theta > 0;
     const char *hint =
         "layers, heads, channels and vocab must be positive, and heads must divide channels";
     if (c->layers < 1 || c->layers > GPT_LAYERS || c->channels < 1 || c->channels > 1 << 20 ||
-        c->heads < 1 || c->channels % c->heads || c->vocab < 1 || c->vocab > 1 << 24 ||
-        c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 || c->max_seq_len < 1 ||
-        c->max_seq_len > 1 << 24) {
+        c->heads < 1 || (!config->head_dim && c->channels % c->heads) || c->vocab < 1 ||
+        c->vocab > 1 << 24 || c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 ||
+        c->max_seq_len < 1 || c->max_seq_len > 1 << 24) {
         die(EXIT_INPUT, hint,
             "model %.100s is impossible: layers=%" PRId64 " heads=%" PRId64 " channels=%" PRId64
             " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
             source, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len);
+    }
+    if (!rotary && (c->kv_heads != c->heads || c->head_dim * c->heads != c->channels ||
+                    c->ffn != 4 * c->channels)) {
+        die(EXIT_INPUT, "give arch=llama, qwen2, qwen3 or nano with these keys",
+            "model %.100s: GPT-2 has neither kv_heads, head_dim nor ffn of its own", source);
+    }
+    if (!rotary) { return; }
+    hint = "kv_heads must divide heads, head_dim must be even and at most 256, theta over 1, and "
+           "eps over 0";
+    if (c->kv_heads < 1 || c->heads % c->kv_heads || c->heads > 1 << 16 || c->head_dim < 2 ||
+        c->head_dim % 2 || c->head_dim > 2 * ROTARY_PAIRS || c->ffn < 1 || c->ffn > 1 << 22 ||
+        !(c->theta > 1 && c->theta < 1e12) || !(c->eps > 0 && c->eps < 1)) {
+        die(EXIT_INPUT, hint,
+            "model %.100s is impossible: heads=%" PRId64 " kv_heads=%" PRId64 " head_dim=%" PRId64
+            " ffn=%" PRId64 " theta=%g eps=%g",
+            source, c->heads, c->kv_heads, c->head_dim, c->ffn, c->theta, c->eps);
     }
 }
 
@@ -83,68 +97,84 @@ static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
     }
 }
 
-// Returns the row of architectures with this name of n characters; -1 if there is none.
-static inline int gpt_architecture(const char *name, size_t n) {
-    for (int i = 0; i < ARCHITECTURES; i++) {
-        if (strlen(architectures[i].name) == n && !strncmp(architectures[i].name, name, n)) {
-            return i;
-        }
+// The keys of --model "key=value,...", and where their values go.
+// rope_factor: Llama 3.1's scaling of the rotary frequencies. positions: sequences are at most as
+// long; if missing, as long as --seq-len.
+enum { CONFIG_INTEGERS = 8 };
+static const char *const gpt_keys[] = {"layers",      "heads", "channels",  "vocab", "kv_heads",
+                                       "head_dim",    "ffn",   "positions", "theta", "eps",
+                                       "rope_factor", "tie",   "arch"};
+typedef struct {
+    GptConfig config;
+    int64_t tie, arch;
+    unsigned given; // bits of gpt_keys
+} GptPairs;
+// Reads the value of a key. Returns false if it is no such value.
+static inline bool gpt_read_pair(GptPairs *pairs, int key, const char *value, size_t n) {
+    GptConfig *c = &pairs->config;
+    int64_t *integers[CONFIG_INTEGERS] = {&c->layers, &c->heads,      &c->channels,
+                                          &c->vocab,  &c->kv_heads,   &c->head_dim,
+                                          &c->ffn,    &c->max_seq_len};
+    char *end = NULL;
+    if (key < CONFIG_INTEGERS) {
+        const int64_t number = *integers[key] = strtoll(value, &end, 10);
+        return end == value + n && number >= 1 && number <= 1 << 25;
     }
-    return -1;
+    if (!strcmp(gpt_keys[key], "arch")) {
+        pairs->arch = gpt_architecture(value, n, -1);
+        return pairs->arch >= 0;
+    }
+    if (!strcmp(gpt_keys[key], "tie")) {
+        pairs->tie = *value == '1';
+        return n == 1 && (*value == '0' || *value == '1');
+    }
+    double *number = !strcmp(gpt_keys[key], "theta") ? &c->theta
+                     : !strcmp(gpt_keys[key], "eps") ? &c->eps
+                                                     : &c->scaling.factor;
+    *number = strtod(value, &end);
+    return end == value + n && *number > 0 && *number < 1e15;
 }
-// Parses "arch=gpt2,layers=6,heads=6,channels=384,vocab=256": in any order, each key at most once.
-// arch may be missing; then it is gpt2. vocab may be missing; then it is GPT-2's. Errors end with
-// EXIT_INPUT.
+// Returns the row of architectures that the pairs name. Ends with EXIT_INPUT if it has no such row.
+static inline int64_t gpt_pairs_architecture(const GptPairs *pairs, const char *text) {
+    const char *name = architectures[pairs->arch].name;
+    if (pairs->tie < 0) { return pairs->arch; }
+    const int64_t row = gpt_architecture(name, strlen(name), (int)pairs->tie);
+    if (row < 0) {
+        die(EXIT_INPUT, text_of("leave tie out, or give tie=%d", !pairs->tie).at,
+            "--model \"%.100s\": arch=%s always has %s", text, name,
+            pairs->tie ? "a classifier of its own" : "its classifier tied to the embedding");
+    }
+    return row;
+}
+// Parses "arch=llama,layers=6,heads=6,channels=384,vocab=256": in any order, each key at most once.
+// Without arch it is gpt2, and without vocab GPT-2's. Errors end with EXIT_INPUT.
 static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len) {
-    GptConfig c = {.layers = 0};
-    int64_t arch = 0;
-    const char *names[] = {"layers", "heads", "channels", "vocab", "arch"};
-    int64_t *slots[] = {&c.layers, &c.heads, &c.channels, &c.vocab, &arch};
+    GptPairs pairs = {.tie = -1};
     for (const char *p = text; *p;) {
-        int i = 0;
+        int key = 0;
         const size_t n = strcspn(p, "=");
-        while (i < 5 && (strlen(names[i]) != n || strncmp(p, names[i], n))) { i++; }
+        while (key < LENGTH_OF(gpt_keys) &&
+               (strlen(gpt_keys[key]) != n || strncmp(p, gpt_keys[key], n))) {
+            key++;
+        }
         const char *value = p[n] ? p + n + 1 : p + n, *end = value + strcspn(value, ",");
-        char *read = NULL;
-        const int64_t number =
-            i == 4 ? 1 + gpt_architecture(value, (size_t)(end - value)) : strtoll(value, &read, 10);
-        if (i == 5 || p[n] != '=' || end == value || (i < 4 && read != end) || (*end && !end[1]) ||
-            *slots[i] || number < 1 || number > 1 << 25) {
+        if (key == LENGTH_OF(gpt_keys) || p[n] != '=' || end == value || (*end && !end[1]) ||
+            (pairs.given & 1u << key) ||
+            !gpt_read_pair(&pairs, key, value, (size_t)(end - value))) {
             die(EXIT_INPUT, "for example \"layers=6,heads=6,channels=384,vocab=256\"",
                 "--model \"%.100s\": cannot read \"%.40s\"", text, p);
         }
-        *slots[i] = number;
+        pairs.given |= 1u << key;
         p = *end ? end + 1 : end;
     }
-    c.arch = max_i64(arch - 1, 0);
+    GptConfig c = pairs.config;
+    c.arch = gpt_pairs_architecture(&pairs, text);
     if (!c.vocab) { c.vocab = GPT2_VOCAB; }
     c.padded_vocab = round_up(c.vocab, VOCAB_PADDING);
-    c.max_seq_len = seq_len;
+    if (!c.max_seq_len) { c.max_seq_len = seq_len; }
+    if (c.scaling.factor > 0) { c.scaling = llama3_scaling(c.scaling.factor); }
     gpt_config_check(&c, text);
-    return c;
-}
-
-// Returns false if the text is not a descriptor. Then it is the name of a file.
-static inline bool gpt_config_from_descriptor(GptConfig *config, const char *text,
-                                              int64_t seq_len) {
-    if (strchr(text, '=')) {
-        *config = gpt_config_from_pairs(text, seq_len);
-        return true;
-    }
-    const char *name = !strncmp(text, "gpt2:d", 6) ? text + 5 : text; // llm.c's other spelling
-    for (int i = 0; i < GPT_DESCRIPTORS; i++) {
-        const GptDescriptor *d = &gpt_descriptors[i];
-        if (strcmp(name, d->name)) { continue; }
-        const GptConfig c = {.layers = d->layers,
-                             .heads = d->heads,
-                             .channels = d->channels,
-                             .vocab = GPT2_VOCAB,
-                             .padded_vocab = round_up(GPT2_VOCAB, VOCAB_PADDING),
-                             .max_seq_len = d->max_seq_len};
-        *config = c;
-        return true;
-    }
-    return false;
+    return gpt_config_complete(c);
 }
 
 #endif

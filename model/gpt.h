@@ -13,7 +13,7 @@
 #ifndef GPT_H
 #define GPT_H
 
-#include "model/config.h" // dimensions, tables of the architecture
+#include "model/presets.h" // dimensions, tables of the architecture
 
 // -------------------------------------------------------------------------------------------------
 // Tensors and storages
@@ -46,6 +46,8 @@ typedef struct {
     int first_block, first_after;            // first storage of the blocks, and of the head
     StorageClass single[STORAGE_CLASSES];    // classes of the storages that are not blocks'
     int64_t quantity[QUANTITIES];            // for dimensions
+    int classifier;                          // storage of its table: wte's, or its own
+    Rotary rotary;                           // frequencies of rotary positions, if it has them
     int64_t tensor_elements[MOST_TENSORS];   // of one layer
     int64_t tensor_offset[MOST_TENSORS];     // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
@@ -62,21 +64,61 @@ static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
     return &m->arch->units[c];
 }
 
+// Returns the storage of a class other than the blocks'. The architecture must have it.
+static inline int gpt_storage_of_class(const GptModel *m, StorageClass c) {
+    int i = 0;
+    while (m->single[i] != c) { i++; }
+    return i < m->first_block ? i : i + m->first_after - m->first_block;
+}
+static inline void gpt_set_quantities(GptModel *m) {
+    const GptConfig *c = &m->config;
+    m->quantity[OF_ONE] = 1;
+    m->quantity[OF_CHANNELS] = c->channels;
+    m->quantity[OF_VOCAB] = c->padded_vocab;
+    m->quantity[OF_POSITIONS] = c->max_seq_len;
+    m->quantity[OF_HEADS] = c->heads;
+    m->quantity[OF_NORMED_HEADS] = c->heads + c->kv_heads;
+    m->quantity[OF_HEAD_DIM] = c->head_dim;
+    m->quantity[OF_Q] = c->heads * c->head_dim;
+    m->quantity[OF_QKV] = (c->heads + 2 * c->kv_heads) * c->head_dim;
+    m->quantity[OF_FFN] = c->ffn;
+}
+// Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
+// factor, short ones not, those between in part (transformers, modeling_rope_utils.py, "llama3").
+static inline double rotary_frequency(const GptConfig *c, int64_t pair) {
+    const double f = pow(c->theta, -2.0 * (double)pair / (double)c->head_dim),
+                 wavelength = 2 * 3.14159265358979323846 / f;
+    const RotaryScaling *s = &c->scaling;
+    const double original = (double)s->original;
+    if (s->factor == 0 || wavelength < original / s->high) { return f; }
+    if (wavelength > original / s->low) { return f / s->factor; }
+    const double part = (original / wavelength - s->low) / (s->high - s->low);
+    return (1 - part) * f / s->factor + part * f;
+}
+static inline Rotary gpt_rotary(const GptConfig *c) {
+    Rotary r = {};
+    for (int64_t i = 0; c->theta > 0 && i < c->head_dim / 2; i++) {
+        r.frequency[i] = (float)rotary_frequency(c, i);
+    }
+    return r;
+}
+
 // Computes the sizes and offsets of all tensors and storages. Allocates nothing. arch must outlive
 // the model.
 static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, GptShare share) {
     GptModel m = {};
     // distinct blocks
     const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run);
+    config = gpt_config_complete(config);
     m.config = config;
     m.arch = arch;
     m.share = share;
     m.units = (int)config.layers + 2;
-    const int64_t quantity[QUANTITIES] = {1, config.channels, config.padded_vocab,
-                                          config.max_seq_len, config.heads};
-    memcpy(m.quantity, quantity, sizeof quantity);
+    gpt_set_quantities(&m);
+    m.rotary = gpt_rotary(&config);
     for (int t = 0; t < m.arch->tensor_count; t++) {
         const TensorSpec *spec = &m.arch->tensors[t];
+        if (spec->storage == NO_STORAGE) { continue; }
         m.tensor_elements[t] =
             (spec->rows.times ? gpt_dim(&m, spec->rows) : 1) * gpt_dim(&m, spec->cols);
         m.tensor_offset[t] = m.class_elements[spec->storage];
@@ -92,10 +134,20 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
     for (int c = 0; c < STORAGE_CLASSES; c++) {
         m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1);
     }
+    m.classifier = gpt_storage_of_class(&m, architecture_classifier(arch));
     return m;
 }
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     return gpt_model_of(&architectures[config.arch], config, share);
+}
+// Returns whether the embedding and the classifier use one table.
+static inline bool gpt_is_tied(const GptModel *m) { return architecture_is_tied(m->arch); }
+// Returns the shape of attention for `rows` sequences of T tokens.
+static inline AttentionShape gpt_attention(const GptModel *m, int64_t rows, int64_t T) {
+    const GptConfig *c = &m->config;
+    const AttentionShape shape = {
+        .rows = rows, .T = T, .heads = c->heads, .kv_heads = c->kv_heads, .D = c->head_dim};
+    return shape;
 }
 static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);
@@ -110,12 +162,6 @@ static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     if (gpt_storage_is_block(m, storage)) { return STORAGE_BLOCK; }
     return m
         ->single[storage < m->first_block ? storage : storage - m->first_after + m->first_block];
-}
-// Returns the storage of a class other than the blocks'. The architecture must have it.
-static inline int gpt_storage_of_class(const GptModel *m, StorageClass c) {
-    int i = 0;
-    while (m->single[i] != c) { i++; }
-    return i < m->first_block ? i : i + m->first_after - m->first_block;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
     return m->class_elements[gpt_storage_class(m, storage)];
@@ -215,6 +261,34 @@ static inline int64_t gpt_storage_real_elements(const GptModel *m, int storage) 
     return last->offset + gpt_real_elements(m, last->tensor);
 }
 
+// The deviation of a tensor's initial values.
+static inline double tensor_deviation(const GptModel *m, const TensorSpec *spec) {
+    const double deviation = spec->deviation > 0 ? spec->deviation : 0.02;
+    switch (spec->init) {
+    case INIT_RESIDUAL: return deviation / sqrt(2.0 * m->config.layers);
+    case INIT_UNIFORM: return deviation / sqrt((double)m->config.channels);
+    default: return deviation;
+    }
+}
+// Writes elements first .. last - 1 of a tensor, in the numbering of all layers. `first` is that of
+// values[0].
+static inline void tensor_randomise(const TensorSpec *spec, double deviation, uint64_t seed,
+                                    uint64_t tensor, int64_t first, int64_t last, float *values) {
+#pragma omp parallel for schedule(static)
+    for (int64_t pair = first / 2; pair < (last + 1) / 2; pair++) {
+        double z[2];
+        if (spec->init == INIT_UNIFORM) {
+            random_uniform_pair(seed, tensor, pair, z);
+        } else {
+            random_normal_pair(seed, tensor, pair, z);
+        }
+        for (int64_t e = 2 * pair; e < 2 * pair + 2; e++) {
+            if (e >= first && e < last) {
+                values[e - first] = (float)(deviation * z[e - 2 * pair]);
+            }
+        }
+    }
+}
 // Writes the initial values of elements begin .. end - 1 of a storage. They depend only on the
 // seed, the tensor, and the element's number in the tensor over all layers.
 static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, int64_t begin,
@@ -223,28 +297,19 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
     int n = gpt_storage_parts(m, storage, parts);
     for (int i = 0; i < n; i++) {
         TensorPart part = parts[i];
-        const TensorInit init = m->arch->tensors[part.tensor].init;
+        const TensorSpec *spec = &m->arch->tensors[part.tensor];
         // the wanted range, relative to the part
         int64_t low = max_i64(begin - part.offset, 0),
                 high = min_i64(end - part.offset, part.elements);
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
-        double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * m->config.layers) : 0.02;
         const int64_t real_ones = gpt_real_elements(m, part.tensor);
         int64_t first = part.layer * part.elements + low,
                 last = part.layer * part.elements + min_i64(high, real_ones);
-        for (int64_t e = 0; e < high - low; e++) { values[e] = init == INIT_ONE; }
-        if (init < INIT_NORMAL) { continue; }
-#pragma omp parallel for schedule(static)
-        for (int64_t pair = first / 2; pair < (last + 1) / 2; pair++) {
-            double z[2];
-            random_normal_pair(seed, (uint64_t)part.tensor, pair, z);
-            for (int64_t e = 2 * pair; e < 2 * pair + 2; e++) {
-                if (e >= first && e < last) {
-                    values[e - first] = (float)(scale * z[e - 2 * pair]);
-                }
-            }
-        }
+        for (int64_t e = 0; e < high - low; e++) { values[e] = spec->init == INIT_ONE; }
+        if (spec->init < INIT_NORMAL) { continue; }
+        tensor_randomise(spec, tensor_deviation(m, spec), seed, (uint64_t)part.tensor, first, last,
+                         values);
     }
 }
 

@@ -64,6 +64,10 @@ static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m
     }
     unit_carve_gradients(b, a, m, c, N, true);
 }
+// Returns the outputs of the widest linear layer.
+static inline int64_t gpt_widest(const GptModel *m) {
+    return max_i64(m->quantity[OF_QKV], m->config.theta > 0 ? 2 * m->config.ffn : m->config.ffn);
+}
 // Returns the size of the operations' workspace for micro-batches of `rows` samples and chunks of
 // at most `logits` rows of logits.
 static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads,
@@ -74,7 +78,10 @@ static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_
                             .NH = m->config.heads,
                             .V = m->config.vocab,
                             .Vp = m->config.padded_vocab,
-                            .logits = logits};
+                            .logits = logits,
+                            .kv_heads = m->config.kv_heads,
+                            .D = m->config.head_dim,
+                            .widest = gpt_widest(m)};
     return ops_workspace_bytes(shape, threads);
 }
 
@@ -252,6 +259,40 @@ static inline void layernorm_sample_sum(const OpCall *o) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// RMSNorm, and the sum before it
+static inline bool rmsnorm_adds(const OpCall *o) { return o->node->kind == OP_ADD_RMSNORM; }
+static inline const Real *rmsnorm_input(const OpCall *o) {
+    return rmsnorm_adds(o) ? o->out[1] : o->in[0];
+}
+static inline void rmsnorm_forward(const OpCall *o) {
+    const bool adds = rmsnorm_adds(o);
+    ops_rmsnorm_forward(o->s, o->out[0], o->stats[0], adds ? o->out[1] : NULL, o->in[0],
+                        adds ? o->in[1] : NULL, o->params[0], o->N, o->width,
+                        (float)o->call->model->config.eps);
+}
+static inline void rmsnorm_backward_input(const OpCall *o) {
+    const bool adds = rmsnorm_adds(o);
+    Real *din = adds ? o->dout[1] : o->din[0];
+    if (first_write(o, adds ? o->node->out[1] : o->node->in[0])) {
+        ops_zero(o->s, din, o->N * o->width * ops_real_bytes());
+    }
+    ops_rmsnorm_backward_input(o->s, din, o->dout[0], rmsnorm_input(o), o->params[0], o->stats[0],
+                               o->N, o->width);
+    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, din); }
+}
+static inline void rmsnorm_backward_weight(const OpCall *o) {
+    if (o->node->params[0] == NO_TENSOR) { return; }
+    ops_rmsnorm_backward_weight(o->s, o->grads[0], o->dout[0], rmsnorm_input(o), o->stats[0], o->N,
+                                o->width, o->accumulates[0]);
+}
+static inline void rmsnorm_sample_norms(const OpCall *o) {
+    if (o->node->params[0] == NO_TENSOR) { return; }
+    ops_rmsnorm_samples(o->s, o->sums[0], o->call->norms, o->dout[0], rmsnorm_input(o), o->stats[0],
+                        o->rows, o->T, o->width);
+}
+static inline void rmsnorm_sample_sum(const OpCall *o) { vector_sample_sum(o, 0); }
+
+// -------------------------------------------------------------------------------------------------
 // Linear layers
 static inline void linear_forward(const OpCall *o) {
     Real *gelu = o->node->kind == OP_LINEAR_GELU ? o->out[1] : NULL;
@@ -291,17 +332,80 @@ static inline double linear_flops(const GptModel *m, const UnitSpec *u, const Op
 // -------------------------------------------------------------------------------------------------
 // Attention
 static inline void attention_forward(const OpCall *o) {
-    ops_attention_forward(o->s, o->out[0], o->stats[0], o->in[0], o->rows, o->T, o->width,
-                          o->call->model->config.heads);
+    ops_attention_forward(o->s, o->out[0], o->stats[0], o->in[0],
+                          gpt_attention(o->call->model, o->rows, o->T));
 }
 static inline void attention_backward_input(const OpCall *o) {
     first_write(o, o->node->in[0]);
-    ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0], o->rows,
-                           o->T, o->width, o->call->model->config.heads);
+    ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0],
+                           gpt_attention(o->call->model, o->rows, o->T));
 }
 static inline double attention_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
                                      double T) {
     return 2.0 * gpt_dim(m, u->values[n->out[0]].width) * T; // causal: half of 2 * 2 T C
+}
+
+// -------------------------------------------------------------------------------------------------
+// Rotary positions, and the norms of heads of q and k
+static inline void rotary_forward(const OpCall *o) {
+    const GptModel *m = o->call->model;
+    ops_rotary(o->s, o->out[0], gpt_attention(m, o->rows, o->T), &m->rotary, false);
+}
+// The gradient of q and k is turned back in place.
+static inline void rotary_backward_input(const OpCall *o) {
+    const GptModel *m = o->call->model;
+    ops_rotary(o->s, o->dout[0], gpt_attention(m, o->rows, o->T), &m->rotary, true);
+}
+static inline HeadNorm head_norm_of(const OpCall *o) {
+    const GptModel *m = o->call->model;
+    const HeadNorm h = {.shape = gpt_attention(m, o->rows, o->T),
+                        .rotary = &m->rotary,
+                        .eps = (float)m->config.eps,
+                        .scale = m->arch->qk_scale};
+    return h;
+}
+static inline void head_norm_forward(const OpCall *o) {
+    const HeadNorm h = head_norm_of(o);
+    ops_head_norm_forward(o->s, o->out[0], o->stats[0], o->in[0], o->params[0], o->params[1], &h);
+}
+static inline void head_norm_backward_input(const OpCall *o) {
+    const HeadNorm h = head_norm_of(o);
+    first_write(o, o->node->in[0]);
+    ops_head_norm_backward_input(o->s, o->din[0], o->dout[0], o->in[0], o->params[0], o->params[1],
+                                 o->stats[0], &h);
+}
+static inline void head_norm_backward_weight(const OpCall *o) {
+    const HeadNorm h = head_norm_of(o);
+    if (o->node->params[0] == NO_TENSOR) { return; }
+    ops_head_norm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], o->in[0], o->stats[0],
+                                  &h, o->accumulates[0]);
+}
+static inline void head_norm_sample_norms(const OpCall *o) {
+    const HeadNorm h = head_norm_of(o);
+    if (o->node->params[0] == NO_TENSOR) { return; }
+    ops_head_norm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout[0], o->in[0],
+                          o->stats[0], &h);
+}
+static inline void head_norm_sample_sum(const OpCall *o) {
+    vector_sample_sum(o, 0);
+    vector_sample_sum(o, 1);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Activations of the MLP
+static inline void swiglu_forward(const OpCall *o) {
+    ops_swiglu_forward(o->s, o->out[0], o->in[0], o->N, o->width);
+}
+static inline void swiglu_backward_input(const OpCall *o) {
+    first_write(o, o->node->in[0]);
+    ops_swiglu_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N, o->width);
+}
+static inline void relu2_forward(const OpCall *o) {
+    ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
+}
+static inline void relu2_backward_input(const OpCall *o) {
+    first_write(o, o->node->in[0]);
+    ops_relu2_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N * o->width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -322,7 +426,7 @@ static inline void classifier_run(const UnitCall *c, const OpNode *n, Classifier
     ops_classifier(o.s, (float *)c->buffers.value[n->out[0]], r.dx, r.dweight,
                    r.dlogits ? r.dlogits : logits, o.in[0], o.params[0], c->targets, o.N, r.each,
                    o.in_width, c->model->config.vocab, c->model->config.padded_vocab, r.scale,
-                   r.accumulate);
+                   c->model->arch->softcap, r.accumulate);
 }
 static inline void classifier_backward_input(const OpCall *o) {
     ClassifierResults results = o->call->classifier;
@@ -372,12 +476,25 @@ static const OpKind op_kinds[OP_KINDS] = {
         linear_forward, linear_backward_input, linear_backward_weight, linear_sample_norms,        \
             linear_sample_sum                                                                      \
     }
+#define RMSNORM                                                                                    \
+    {                                                                                              \
+        rmsnorm_forward, rmsnorm_backward_input, rmsnorm_backward_weight, rmsnorm_sample_norms,    \
+            rmsnorm_sample_sum                                                                     \
+    }
+    {.name = "rmsnorm", .part = RMSNORM},
+    {.name = "add + rmsnorm", .part = RMSNORM},
     {.name = "linear", .part = LINEAR, .flops = linear_flops},
     {.name = "linear + GELU", .part = LINEAR, .flops = linear_flops},
     {.name = "linear of GELU", .part = LINEAR, .flops = linear_flops},
+    {.name = "rotary positions", .part = {rotary_forward, rotary_backward_input}},
+    {.name = "norms of heads",
+     .part = {head_norm_forward, head_norm_backward_input, head_norm_backward_weight,
+              head_norm_sample_norms, head_norm_sample_sum}},
     {.name = "attention",
      .part = {attention_forward, attention_backward_input},
      .flops = attention_flops},
+    {.name = "SwiGLU", .part = {swiglu_forward, swiglu_backward_input}},
+    {.name = "squared ReLU", .part = {relu2_forward, relu2_backward_input}},
     {.name = "add", .part = {add_forward, add_backward_input}},
     // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
     {.name = "classifier", .part = {NULL, classifier_backward_input}, .flops = classifier_flops},
@@ -431,6 +548,7 @@ static inline void head_logits(Stream *s, const GptModel *m, const UnitStates *u
     ops_matmul_forward(s, logits, NULL, classified,
                        real_at_const(unit_param(m, u, n->params[0]), first * width), NULL, rows,
                        width, count);
+    if (m->arch->softcap > 0) { ops_softcap(s, logits, rows * count, m->arch->softcap); }
 }
 
 // Returns the buffers of the rows from `row` on.

@@ -133,7 +133,15 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
     const GptShare *share = &m->share;
     text_add(t, "model ");
     // manifests without an architecture are GPT-2's
-    if (c->arch) { text_add(t, "arch=%s,", m->arch->name); }
+    if (c->arch) {
+        const RotaryScaling *r = &c->scaling;
+        text_add(t,
+                 "arch=%s,tie=%d,kv_heads=%" PRId64 ",head_dim=%" PRId64 ",ffn=%" PRId64
+                 ",theta=%.17g,eps=%.17g,rope_factor=%.17g,rope_low=%.17g,rope_high=%.17g,"
+                 "rope_original=%" PRId64 ",",
+                 m->arch->name, gpt_is_tied(m), c->kv_heads, c->head_dim, c->ffn, c->theta, c->eps,
+                 r->factor, r->low, r->high, r->original);
+    }
     text_add(t,
              "layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
@@ -210,18 +218,29 @@ static inline bool manifest_share(const char *text, int64_t layers, GptShare *sh
     if (good) { *share = gpt_share(layers, n, cycle ? n : 0); }
     return good;
 }
+// Reads what the line of a model says before its layers, if it names an architecture. Returns the
+// rest of the line; NULL if it is not readable.
+static inline const char *manifest_architecture(const char *line, GptConfig *c) {
+    RotaryScaling *r = &c->scaling;
+    char name[16];
+    int tie = 0, used = 0;
+    const int found = sscanf(line,
+                             "arch=%15[a-z0-9],tie=%d,kv_heads=%" SCNd64 ",head_dim=%" SCNd64
+                             ",ffn=%" SCNd64 ",theta=%lg,eps=%lg,rope_factor=%lg,rope_low=%lg,"
+                             "rope_high=%lg,rope_original=%" SCNd64 ",%n",
+                             name, &tie, &c->kv_heads, &c->head_dim, &c->ffn, &c->theta, &c->eps,
+                             &r->factor, &r->low, &r->high, &r->original, &used);
+    if (found != 11 || !used) { return NULL; }
+    c->arch = gpt_architecture(name, strlen(name), tie);
+    return c->arch > 0 ? line + used : NULL;
+}
 // Reads the model of a manifest. Returns false if the text has none. optimizer: space for 8 bytes.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,
                                   char *optimizer) {
     const char *line = manifest_line(text, "model"), *shared = ",share=";
     int used = 0;
     memset(c, 0, sizeof *c);
-    if (line && !strncmp(line, "arch=", 5)) {
-        const size_t n = strcspn(line + 5, ",\n");
-        c->arch = gpt_architecture(line + 5, n);
-        line += 5 + n + (line[5 + n] == ',');
-    }
-    if (c->arch < 0) { return false; }
+    if (line && !strncmp(line, "arch=", 5)) { line = manifest_architecture(line, c); }
     const int found =
         line ? sscanf(line,
                       "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64

@@ -1,0 +1,250 @@
+// llama.h: the tables of Llama, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped keys and values,
+// SwiGLU. Qwen2 adds a bias to q, k and v. Qwen3 normalises each head of q and k.
+// Source: huggingface/transformers, models/{llama,qwen2,qwen3}/modeling_*.py.
+#ifndef LLAMA_H
+#define LLAMA_H
+
+#include "model/architecture.h" // what a table says
+
+enum {
+    LLAMA_WTE,
+    LLAMA_LN1W,
+    LLAMA_QKVW, // rows of q, then of k, then of v
+    LLAMA_QKVB,
+    LLAMA_QNORMW,
+    LLAMA_KNORMW,
+    LLAMA_ATTPROJW,
+    LLAMA_LN2W,
+    LLAMA_GATEUPW, // rows of gate, then of up
+    LLAMA_DOWNW,
+    LLAMA_LNFW,
+    LLAMA_HEADW,
+    LLAMA_TENSORS
+};
+// Each argument is the storage of tensors that not all architectures have, or NO_STORAGE.
+#define LLAMA_TENSOR_TABLE(bias, qk_norm, head)                                                    \
+    {.name = "wte",                                                                                \
+     .storage = STORAGE_WTE,                                                                       \
+     .rows = ONE_OF(OF_VOCAB),                                                                     \
+     .cols = CHANNELS_X1,                                                                          \
+     .init = INIT_NORMAL},                                                                         \
+        {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},         \
+        {.name = "qkvw",                                                                           \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = ONE_OF(OF_QKV),                                                                   \
+         .cols = CHANNELS_X1,                                                                      \
+         .init = INIT_NORMAL},                                                                     \
+        {.name = "qkvb", .storage = bias, .cols = ONE_OF(OF_QKV)},                                 \
+        {.name = "qnormw", .storage = qk_norm, .cols = ONE_OF(OF_HEAD_DIM), .init = INIT_ONE},     \
+        {.name = "knormw", .storage = qk_norm, .cols = ONE_OF(OF_HEAD_DIM), .init = INIT_ONE},     \
+        {.name = "attprojw",                                                                       \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = CHANNELS_X1,                                                                      \
+         .cols = ONE_OF(OF_Q),                                                                     \
+         .init = INIT_RESIDUAL},                                                                   \
+        {.name = "ln2w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},         \
+        {.name = "gateupw",                                                                        \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = {2, OF_FFN},                                                                      \
+         .cols = CHANNELS_X1,                                                                      \
+         .init = INIT_NORMAL},                                                                     \
+        {.name = "downw",                                                                          \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = CHANNELS_X1,                                                                      \
+         .cols = ONE_OF(OF_FFN),                                                                   \
+         .init = INIT_RESIDUAL},                                                                   \
+        {.name = "lnfw", .storage = STORAGE_LNF, .cols = CHANNELS_X1, .init = INIT_ONE}, {         \
+        .name = "headw", .storage = head, .rows = ONE_OF(OF_VOCAB), .cols = CHANNELS_X1,           \
+        .init = INIT_NORMAL                                                                        \
+    }
+static const TensorSpec llama_tied_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE)};
+static const TensorSpec llama_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
+static const TensorSpec qwen2_tied_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, NO_STORAGE)};
+static const TensorSpec qwen2_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_HEAD)};
+static const TensorSpec qwen3_tied_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE)};
+static const TensorSpec qwen3_tensors[LLAMA_TENSORS] = {
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_HEAD)};
+
+// The embedding: y = wte[token]
+static const ValueSpec llama_embedding_values[] = {
+    BOUNDARIES,
+};
+static const GradientSpec llama_embedding_gradients[] = {
+    BOUNDARY_GRADIENTS,
+};
+static const OpNode llama_embedding_ops[] = {
+    {.kind = OP_EMBEDDING, .out = {VALUE_Y}, .params = {LLAMA_WTE, NO_TENSOR}},
+};
+
+// The block: x1 = x + attention(rmsnorm(x)); y = x1 + mlp(rmsnorm(x1))
+enum {
+    LLAMA_N1 = VALUE_FIRST,
+    LLAMA_QKV,
+    LLAMA_ATT,
+    LLAMA_RES,
+    LLAMA_N2,
+    LLAMA_GATEUP,
+    LLAMA_SILU, // silu(gate) * up
+    LLAMA_RSTD1,
+    LLAMA_RSTD2,
+    LLAMA_LSE,
+    QWEN3_TURNED, // q and k after their norm and rotation, and v
+    QWEN3_RSTD    // of the heads of q and k
+};
+enum {
+    LLAMA_DSILU = GRADIENT_FIRST,
+    LLAMA_DGATEUP,
+    LLAMA_DQKV,
+    LLAMA_DRES,
+    LLAMA_DN2,
+    LLAMA_DN1,
+    LLAMA_DATT,
+    QWEN3_DTURNED
+};
+#define LLAMA_BLOCK_VALUES                                                                         \
+    BOUNDARIES, {.name = "n1", .width = CHANNELS_X1, .gradient = LLAMA_DN1},                       \
+        {.name = "qkv", .width = ONE_OF(OF_QKV), .gradient = LLAMA_DQKV},                          \
+        {.name = "att", .width = ONE_OF(OF_Q), .gradient = LLAMA_DATT},                            \
+        {.name = "res", .width = CHANNELS_X1, .gradient = LLAMA_DRES},                             \
+        {.name = "n2", .width = CHANNELS_X1, .gradient = LLAMA_DN2},                               \
+        {.name = "gateup", .width = {2, OF_FFN}, .gradient = LLAMA_DGATEUP},                       \
+        {.name = "silu", .width = ONE_OF(OF_FFN), .gradient = LLAMA_DSILU},                        \
+        {.name = "rstd1", FLOAT_PER_TOKEN}, {.name = "rstd2", FLOAT_PER_TOKEN}, {                  \
+        .name = "lse", .type = VALUE_FLOATS, .width = ONE_OF(OF_HEADS)                             \
+    }
+#define LLAMA_BLOCK_GRADIENTS                                                                      \
+    BOUNDARY_GRADIENTS, {.name = "dsilu", .width = ONE_OF(OF_FFN)},                                \
+        {.name = "dgateup", .width = {2, OF_FFN}, .kept_in = LLAMA_GATEUP},                        \
+        {.name = "dqkv", .width = ONE_OF(OF_QKV), .kept_in = LLAMA_QKV},                           \
+        {.name = "dres", .width = CHANNELS_X1, .kept_in = LLAMA_RES},                              \
+        {.name = "dn2", .width = CHANNELS_X1}, {.name = "dn1", .width = CHANNELS_X1}, {            \
+        .name = "datt", .width = ONE_OF(OF_Q)                                                      \
+    }
+static const ValueSpec llama_block_values[] = {LLAMA_BLOCK_VALUES};
+static const GradientSpec llama_block_gradients[] = {LLAMA_BLOCK_GRADIENTS};
+static const ValueSpec qwen3_block_values[] = {
+    LLAMA_BLOCK_VALUES,
+    {.name = "turned", .width = ONE_OF(OF_QKV), .gradient = QWEN3_DTURNED},
+    {.name = "rstd_heads", .type = VALUE_FLOATS, .width = ONE_OF(OF_NORMED_HEADS)},
+};
+static const GradientSpec qwen3_block_gradients[] = {
+    LLAMA_BLOCK_GRADIENTS,
+    {.name = "dturned", .width = ONE_OF(OF_QKV)},
+};
+
+// From the block's input to q, k and v, before positions
+#define LLAMA_TO_QKV(bias)                                                                         \
+    {.kind = OP_RMSNORM,                                                                           \
+     .in = {VALUE_X},                                                                              \
+     .out = {LLAMA_N1},                                                                            \
+     .stats = {LLAMA_RSTD1},                                                                       \
+     .params = {LLAMA_LN1W, NO_TENSOR}},                                                           \
+    {                                                                                              \
+        .kind = OP_LINEAR, .in = {LLAMA_N1}, .out = {LLAMA_QKV}, .params = { LLAMA_QKVW, bias }    \
+    }
+#define LLAMA_ATTENTION(qkv)                                                                       \
+    {                                                                                              \
+        .kind = OP_ATTENTION, .in = {qkv}, .out = {LLAMA_ATT}, .stats = { LLAMA_LSE }              \
+    }
+// From the attention's output to the block's
+#define LLAMA_FROM_ATTENTION                                                                       \
+    {.kind = OP_LINEAR,                                                                            \
+     .in = {LLAMA_ATT},                                                                            \
+     .out = {LLAMA_RES},                                                                           \
+     .params = {LLAMA_ATTPROJW, NO_TENSOR}},                                                       \
+        {.kind = OP_ADD_RMSNORM,                                                                   \
+         .in = {LLAMA_RES, VALUE_X},                                                               \
+         .out = {LLAMA_N2, LLAMA_RES},                                                             \
+         .stats = {LLAMA_RSTD2},                                                                   \
+         .params = {LLAMA_LN2W, NO_TENSOR}},                                                       \
+        {.kind = OP_LINEAR,                                                                        \
+         .in = {LLAMA_N2},                                                                         \
+         .out = {LLAMA_GATEUP},                                                                    \
+         .params = {LLAMA_GATEUPW, NO_TENSOR}},                                                    \
+        {.kind = OP_SWIGLU, .in = {LLAMA_GATEUP}, .out = {LLAMA_SILU}},                            \
+        {.kind = OP_LINEAR,                                                                        \
+         .in = {LLAMA_SILU},                                                                       \
+         .out = {VALUE_Y},                                                                         \
+         .params = {LLAMA_DOWNW, NO_TENSOR}},                                                      \
+    {                                                                                              \
+        .kind = OP_ADD, .in = {VALUE_Y, LLAMA_RES}, .out = { VALUE_Y }                             \
+    }
+static const OpNode llama_block_ops[] = {
+    LLAMA_TO_QKV(NO_TENSOR),
+    {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
+    LLAMA_ATTENTION(LLAMA_QKV),
+    LLAMA_FROM_ATTENTION,
+};
+static const OpNode qwen2_block_ops[] = {
+    LLAMA_TO_QKV(LLAMA_QKVB),
+    {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
+    LLAMA_ATTENTION(LLAMA_QKV),
+    LLAMA_FROM_ATTENTION,
+};
+static const OpNode qwen3_block_ops[] = {
+    LLAMA_TO_QKV(NO_TENSOR),
+    {.kind = OP_HEAD_NORM,
+     .in = {LLAMA_QKV},
+     .out = {QWEN3_TURNED},
+     .stats = {QWEN3_RSTD},
+     .params = {LLAMA_QNORMW, LLAMA_KNORMW}},
+    LLAMA_ATTENTION(QWEN3_TURNED),
+    LLAMA_FROM_ATTENTION,
+};
+
+// The head: losses = classifier(rmsnorm(x))
+enum { LLAMA_NF = VALUE_FIRST, LLAMA_RSTDF, LLAMA_LOSSES };
+enum { LLAMA_DNF = GRADIENT_FIRST };
+static const ValueSpec llama_head_values[] = {
+    BOUNDARIES,
+    {.name = "nf", .width = CHANNELS_X1, .gradient = LLAMA_DNF},
+    {.name = "rstd", FLOAT_PER_TOKEN},
+    {.name = "losses", FLOAT_PER_TOKEN},
+};
+static const GradientSpec llama_head_gradients[] = {
+    BOUNDARY_GRADIENTS,
+    {.name = "dnf", .width = CHANNELS_X1, .with_values = true},
+};
+#define LLAMA_HEAD(table)                                                                          \
+    {.kind = OP_RMSNORM,                                                                           \
+     .in = {VALUE_X},                                                                              \
+     .out = {LLAMA_NF},                                                                            \
+     .stats = {LLAMA_RSTDF},                                                                       \
+     .params = {LLAMA_LNFW, NO_TENSOR}},                                                           \
+    {                                                                                              \
+        .kind = OP_CLASSIFIER, .in = {LLAMA_NF}, .out = {LLAMA_LOSSES}, .params = {                \
+            table,                                                                                 \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
+static const OpNode llama_tied_head_ops[] = {LLAMA_HEAD(LLAMA_WTE)};
+static const OpNode llama_head_ops[] = {LLAMA_HEAD(LLAMA_HEADW)};
+
+// The rows of `architectures`. block: the prefix of a block's tables.
+#define LLAMA_UNITS(block, block_tables, head, table)                                              \
+    {                                                                                              \
+        {UNIT_TABLES(llama_embedding), .storages = {STORAGE_WTE, NO_STORAGE}},                     \
+            {.values = block_tables##_block_values,                                                \
+             .gradients = block_tables##_block_gradients,                                          \
+             .ops = block##_block_ops,                                                             \
+             .value_count = LENGTH_OF(block_tables##_block_values),                                \
+             .gradient_count = LENGTH_OF(block_tables##_block_gradients),                          \
+             .op_count = LENGTH_OF(block##_block_ops),                                             \
+             .storages = {STORAGE_BLOCK, NO_STORAGE}},                                             \
+        {                                                                                          \
+            .values = llama_head_values, .gradients = llama_head_gradients, .ops = head##_ops,     \
+            .value_count = LENGTH_OF(llama_head_values),                                           \
+            .gradient_count = LENGTH_OF(llama_head_gradients), .op_count = LENGTH_OF(head##_ops),  \
+            .storages = {                                                                          \
+                STORAGE_LNF,                                                                       \
+                table                                                                              \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#endif
