@@ -45,7 +45,8 @@ typedef struct {
     int ranks;
     Placement cut; // [N] units of each stage
     bool recompute;
-    bool waits; // updates wait for the norm of the whole gradient
+    bool untied; // wte has no use in the head
+    bool waits;  // updates wait for the norm of the whole gradient
     // Some steps drain before others follow. Then all new parameters have arrived early, and the
     // delayed ones must be kept as well.
     bool pauses;
@@ -260,6 +261,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
                                      int64_t samples, int64_t micro) {
     CyclicPlan p = {};
     p.rule = (CyclicRule)o->cyclic;
+    p.untied = !gpt_is_tied(m);
     p.mode = o->cyclic_mode ? (CyclicMode)o->cyclic_mode : ranks == 1 ? CYCLIC_SINGLE : CYCLIC_DATA;
     p.ranks = ranks;
     const int64_t natural =

@@ -27,6 +27,8 @@
 //             between, either dlogits (ghost) or H_i itself (instantiated) are kept. Where memory
 //             is too small for either, the logits are computed again at the embedding, a few
 //             samples at a time. wte stays acquired until then, so this sends no message.
+//             A classifier with a table of its own belongs to the head's group, and H_i is its
+//             gradient: measured, and added, by the head's weight part.
 // Pipelines   E_i is computed on the first stage and H_i on the last. The last stage sends |H_i|^2
 //             and, for each position t, the row of H_i for t's token (tied). The sum of these
 //             rows' products with the rows that make up E_i is <E_i, H_i>. The first stage computes
@@ -46,7 +48,8 @@
 typedef struct {
     bool on, flat;   // flat: all units of a rank share one norm (styles flat and stage)
     Clips clips;     // groups that share a norm
-    int stages;      // pipeline stages; with several, the group with wte crosses them
+    bool tied;       // wte is the classifier's table, too
+    int stages;      // pipeline stages; with several, the group with a tied wte crosses them
     bool again;      // logits are computed again for the gradient of wte
     bool fresh;      // each micro-step's gradients start from zero, and add to no other's
     bool overlaps;   // the head processes other samples before the embedding gets these
@@ -58,12 +61,17 @@ typedef struct {
 static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages,
                                      ClipFunction function) {
     const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : 1;
-    ClipPolicy p = {true,  clips != CLIPS_UNITS,      clips,   stages, false, false,
-                    false, (float)(R / sqrt(groups)), function};
+    const ClipPolicy p = {.on = true,
+                          .flat = clips != CLIPS_UNITS,
+                          .clips = clips,
+                          .tied = gpt_is_tied(m),
+                          .stages = stages,
+                          .threshold = (float)(R / sqrt(groups)),
+                          .function = function};
     return p;
 }
 // Returns whether the group with wte crosses stages; the second: whether one group crosses all.
-static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->stages > 1; }
+static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->tied && p->stages > 1; }
 static inline bool clip_crosses_all(const ClipPolicy *p) {
     return clip_crosses(p) && p->clips == CLIPS_ALL;
 }
@@ -115,11 +123,11 @@ static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
 static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows,
                                      double T) {
     const double C = gpt_width(m), V = m->config.padded_vocab;
-    if (!p->on || unit == m->units - 1) { return 0; }
-    if (unit) {
-        return clip_instantiates_block(p, m, T) ? 0 : rows * T * T * clip_products(m).both;
-    }
-    return clip_instantiates_head(m, T) ? 0 : rows * T * T * (C + V);
+    const bool table = unit == (p->tied ? 0 : m->units - 1); // of the classifier
+    if (!p->on) { return 0; }
+    if (table) { return clip_instantiates_head(m, T) ? 0 : rows * T * T * (C + V); }
+    if (gpt_unit_class(m, unit) != UNIT_BLOCK) { return 0; }
+    return clip_instantiates_block(p, m, T) ? 0 : rows * T * T * clip_products(m).both;
 }
 // Returns the number of samples whose gradient of wte is in memory at a time: all of a micro-batch,
 // or a few where logits are computed again.
@@ -352,10 +360,38 @@ static inline void clip_classifier_sum(const UnitCall *c, const Clip *clip, cons
     }
 }
 
+// Adds each sample's squared norm of the classifier's table. It keeps the buffers of the head.
+static inline void clip_classifier_norms(const UnitCall *c, const Clip *clip,
+                                         const Real *classified) {
+    const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab;
+    if (clip->head) {
+        ops_sample_norms(c->stream, clip->norms, clip->head, c->rows, Vp * C);
+    } else {
+        ops_matmul_sample_norms(c->stream, clip->norms, clip->dlogits, classified, c->rows, c->T, C,
+                                Vp);
+    }
+}
+// The two parts of a head with a table of its own: norms; the sum, which overwrites the head's
+// activations.
+static inline void clip_head_norms(const UnitCall *c, const Clip *clip) {
+    unit_pass(c, PART_SAMPLE_NORMS);
+    clip_classifier_norms(c, clip, head_classified(c->model, &c->buffers));
+}
+static inline void clip_head_sum(const UnitCall *c, const Clip *clip) {
+    unit_pass(c, PART_SAMPLE_SUM);
+    clip_classifier_sum(c, clip, clip->factors, head_classified(c->model, &c->buffers));
+}
+
 // -------------------------------------------------------------------------------------------------
 // Embedding: the token table with both its uses, and the positions. All calls are of the
 // embedding's unit; head: buffers of the head's.
 
+// The same, where wte is used once.
+static inline void clip_untied_norms(const UnitCall *c, const Clip *clip) {
+    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
+    ops_embedding_sample_norms(c->stream, clip->norms, embedding.dout[0], c->tokens,
+                               clip_positions(c->model) > 0, c->rows, c->T, gpt_width(c->model));
+}
 // Returns the classifier's inputs.
 static inline Real *clip_classified(const UnitCall *c, const Clip *clip, const UnitBuffers *head) {
     return clip->lnf ? clip->lnf : head_classified(c->model, head);
@@ -368,7 +404,7 @@ static inline void clip_embedding_norms(const UnitCall *c, const Clip *clip,
     const bool positions = clip_positions(c->model) > 0;
     const Real *dout = embedding.dout[0], *classified = clip_classified(c, clip, head);
     if (!clip->head) {
-        ops_matmul_sample_norms(s, clip->norms, clip->dlogits, classified, c->rows, T, C, Vp);
+        clip_classifier_norms(c, clip, classified);
         ops_embedding_sample_norms(s, clip->norms, dout, c->tokens, positions, c->rows, T, C);
         ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows,
                               T, C, Vp);
@@ -397,13 +433,15 @@ static inline void clip_crossing_norms(const UnitCall *c, const Clip *clip) {
                      clip->policy.threshold, clip->policy.function);
 }
 // Adds the gradients of the token table and the positions, times the factors, which must have been
-// made. Overwrites the head's activations. head NULL: the classifier is on another stage.
+// made. Overwrites the head's activations. head NULL: the classifier is on another stage, or has a
+// table of its own.
 static inline void clip_embedding_sum(const UnitCall *c, const Clip *clip,
                                       const UnitBuffers *head) {
     const OpNode *n = unit_op(c->unit, OP_EMBEDDING);
     const StorageClass table = tensor_class(c->model, n->params[0]);
     if (!head) {
-        embedding_backward(c, n, clip->crossing.factors);
+        embedding_backward(c, n,
+                           clip_crosses(&clip->policy) ? clip->crossing.factors : clip->factors);
         return;
     }
     UnitStates states = *c->states;

@@ -427,8 +427,8 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         } else if (shape->logits > LEAST_LOGITS) {
             shape->logits /= 2;
         } else {
-            shape->clip.again =
-                !shape->clip.flat && executor_bytes(m, *shape, threads) > TOO_MUCH * most;
+            shape->clip.again = !shape->clip.flat && shape->clip.tied &&
+                                executor_bytes(m, *shape, threads) > TOO_MUCH * most;
             break;
         }
     }

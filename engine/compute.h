@@ -227,20 +227,33 @@ static inline const UnitBuffers *work_head(const Executor *e, const Work *w) {
 static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
         unit_pass(c, PART_BACKWARD_INPUT);
-        clip_embedding_norms(c, clip, work_head(e, w));
+        if (clip->policy.tied) {
+            clip_embedding_norms(c, clip, work_head(e, w));
+        } else {
+            clip_untied_norms(c, clip);
+        }
         return;
     }
     UnitCall of = clip_call(c, clip, w->unit);
-    unit_pass(&of, PART_SAMPLE_NORMS);
+    if (w->unit == e->model->units - 1 && !clip->policy.tied) {
+        clip_head_norms(&of, clip);
+    } else {
+        unit_pass(&of, PART_SAMPLE_NORMS);
+    }
 }
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
 static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
-        clip_embedding_sum(c, clip, clip_crosses(&clip->policy) ? NULL : work_head(e, w));
+        const bool here = clip->policy.tied && !clip_crosses(&clip->policy);
+        clip_embedding_sum(c, clip, here ? work_head(e, w) : NULL);
         return;
     }
     UnitCall of = clip_call(c, clip, w->unit);
-    unit_pass(&of, PART_SAMPLE_SUM);
+    if (w->unit == e->model->units - 1 && !clip->policy.tied) {
+        clip_head_sum(&of, clip);
+    } else {
+        unit_pass(&of, PART_SAMPLE_SUM);
+    }
 }
 // Runs the weight part of a unit that is a clipping group of its own.
 static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {

@@ -121,9 +121,11 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     const double of_head = gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
-    // part, or by TIED; and so is the embedding's norm, if it crosses stages.
-    const double classifier = head ? of_head : 0, tied = c->clip.on ? of_head : 0;
+    // part, or by TIED; and so is the embedding's norm, if it crosses stages. A table of the head's
+    // own is made by the head's weight part.
+    const double classifier = head ? of_head : 0, table = c->clip.on ? of_head : 0;
     const bool crosses = clip_crosses(&c->clip);
+    const bool makes_table = c->clip.tied ? !a->unit && !crosses : head;
     const int of = !crosses || block ? a->unit : head ? 0 : -1; // whose norms
     const double norms =
         of < 0 ? 0 : clip_norm_flops(&c->clip, c->model, of, a->rows, c->T) / products_per_s;
@@ -132,15 +134,15 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: seconds = product + (block ? 20 : 2) * pass; break;
     case ACT_BACKWARD_INPUT:
-        seconds = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat || head ? norms : 0) +
-                  (block ? 20 : 6) * pass;
+        seconds = product + (c->clip.on ? 2 : 3) * classifier +
+                  (c->clip.flat || (head && crosses) ? norms : 0) + (block ? 20 : 6) * pass;
         break;
     case ACT_BACKWARD_WEIGHT:
-        seconds = product + (a->unit || crosses ? 0 : tied) + (c->clip.flat || head ? 0 : norms) +
-                  4 * pass;
+        seconds = product + (makes_table ? table : 0) +
+                  (c->clip.flat || (head && crosses) ? 0 : norms) + 4 * pass;
         break;
     case ACT_CLIP: seconds = block ? 0 : norms; break;
-    case ACT_TIED: seconds = tied; break;
+    case ACT_TIED: seconds = table; break;
     default: break;
     }
     return seconds;

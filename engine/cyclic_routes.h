@@ -139,7 +139,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     // a stage has at most as many phases as ranks
     const size_t most = (N * N) * (size_t)(cyclic_turns(p) ? N : 3);
     HandBacks h = {0, new_array(HandBack, most, "routes")};
-    if (p->mode == CYCLIC_MODEL) {
+    if (p->mode == CYCLIC_MODEL && !p->untied) {
         HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
         wte.head = true;
         hand_back_add(&h, wte);
@@ -202,7 +202,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank);
+    r.heads = p->untied ? 1 : cyclic_wte_gradients(p, rank);
     r.grad_slots = p->mode == CYCLIC_DATA ? p->N : 2;
     r.pieces = cyclic_pieces(p);
     r.deferred = p->mode == CYCLIC_DATA;
@@ -216,10 +216,10 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
+            const int i = used[k];
             const bool head =
-                u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
-            const int i = used[k],
-                      stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
+                u == m->units - 1 && !i && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
+            const int stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
             if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
             r.stage[i] = stage;
             for (int q = 0; q < p->ranks && !r.borrows; q++) {
