@@ -223,7 +223,7 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, Passage at) {
         backward ? cyclic_compute(b, ACT_SEND_BACKWARD, units->first_unit, at)
                  : cyclic_compute(b, ACT_SEND_FORWARD, units->first_unit + units->units - 1, at);
     if (to != from && rows.rows) { cyclic_message(b, rows, from, to); }
-    if (backward && at.stage == p->N - 1 && from != first) {
+    if (backward && at.stage == p->N - 1 && from != first && !p->untied) {
         cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, at.piece, at.step), from, first);
     }
 }
