@@ -77,7 +77,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens",                         \
       "per optimizer step, all ranks; 0: micro-batch x T x ranks")                                 \
     TEXT("model", model, "model", "e", "d12", "",                                                  \
-      "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file")    \
+      "d12, gpt2:124M, gpt3:1.3B, llama3.2:1B, qwen3:0.6B, nano:d12, "                              \
+      "\"layers=6,heads=6,channels=384,vocab=256\" (more keys: arch, kv_heads, head_dim, ffn, "     \
+      "theta, eps, tie, positions, rope_factor), a .bin file, or a folder: a checkpoint's, or of "  \
+      "Hugging Face")                                                                              \
     INT("run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")     \
     TEXT("run", out, "out", "o", "", "folder", "where checkpoints go; empty: none are written")    \
     TEXT("run", log, "log", "", "", "file", "JSON lines")                                          \

@@ -224,9 +224,11 @@ static inline void print_model(const Plan *p) {
     const char *name = p->config->options.model;
     TextBuffer row = {NULL, 0, 0};
     if (!strchr(name, '=')) { text_add(&row, "%s: ", name); } // the row has what a list of keys has
-    text_add(&row,
-             "%" PRId64 " layer%s, %" PRId64 " head%s, %" PRId64 " channels, vocabulary %" PRId64,
-             c->layers, plural(c->layers), c->heads, plural(c->heads), c->channels, c->vocab);
+    if (c->theta > 0) { text_add(&row, "%s, ", p->model.arch->name); }
+    text_add(&row, "%" PRId64 " layer%s, %" PRId64 " head%s", c->layers, plural(c->layers),
+             c->heads, plural(c->heads));
+    if (c->kv_heads != c->heads) { text_add(&row, " (%" PRId64 " of keys)", c->kv_heads); }
+    text_add(&row, ", %" PRId64 " channels, vocabulary %" PRId64, c->channels, c->vocab);
     if (c->padded_vocab != c->vocab) { text_add(&row, " (padded %" PRId64 ")", c->padded_vocab); }
     const double unit = p->model.parameters < 50000 ? 1e3 : 1e6;
     text_add(&row, ", %" PRId64 " positions; %.1f %s parameters, %s", c->max_seq_len,
