@@ -171,9 +171,9 @@ static void bench_classifier(Stream *s, int64_t N) {
     double best[2] = {1e9, 1e9}, products = 6.0 * (double)N * C * (double)V;
     for (int i = 0; i < (rounds + 1) / 2; i++) {
         BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets,
-                                     N, N, C, V, Vp, 1.0f / (float)N, false));
+                                     N, N, C, V, Vp, 1.0f / (float)N, 0.0f, false));
         BEST(best[1], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte),
-                                     targets, N, N, C, V, Vp, 1.0f / (float)N, false));
+                                     targets, N, N, C, V, Vp, 1.0f / (float)N, 0.0f, false));
     }
     row_product("classifier, all of it", 1, best[0], products);
     row_product("classifier, keeping dlogits", 0, best[1], products);
@@ -190,11 +190,12 @@ static void bench_attention(Stream *s, int64_t rows, int64_t T) {
     int64_t N = rows * T;
     float *qkv = filled(3 * N * C), *dqkv = filled(3 * N * C), *out = filled(N * C),
           *dout = filled(N * C), *lse = filled(N * NH);
+    const AttentionShape a = {.rows = rows, .T = T, .heads = NH, .kv_heads = NH, .D = C / NH};
     double forward = 1e9, backward = 1e9, pairs = (double)rows * (double)T * (double)(T + 1) / 2;
     for (int i = 0; i < rounds; i++) {
-        BEST(forward, ops_attention_forward(s, real(out), lse, real(qkv), rows, T, C, NH));
-        BEST(backward, ops_attention_backward(s, real(dqkv), real(dout), real(qkv), real(out), lse,
-                                              rows, T, C, NH));
+        BEST(forward, ops_attention_forward(s, real(out), lse, real(qkv), a));
+        BEST(backward,
+             ops_attention_backward(s, real(dqkv), real(dout), real(qkv), real(out), lse, a));
     }
     row_product("attention forward", LAYERS, forward, 4.0 * pairs * C);
     row_product("attention backward", LAYERS, backward, 10.0 * pairs * C);
@@ -296,7 +297,7 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
         BEST(best[0], ops_bias_samples(s, sums, norms, real(a), rows, T, 3 * C));
         BEST(best[1],
              ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
-        BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, rows, T, C));
+        BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, true, rows, T, C));
         BEST(best[3], ops_matmul_backward_weight_samples(s, gradient, real(b), real(a), factors,
                                                          rows, T, 3 * C, C, false));
         BEST(best[4], ops_sample_norms(s, norms, gradients, rows, n));

@@ -46,10 +46,11 @@ typedef struct {
     int64_t rows, T, C, other; // other: OC, NH or V; for flat operations rows is n
     int variant;               // what the operation makes of it, see there
     int threads;
+    int64_t kv_heads, D; // of attention; 0: NH heads of C / NH channels
 } Case;
 
 static const Case cases[] = {
-    // rows, T, C, V (Vp = V + 3, maxT = T + 2); variant 1: wte and wpe apart
+    // rows, T, C, V (Vp = V + 3, maxT = T + 2); variant 1: wte and wpe apart; 2: no wpe
     // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with
     // 203
     // on tensor cores: several tiles, samples of more than one panel
@@ -59,6 +60,7 @@ static const Case cases[] = {
     {EMBEDDING, 8, 40, 5, 9, 0, 2},
     {EMBEDDING, 0, 4, 8, 7, 0, 2},
     {EMBEDDING, 3, 6, 17, 5, 1, 2},
+    {EMBEDDING, 2, 9, 21, 6, 2, 3},
     // rows, T, C; variant 1: two summands; 2: the sum goes over the first
     {LAYERNORM, 1, 1, 1, 0, 0, 1},
     {LAYERNORM, 1, 1, 48, 0, 1, 2},
@@ -83,7 +85,8 @@ static const Case cases[] = {
     {RESIDUAL, 1001, 1, 1, 0, 0, 2},
     {RESIDUAL, 300007, 1, 1, 0, 1, 3},
     {RESIDUAL, 0, 1, 1, 0, 0, 2},
-    // rows, T, C, NH: tiles are of 32, 64 or 128
+    // rows, T, C, NH, and of some kv_heads, D: tiles are of 32, 64 or 128. variant 1: scores of
+    // hundreds, so the running maximum must work
     {ATTENTION, 1, 1, 1, 1, 0, 1},
     {ATTENTION, 2, 1, 12, 3, 0, 2},
     {ATTENTION, 1, 64, 64, 1, 0, 1},
@@ -158,13 +161,14 @@ static const Case cases[] = {
     {LAYERNORM_SAMPLES, 4, 1, 130, 0, 0, 2},
     {LAYERNORM_SAMPLES, 2, 0, 20, 0, 0, 2},
     {LAYERNORM_SAMPLES, 0, 7, 20, 0, 0, 2},
-    // rows, T, C, V; variant 1: all tokens of a sample equal
+    // rows, T, C, V; variant 1: all tokens of a sample equal; 2: no positions
     {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
     {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
     {EMBEDDING_NORMS, 2, 40, 1300, 30, 0, 2},
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
+    {EMBEDDING_NORMS, 3, 40, 130, 20, 2, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
     // rows, T, C, V (Vp = V + 3); variant 1: all tokens of a sample equal
     {TIED_NORMS, 1, 1, 1, 1, 0, 1},
@@ -259,7 +263,10 @@ static Stream stream_of(const Case *c, int threads) {
                       c->op == ATTENTION ? c->other : max_i64(1, c->C),
                       classifier ? c->other : 1,
                       c->other + 3,
-                      LOGITS_PLENTY};
+                      LOGITS_PLENTY,
+                      c->kv_heads,
+                      c->D,
+                      0};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads);
@@ -323,14 +330,15 @@ static double gelu_double(double x) {
 // --- the operations: sizes, reference, run -------------------------------------------------------
 static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) {
     in[0] = (c->other + 3) * c->C;
-    in[1] = (c->T + 2) * c->C;
+    in[1] = c->variant == 2 ? 0 : (c->T + 2) * c->C;
     *out = positions(c) * c->C;
 }
 static void embedding_reference(const Case *c, double **in, double *out) {
     int32_t *tokens = tokens_of(c, false);
     for (int64_t n = 0; n < positions(c); n++) {
         for (int64_t i = 0; i < c->C; i++) {
-            out[n * c->C + i] = in[0][tokens[n] * c->C + i] + in[1][n % c->T * c->C + i];
+            out[n * c->C + i] =
+                in[0][tokens[n] * c->C + i] + (c->variant == 2 ? 0.0 : in[1][n % c->T * c->C + i]);
         }
     }
     ops_free(tokens);
@@ -339,11 +347,13 @@ static void embedding_run(const Case *c, Stream *s, float **in, float *out, cons
                           float **grad, bool accumulate) {
     int32_t *tokens = tokens_of(c, false);
     const int64_t n = positions(c) * c->C;
+    const bool none = c->variant == 2;
+    const int calls = none ? 0 : c->variant;
     ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C),
-                          in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
+                          none ? NULL : in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
     float *again = floats((c->other + 3) * c->C);
-    for (int apart = 0; apart <= c->variant; apart++) {
-        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL,
+    for (int apart = 0; apart <= calls; apart++) {
+        ops_embedding_backward(s, apart ? again : grad[0], apart == calls && !none ? grad[1] : NULL,
                                in_real(s, dout, n), tokens, NULL, c->rows, c->T, c->C, c->other + 3,
                                c->T + 2, accumulate, accumulate);
     }
@@ -466,36 +476,52 @@ static void residual_run(const Case *c, Stream *s, float **in, float *out, const
                  in_real(s, in[1], c->rows), c->rows);
 }
 
-// in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running
-// maximum must work
+static AttentionShape attention_of(const Case *c) {
+    const AttentionShape a = {
+        .rows = c->rows,
+        .T = c->T,
+        .heads = c->other,
+        .kv_heads = c->kv_heads ? c->kv_heads : c->other,
+        .D = c->D ? c->D : c->C / max_i64(1, c->other),
+    };
+    return a;
+}
+// in: qkv; out: attention | lse (no gradient asked)
 static void attention_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * 3 * c->C;
-    *out = positions(c) * (c->C + c->other);
+    const AttentionShape a = attention_of(c);
+    in[0] = positions(c) * attention_qkv_width(a);
+    *out = positions(c) * (attention_q_width(a) + a.heads);
+}
+// One query: out(D), and its log-sum-exp. q, k and v are its head in the sequence's first row.
+static double attention_query(AttentionShape a, double *out, const double *q, const double *k,
+                              const double *v, int64_t t, double *p) {
+    const int64_t W = attention_qkv_width(a);
+    double top = -INFINITY, sum = 0.0;
+    for (int64_t u = 0; u <= t; u++) {
+        p[u] = 0.0;
+        for (int64_t d = 0; d < a.D; d++) {
+            p[u] += q[t * W + d] * k[u * W + d] / sqrt((double)a.D);
+        }
+        top = fmax(top, p[u]);
+    }
+    for (int64_t u = 0; u <= t; u++) { sum += (p[u] = exp(p[u] - top)); }
+    for (int64_t d = 0; d < a.D; d++) {
+        out[d] = 0.0;
+        for (int64_t u = 0; u <= t; u++) { out[d] += p[u] / sum * v[u * W + d]; }
+    }
+    return top + log(sum);
 }
 static void attention_reference(const Case *c, double **in, double *out) {
-    int64_t T = c->T, C = c->C, D = c->C / c->other;
-    double *p = doubles(T), *lse = out + positions(c) * C;
-    for (int64_t b = 0; b < c->rows; b++) {
-        for (int64_t h = 0; h < c->other; h++) {
-            for (int64_t t = 0; t < T; t++) {
-                const double *q = in[0] + (b * T + t) * 3 * C + h * D;
-                double top = -INFINITY, sum = 0.0;
-                for (int64_t u = 0; u <= t; u++) {
-                    p[u] = 0.0;
-                    for (int64_t d = 0; d < D; d++) {
-                        p[u] += q[d] * in[0][(b * T + u) * 3 * C + C + h * D + d] / sqrt((double)D);
-                    }
-                    top = fmax(top, p[u]);
-                }
-                for (int64_t u = 0; u <= t; u++) { sum += (p[u] = exp(p[u] - top)); }
-                lse[(b * c->other + h) * T + t] = top + log(sum);
-                for (int64_t d = 0; d < D; d++) {
-                    double o = 0.0;
-                    for (int64_t u = 0; u <= t; u++) {
-                        o += p[u] / sum * in[0][(b * T + u) * 3 * C + 2 * C + h * D + d];
-                    }
-                    out[(b * T + t) * C + h * D + d] = o;
-                }
+    const AttentionShape a = attention_of(c);
+    double *p = doubles(a.T), *lse = out + positions(c) * attention_q_width(a);
+    for (int64_t b = 0; b < a.rows; b++) {
+        for (int64_t h = 0; h < a.heads; h++) {
+            const double *row = in[0] + b * a.T * attention_qkv_width(a), *q = row + h * a.D,
+                         *k = row + (a.heads + h / (a.heads / a.kv_heads)) * a.D,
+                         *v = k + a.kv_heads * a.D;
+            for (int64_t t = 0; t < a.T; t++) {
+                lse[(b * a.heads + h) * a.T + t] = attention_query(
+                    a, out + (b * a.T + t) * attention_q_width(a) + h * a.D, q, k, v, t, p);
             }
         }
     }
@@ -504,17 +530,24 @@ static void attention_reference(const Case *c, double **in, double *out) {
 static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                           float **grad, bool accumulate) {
     (void)accumulate;
-    const int64_t n = positions(c) * c->C;
+    const AttentionShape a = attention_of(c);
+    const int64_t n = positions(c) * attention_q_width(a),
+                  wide = positions(c) * attention_qkv_width(a);
     float *lse = out + n;
     Real *attended = out_real(s, out, n);
-    const Real *qkv = in_real(s, in[0], 3 * n);
-    ops_attention_forward(s, attended, lse, qkv, c->rows, c->T, c->C, c->other);
-    ops_attention_backward(s, out_real(s, grad[0], 3 * n), in_real(s, dout, n), qkv, attended, lse,
-                           c->rows, c->T, c->C, c->other);
+    const Real *qkv = in_real(s, in[0], wide);
+    ops_attention_forward(s, attended, lse, qkv, a);
+    ops_attention_backward(s, out_real(s, grad[0], wide), in_real(s, dout, n), qkv, attended, lse,
+                           a);
 }
 
 // in: x, wte; out: losses. dout is the scale of every row.
-enum { SCALE_EIGHTHS = 3 };
+enum { SCALE_EIGHTHS = 3, CAPPED = 4 };
+static float softcap_of(const Case *c) { return c->variant & CAPPED ? 2.5f : 0.0f; }
+static double capped(const Case *c, double logit) {
+    const double cap = (double)softcap_of(c);
+    return c->variant & CAPPED ? cap * tanh(logit / cap) : logit;
+}
 static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) {
     in[0] = positions(c) * c->C;
     in[1] = (c->other + 3) * c->C;
@@ -532,6 +565,7 @@ static void classifier_reference(const Case *c, double **in, double *out) {
             for (int64_t i = 0; i < c->C; i++) {
                 logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i];
             }
+            logits[v] = capped(c, logits[v]);
             top = fmax(top, logits[v]);
         }
         for (int64_t v = 0; v < c->other; v++) { sum += exp(logits[v] - top); }
@@ -548,9 +582,9 @@ static void classifier_run(const Case *c, Stream *s, float **in, float *out, con
     float *alone = floats(N);
     const Real *x = in_real(s, in[0], N * c->C), *wte = in_real(s, in[1], Vp * c->C);
     ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, N,
-                   c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
+                   c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, softcap_of(c), accumulate);
     ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, N, c->C, c->other, Vp, 0.0f,
-                   false);
+                   softcap_of(c), false);
     ops_wait(s);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
     ops_free(alone);
@@ -573,12 +607,16 @@ static void kept_reference(const Case *c, double **in, double *out) {
             for (int64_t i = 0; i < c->C; i++) {
                 logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i];
             }
-            target = v == targets[n] ? logits[v] : target;
+            target = v == targets[n] ? capped(c, logits[v]) : target;
         }
         // log p = logit - (the target's + the loss)
         for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) {
+            const double logit = capped(c, logits[v]),
+                         slope =
+                             1.0 -
+                             (c->variant & CAPPED ? pow(logit / (double)softcap_of(c), 2.0) : 0.0);
             logits[v] =
-                SCALE_EIGHTHS / 8.0 * (exp(logits[v] - target - out[n]) - (v == targets[n]));
+                SCALE_EIGHTHS / 8.0 * slope * (exp(logit - target - out[n]) - (v == targets[n]));
         }
     }
     ops_free(targets);
@@ -590,10 +628,10 @@ static void check_own_dwte(const Case *c, Stream *s, const Real *x, const Real *
     const int64_t C = c->C, n = Vp * C;
     float *losses = floats(positions(c)), *own = floats(c->rows * n), *alone = floats(n);
     ops_classifier(s, losses, NULL, own, NULL, x, wte, targets, positions(c), c->T, C, c->other, Vp,
-                   1.0f, false);
+                   1.0f, softcap_of(c), false);
     for (int64_t b = 0; b < c->rows; b++) {
         ops_classifier(s, losses, NULL, alone, NULL, real_at_const(x, b * c->T * C), wte,
-                       targets + b * c->T, c->T, c->T, C, c->other, Vp, 1.0f, false);
+                       targets + b * c->T, c->T, c->T, C, c->other, Vp, 1.0f, softcap_of(c), false);
         ops_wait(s);
         for (int64_t i = 0; i < n; i++) {
             if (!(fabsf(alone[i] - own[b * n + i]) <= 1e-5f * (1.0f + fabsf(alone[i])))) {
@@ -613,15 +651,16 @@ static void kept_run(const Case *c, Stream *s, float **in, float *out, const flo
     const int64_t N = positions(c), C = c->C, V = c->other, Vp = V + 3;
     const Real *x = in_real(s, in[0], N * C), *wte = in_real(s, in[1], Vp * C);
     Real *dx = out_real(s, grad[0], N * C), *dlogits = out_real(s, out + N, N * Vp);
-    const float scale = SCALE_EIGHTHS / 8.0f;
-    if (c->variant == 3) {
-        ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
-        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, N, C, V, Vp, scale,
+    const float scale = SCALE_EIGHTHS / 8.0f, cap = softcap_of(c);
+    if (c->variant % 4 == 3) {
+        ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, N, C, V, Vp, scale, cap,
                        accumulate);
-        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, N, C, V, Vp, scale,
+        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, N, C, V, Vp, scale, cap,
+                       accumulate);
+        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, N, C, V, Vp, scale, cap,
                        accumulate);
     } else {
-        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, N, C, V, Vp, scale,
+        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, N, C, V, Vp, scale, cap,
                        accumulate);
     }
     ops_wait(s);
@@ -862,8 +901,8 @@ static void layernorm_samples_run(const Case *c, Stream *s, float **in, float *o
 
 // in: dout, numbers that tokens are made of
 static int32_t token_of(const Case *c, double number) {
-    return c->variant ? (int32_t)(c->other - 1)
-                      : (int32_t)((number / 1.5 + 1.0) / 2.0 * 0.999 * (double)c->other);
+    return c->variant == 1 ? (int32_t)(c->other - 1)
+                           : (int32_t)((number / 1.5 + 1.0) / 2.0 * 0.999 * (double)c->other);
 }
 static int32_t *tokens_from(const Case *c, const float *numbers) {
     int32_t *tokens = (int32_t *)(void *)floats(positions(c));
@@ -879,7 +918,7 @@ static void embedding_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
 static void embedding_norms_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) {
         const double *dout = in[0] + b * c->T * c->C, *numbers = in[1] + b * c->T;
-        double squares = squares_of(dout, c->T * c->C);
+        double squares = c->variant < 2 ? squares_of(dout, c->T * c->C) : 0.0;
         for (int64_t t = 0; t < c->T; t++) {
             for (int64_t u = 0; u < c->T; u++) {
                 for (int64_t i = 0; i < c->C && token_of(c, numbers[t]) == token_of(c, numbers[u]);
@@ -898,8 +937,8 @@ static void embedding_norms_run(const Case *c, Stream *s, float **in, float *out
     (void)accumulate;
     double *norms = norms_before(c);
     int32_t *tokens = tokens_from(c, in[1]);
-    ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens, c->rows,
-                               c->T, c->C);
+    ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens,
+                               c->variant < 2, c->rows, c->T, c->C);
     put_norms(c, s, out, norms, 0, 1.0);
     ops_free(tokens);
 }

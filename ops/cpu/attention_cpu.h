@@ -117,16 +117,17 @@ static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a
     }
 }
 
-// A thread's workspace for one head. Tp is T rounded up to TILE, Dp is D = C/NH rounded up to
-// LANES, w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where
-// words are numbers, an array and its `rows` are one.
+// A thread's workspace for one query head. Tp is T rounded up to TILE, Dp is D rounded up to LANES,
+// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words are
+// numbers, an array and its `rows` are one.
 typedef struct {
     float scale;                     // 1/sqrt(D)
     Word *k_rows, *v_rows;           // (Tp, wp(D)): words of a row
     Word *k, *v, *q, *dout;          // (w(Tp), Dp): words of a column
     Word *q_t, *dout_t;              // (w(D), Tp): words of a row, transposed; forward uses a tile
     Word *rows;                      // (TILE, wp(D)): what is transposed
-    float *out, *dq, *dk, *dv;       // (TILE, Dp), dq (Tp, Dp)
+    float *out, *dq;                 // (TILE, Dp), (Tp, Dp)
+    float *dk, *dv;                  // (TILE, Dp); if several query heads share them, (Tp, Dp)
     float *scores, *dscores;         // (TILE, TILE): (keys, queries)
     Word *p, *ds, *p_rows, *ds_rows; // the same as words of a column, (w(TILE), TILE), and of a row
     float *top, *sum, *factor;       // (TILE)
@@ -138,9 +139,9 @@ static inline Word *take_pairs(float **at, int64_t n, Word *numbers) {
     return words_are_pairs() ? take_words(at, n) : numbers;
 }
 static inline int64_t row_words(int64_t D) { return round_up(words_of(D), LANES); }
-static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *floats) {
+static inline HeadSpace head_space(float *at, int64_t T, int64_t D, bool shared, int64_t *floats) {
     const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
-                  tile = words_of(TILE) * TILE;
+                  tile = words_of(TILE) * TILE, keys = shared ? Tp : (int64_t)TILE;
     float *begin = at;
     HeadSpace h;
     h.scale = 1.0f / sqrtf((float)D);
@@ -155,8 +156,8 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *flo
     h.rows = take_words(&at, TILE * Dw);
     h.out = take_floats(&at, TILE * Dp);
     h.dq = take_floats(&at, Tp * Dp);
-    h.dk = take_floats(&at, TILE * Dp);
-    h.dv = take_floats(&at, TILE * Dp);
+    h.dk = take_floats(&at, keys * Dp);
+    h.dv = take_floats(&at, keys * Dp);
     h.scores = take_floats(&at, TILE * TILE);
     h.dscores = take_floats(&at, TILE * TILE);
     h.p = take_pairs(&at, tile, (Word *)(void *)h.scores);
@@ -171,11 +172,22 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, int64_t *flo
     *floats = at - begin;
     return h;
 }
-static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
+static inline bool keys_are_shared(AttentionShape a) { return a.kv_heads < a.heads; }
+static inline HeadSpace thread_head_space(Stream *s, AttentionShape a) {
+    const bool shared = keys_are_shared(a);
     int64_t floats;
-    head_space((float *)s->workspace, T, D, &floats);
+    head_space((float *)s->workspace, a.T, a.D, shared, &floats);
     assert(workspace_rest(s) >= (size_t)(floats * s->threads) * sizeof(float));
-    return head_space((float *)s->workspace + floats * omp_get_thread_num(), T, D, &floats);
+    return head_space((float *)s->workspace + floats * omp_get_thread_num(), a.T, a.D, shared,
+                      &floats);
+}
+// Returns where head `head` of q begins in qkv, or in an array like out, of a row of the batch; and
+// where the head of keys begins that it reads. Values follow kv_heads D elements later.
+static inline int64_t query_at(AttentionShape a, int64_t row, int64_t width, int64_t head) {
+    return row * a.T * width + head * a.D;
+}
+static inline int64_t keys_at(AttentionShape a, int64_t row, int64_t kv_head) {
+    return row * a.T * attention_qkv_width(a) + (a.heads + kv_head) * a.D;
 }
 
 // to(n, wp(D)) = words of the rows of from(n, D), which are `stride` apart
@@ -300,9 +312,10 @@ TYPED void store_scaled(const DType type, Real *to, const float *from, float sca
 // Computes one tile of queries with all keys up to it. h->k and h->v hold the whole head. Queries
 // beyond T are zero and are computed too.
 static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, const Real *q,
-                                        int64_t q0, int64_t T, int64_t C, int64_t D) {
-    const int64_t Dp = round_up(D, LANES), Dw = row_words(D), m = min_i64(TILE, T - q0);
-    pack_transposed(h, h->q_t, real_at_const(q, q0 * 3 * C), m, D, 3 * C);
+                                        int64_t q0, AttentionShape a) {
+    const int64_t T = a.T, D = a.D, stride = attention_qkv_width(a), Dp = round_up(D, LANES),
+                  Dw = row_words(D), m = min_i64(TILE, T - q0);
+    pack_transposed(h, h->q_t, real_at_const(q, q0 * stride), m, D, stride);
     for (int64_t i = 0; i < TILE; i++) {
         h->top[i] = -1e30f;
         h->sum[i] = 0.0f;
@@ -324,30 +337,34 @@ static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, con
     }
     for (int64_t i = 0; i < m; i++) {
         const float share = 1.0f / h->sum[i];
-        FOR_TYPE(store_scaled, real_at(out, (q0 + i) * C), h->out + i * Dp, share, D);
+        FOR_TYPE(store_scaled, real_at(out, (q0 + i) * attention_q_width(a)), h->out + i * Dp,
+                 share, D);
         lse[q0 + i] = h->top[i] + logf(h->sum[i]);
     }
 }
 
-// A piece of work is one head and every `groups`-th tile of its queries, so that a few heads can
-// still occupy many threads.
+// A piece of work is one query head and every `groups`-th tile of its queries, so that a few heads
+// can still occupy many threads.
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
-                                         int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    const int64_t D = C / NH, heads = rows * NH, tiles = ceil_div(T, TILE);
-    if (heads * T == 0) { return; }
+                                         AttentionShape a) {
+    const int64_t heads = a.rows * a.heads, tiles = ceil_div(a.T, TILE),
+                  stride = attention_qkv_width(a);
+    if (heads * a.T == 0) { return; }
     const int64_t groups = min_i64(tiles, ceil_div(4 * s->threads, heads));
 #pragma omp parallel num_threads(s->threads)
     {
-        HeadSpace h = thread_head_space(s, T, D);
+        HeadSpace h = thread_head_space(s, a);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t piece = 0; piece < heads * groups; piece++) {
-            const int64_t head = piece / groups, b = head / NH, first = (head % NH) * D;
-            const Real *q = real_at_const(qkv, b * T * 3 * C + first);
-            pack_rows(h.k_rows, real_at_const(q, C), T, D, 3 * C);
-            pack_columns(h.v, real_at_const(q, 2 * C), T, D, 3 * C);
+            const int64_t head = piece / groups, row = head / a.heads, mine = head % a.heads;
+            const Real *k = real_at_const(qkv, keys_at(a, row, mine * a.kv_heads / a.heads));
+            pack_rows(h.k_rows, k, a.T, a.D, stride);
+            pack_columns(h.v, real_at_const(k, a.kv_heads * a.D), a.T, a.D, stride);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
-                attention_query_tile(&h, real_at(out, b * T * C + first), lse + head * T, q,
-                                     i * TILE, T, C, D);
+                attention_query_tile(&h, real_at(out, query_at(a, row, attention_q_width(a), mine)),
+                                     lse + head * a.T,
+                                     real_at_const(qkv, query_at(a, row, stride, mine)), i * TILE,
+                                     a);
                 poll_messages(s);
             }
         }
@@ -357,8 +374,8 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
 // Computes one tile of keys with one tile of queries: p = e^(scale q k - lse), dp = dout v, ds = p
 // (dp - delta), each (keys, queries). Then dv += p dout, dk += ds q, dq += ds^T k (dk and dq are
 // scaled at the end).
-static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0, int64_t T,
-                                           int64_t D) {
+static inline void attention_backward_tile(HeadSpace *h, float *dk, float *dv, int64_t q0,
+                                           int64_t k0, int64_t T, int64_t D) {
     const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
                   m = min_i64(TILE, T - q0), n = min_i64(TILE, T - k0), row = words_of(TILE);
     const bool diagonal = k0 == q0;
@@ -381,9 +398,9 @@ static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0,
     pack_score_rows(h->p_rows, h->scores, n);
     pack_score_rows(h->ds_rows, h->dscores, n);
     pack_score_columns(h->ds, h->dscores, n);
-    multiply_tile(h->dv, Dp, h->p_rows, row, 1, h->dout + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
+    multiply_tile(dv, Dp, h->p_rows, row, 1, h->dout + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
                   diagonal ? A_ABOVE : WHOLE, true);
-    multiply_tile(h->dk, Dp, h->ds_rows, row, 1, h->q + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
+    multiply_tile(dk, Dp, h->ds_rows, row, 1, h->q + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
                   diagonal ? A_ABOVE : WHOLE, true);
     multiply_tile(h->dq + q0 * Dp, Dp, h->ds, 1, TILE, h->k + words_of(k0) * Dp, Dp, m, Dp,
                   words_of(n), diagonal ? A_BELOW : WHOLE, true);
@@ -395,56 +412,91 @@ TYPED float dot_reals(const DType type, const Real *a, const Real *b, int64_t n)
     for (int64_t i = 0; i < n; i++) { sum += load_real(type, a, i) * load_real(type, b, i); }
     return sum;
 }
-static inline void attention_backward_head(Stream *s, HeadSpace *h, Real *dq, const Real *dout,
-                                           const Real *q, const Real *out, const float *lse,
-                                           int64_t T, int64_t C, int64_t D) {
-    const int64_t Dp = round_up(D, LANES);
-    const Real *k = real_at_const(q, C), *v = real_at_const(k, C);
-    pack_columns(h->q, q, T, D, 3 * C);
-    if (h->k != h->k_rows) { pack_columns(h->k, k, T, D, 3 * C); }
-    pack_columns(h->dout, dout, T, D, C);
-    pack_rows(h->k_rows, k, T, D, 3 * C);
-    pack_rows(h->v_rows, v, T, D, 3 * C);
-    pack_transposed(h, h->q_t, q, T, D, 3 * C);
-    pack_transposed(h, h->dout_t, dout, T, D, C);
+// A query head, and the head of keys and values that it reads.
+typedef struct {
+    const Real *q, *k, *v, *out, *dout;
+    Real *dq, *dk, *dv;
+    const float *lse;
+    bool first, last; // of the query heads that share the keys
+} BackwardHead;
+static inline void pack_backward_head(HeadSpace *h, const BackwardHead *g, AttentionShape a) {
+    const int64_t T = a.T, D = a.D, stride = attention_qkv_width(a), out = attention_q_width(a);
+    pack_columns(h->q, g->q, T, D, stride);
+    if (g->first) {
+        if (h->k != h->k_rows) { pack_columns(h->k, g->k, T, D, stride); }
+        pack_rows(h->k_rows, g->k, T, D, stride);
+        pack_rows(h->v_rows, g->v, T, D, stride);
+    }
+    pack_columns(h->dout, g->dout, T, D, out);
+    pack_transposed(h, h->q_t, g->q, T, D, stride);
+    pack_transposed(h, h->dout_t, g->dout, T, D, out);
     memset(h->delta, 0, (size_t)round_up(T, TILE) * sizeof(float));
     memset(h->lse, 0, (size_t)round_up(T, TILE) * sizeof(float));
-    memcpy(h->lse, lse, (size_t)T * sizeof(float));
-    memset(h->dq, 0, (size_t)(T * Dp) * sizeof(float));
+    memcpy(h->lse, g->lse, (size_t)T * sizeof(float));
     for (int64_t t = 0; t < T; t++) { // delta = sum(p dp) of a row, which equals dout . out
-        h->delta[t] = FOR_TYPE(dot_reals, real_at_const(dout, t * C), real_at_const(out, t * C), D);
+        h->delta[t] =
+            FOR_TYPE(dot_reals, real_at_const(g->dout, t * out), real_at_const(g->out, t * out), D);
     }
+}
+static inline void attention_backward_head(Stream *s, HeadSpace *h, const BackwardHead *g,
+                                           AttentionShape a) {
+    const int64_t T = a.T, D = a.D, stride = attention_qkv_width(a), Dp = round_up(D, LANES);
+    pack_backward_head(h, g, a);
+    memset(h->dq, 0, (size_t)(T * Dp) * sizeof(float));
     for (int64_t k0 = 0; k0 < T; k0 += TILE) {
-        memset(h->dk, 0, (size_t)(TILE * Dp) * sizeof(float));
-        memset(h->dv, 0, (size_t)(TILE * Dp) * sizeof(float));
-        for (int64_t q0 = k0; q0 < T; q0 += TILE) { attention_backward_tile(h, q0, k0, T, D); }
+        const int64_t kept = keys_are_shared(a) ? k0 * Dp : 0;
+        float *dk = h->dk + kept, *dv = h->dv + kept;
+        if (g->first) {
+            memset(dk, 0, (size_t)(TILE * Dp) * sizeof(float));
+            memset(dv, 0, (size_t)(TILE * Dp) * sizeof(float));
+        }
+        for (int64_t q0 = k0; q0 < T; q0 += TILE) {
+            attention_backward_tile(h, dk, dv, q0, k0, T, D);
+        }
         poll_messages(s);
-        for (int64_t i = 0; i < min_i64(TILE, T - k0); i++) {
-            Real *dk = real_at(dq, (k0 + i) * 3 * C + C);
-            FOR_TYPE(store_scaled, dk, h->dk + i * Dp, h->scale, D);
-            floats_to_reals(real_at(dk, C), h->dv + i * Dp, D);
+        for (int64_t i = 0; i < min_i64(TILE, T - k0) && g->last; i++) {
+            const int64_t at = (k0 + i) * stride;
+            FOR_TYPE(store_scaled, real_at(g->dk, at), dk + i * Dp, h->scale, D);
+            floats_to_reals(real_at(g->dv, at), dv + i * Dp, D);
         }
     }
     for (int64_t t = 0; t < T; t++) {
-        FOR_TYPE(store_scaled, real_at(dq, t * 3 * C), h->dq + t * Dp, h->scale, D);
+        FOR_TYPE(store_scaled, real_at(g->dq, t * stride), h->dq + t * Dp, h->scale, D);
     }
 }
 
+// A piece of work is one head of keys with all query heads that read it, one after the other.
 static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
-                                          const Real *out, const float *lse, int64_t rows,
-                                          int64_t T, int64_t C, int64_t NH) {
-    const int64_t D = C / NH, heads = rows * NH;
-    if (heads * T == 0) { return; }
+                                          const Real *out, const float *lse, AttentionShape a) {
+    const int64_t pieces = a.rows * a.kv_heads, stride = attention_qkv_width(a);
+    if (pieces * a.T == 0) { return; }
 #pragma omp parallel num_threads(s->threads)
     {
-        HeadSpace h = thread_head_space(s, T, D);
+        HeadSpace h = thread_head_space(s, a);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t head = 0; head < heads; head++) {
-            const int64_t b = head / NH, at = b * T * C + (head % NH) * D,
-                          at_qkv = b * T * 3 * C + (head % NH) * D;
-            attention_backward_head(s, &h, real_at(dqkv, at_qkv), real_at_const(dout, at),
-                                    real_at_const(qkv, at_qkv), real_at_const(out, at),
-                                    lse + head * T, T, C, D);
+        for (int64_t piece = 0; piece < pieces; piece++) {
+            const int64_t row = piece / a.kv_heads, kv = piece % a.kv_heads,
+                          begin = ceil_div(kv * a.heads, a.kv_heads),
+                          end = ceil_div((kv + 1) * a.heads, a.kv_heads), k = keys_at(a, row, kv),
+                          v = k + a.kv_heads * a.D;
+            for (int64_t head = begin; head < end; head++) {
+                const int64_t q = query_at(a, row, stride, head),
+                              o = query_at(a, row, attention_q_width(a), head);
+                const BackwardHead g = {
+                    .q = real_at_const(qkv, q),
+                    .k = real_at_const(qkv, k),
+                    .v = real_at_const(qkv, v),
+                    .out = real_at_const(out, o),
+                    .dout = real_at_const(dout, o),
+                    .dq = real_at(dqkv, q),
+                    .dk = real_at(dqkv, k),
+                    .dv = real_at(dqkv, v),
+                    .lse = lse + (row * a.heads + head) * a.T,
+                    .first = head == begin,
+                    .last = head + 1 == end,
+                };
+                attention_backward_head(s, &h, &g, a);
+            }
         }
     }
 }

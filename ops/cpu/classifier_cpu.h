@@ -12,7 +12,8 @@
 #ifndef CLASSIFIER_CPU_H
 #define CLASSIFIER_CPU_H
 
-#include "ops/cpu/matmul_cpu.h" // tiles, products, the team
+#include "ops/cpu/activation_cpu.h" // soft caps
+#include "ops/cpu/matmul_cpu.h"     // tiles, products, the team
 
 enum {
     // Rows of a chunk. Each chunk reads and writes dwte once, and holds rows x V logits.
@@ -27,6 +28,7 @@ typedef struct {
     // The groups one after the other, each (R, its columns); or, kept for the caller, (R, Vp).
     Real *logits;
     bool kept;
+    float softcap;        // 0: none
     float *dx;            // (R, C) sums, in bf16 only
     float *maximum, *sum; // (blocks, R)
     float *target;        // (R) logit of the target
@@ -44,6 +46,7 @@ static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64
     k.each = N;
     k.Vp = V;
     k.kept = !logits;
+    k.softcap = 0.0f;
     k.R = ceil_div(N, max_i64(1, ceil_div(N, most)));
     k.blocks = max_i64(1, V / CLASSIFIER_BLOCK);
     const int64_t groups = ceil_div(V, (int64_t)threads * CLASSIFIER_TILE);
@@ -110,6 +113,7 @@ static inline void classifier_forward(Stream *s, const Classifier *k, int64_t be
     gemm_tile(s, AS_STORED, TRANSPOSED, end - begin, w, k->C, real_at_const(x, begin * k->C), k->C,
               real_at_const(wte, v0 * k->C), k->C, false, l, stride);
     for (int64_t i = begin; i < end; i++, l += stride) {
+        if (k->softcap != 0.0f) { cap_part(DTYPE_FP32, (Real *)(void *)l, k->softcap, w); }
         if (targets[i] >= v0 && targets[i] < v1) { k->target[i] = l[targets[i] - v0]; }
         for (int64_t b = block; b < last; b++) {
             const int64_t v = classifier_column(k, b);
@@ -154,6 +158,20 @@ TYPED void scale_reals(const DType type, Real *x, float factor, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { store_real(type, x, i, load_real(type, x, i) * factor); }
 }
+// The slope of the soft cap at a logit that it has capped.
+static inline float softcap_slope(float logit, float softcap) {
+    return 1.0f - logit / softcap * (logit / softcap);
+}
+// dlogits of capped logits, which are log(x) + maximum. Where x has become 0, so does the dlogit.
+TYPED void scale_capped(const DType type, Real *x, float factor, float maximum, float softcap,
+                        int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        const float e = load_real(type, x, i),
+                    slope = softcap_slope(fast_log(e) + maximum, softcap);
+        store_real(type, x, i, e == 0.0f ? 0.0f : e * factor * slope);
+    }
+}
 // The target's dlogit, from its probability before that was rounded.
 TYPED void classifier_target(const DType type, Real *l, int64_t at, double log_p, float scale) {
     store_real(type, l, at,
@@ -169,10 +187,17 @@ static inline void classifier_dlogits(const Classifier *k, int64_t rows, int64_t
             next = min_i64(v1, classifier_column(k, block + 1));
             const double exponent = (double)k->maximum[block * k->R + i] - k->lse[i];
             const float factor = targets[i] < 0 ? 0.0f : scale * (float)exp(exponent);
-            FOR_TYPE(scale_reals, real_at(l, v - v0), factor, next - v);
+            if (k->softcap != 0.0f) {
+                FOR_TYPE(scale_capped, real_at(l, v - v0), factor, k->maximum[block * k->R + i],
+                         k->softcap, next - v);
+            } else {
+                FOR_TYPE(scale_reals, real_at(l, v - v0), factor, next - v);
+            }
         }
         if (targets[i] >= v0 && targets[i] < v1) {
-            FOR_TYPE(classifier_target, l, targets[i] - v0, k->target[i] - k->lse[i], scale);
+            const float slope = k->softcap != 0.0f ? softcap_slope(k->target[i], k->softcap) : 1.0f;
+            FOR_TYPE(classifier_target, l, targets[i] - v0, k->target[i] - k->lse[i],
+                     scale * slope);
         }
     }
 }
@@ -267,7 +292,7 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, ClassifierCh
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                                   const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                                   int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
-                                  bool accumulate) {
+                                  float softcap, bool accumulate) {
     if (N == 0) {
         if (dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
         return;
@@ -286,6 +311,7 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     if (dlogits) { k.logits = dlogits; }
     k.each = each;
     k.Vp = Vp;
+    k.softcap = softcap;
     for (int64_t n = 0; n < N; n += k.R) {
         k.first = n;
         const ClassifierChunk chunk = {

@@ -354,9 +354,10 @@ static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T
     for (int64_t t = 0; t < T; t++) { order[t] = (uint64_t)tokens[t] << 32 | (uint64_t)t; }
     qsort(order, (size_t)T, sizeof *order, compare_order);
 }
-// Returns the squares of some channels: of each token's sum of rows, and of every row.
-static inline double embedding_squares(const Real *dout, const uint64_t *order, int64_t T,
-                                       int64_t C, int64_t channels) {
+// Returns the squares of some channels: of each token's sum of rows, and, with positions, of every
+// row.
+static inline double embedding_squares(const Real *dout, const uint64_t *order, bool positions,
+                                       int64_t T, int64_t C, int64_t channels) {
     double squares[32] = {0};
     double sum = 0.0;
     float row_sum[CLIP_SLICE], buffer[CLIP_SLICE];
@@ -367,7 +368,7 @@ static inline double embedding_squares(const Real *dout, const uint64_t *order, 
             const float *row = as_floats(buffer, real_at_const(dout, at), channels);
 #pragma omp simd
             for (int64_t c = 0; c < channels; c++) { row_sum[c] += row[c]; }
-            add_squares(squares, row, channels);
+            if (positions) { add_squares(squares, row, channels); }
         }
         add_squares(squares, row_sum, channels);
     }
@@ -375,8 +376,8 @@ static inline double embedding_squares(const Real *dout, const uint64_t *order, 
     return sum;
 }
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
-                                              const int32_t *tokens, int64_t rows, int64_t T,
-                                              int64_t C) {
+                                              const int32_t *tokens, bool positions, int64_t rows,
+                                              int64_t T, int64_t C) {
     const ClipSpace k = thread_clip_space(s, rows, T);
     const int64_t slices = ceil_div(C, CLIP_SLICE);
     assert(slices <= CLIP_PARTS);
@@ -387,8 +388,9 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
             const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
-            k.parts[b * CLIP_PARTS + i % slices] = embedding_squares(
-                real_at_const(dout, at), k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
+            k.parts[b * CLIP_PARTS + i % slices] =
+                embedding_squares(real_at_const(dout, at), k.order + b * T, positions, T, C,
+                                  min_i64(CLIP_SLICE, C - c));
             poll_messages(s);
         }
     }

@@ -27,6 +27,11 @@ typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 static inline void poll_after_row(Stream *s, int64_t row) {
     if (row % 1024 == 1023) { poll_messages(s); }
 }
+// The same for rows of any width, as often as poll_after_block().
+static inline void poll_after_wide_row(Stream *s, int64_t row, int64_t width) {
+    const int64_t rows = max_i64(1, (int64_t)BLOCK * BLOCKS_A_POLL / max_i64(1, width));
+    if (row % rows == rows - 1) { poll_messages(s); }
+}
 
 // On the CPU every operation returns when it is done, so there is nothing to wait for.
 static inline void ops_open(Stream *s, int place, DType real) {
@@ -250,6 +255,41 @@ static inline float fast_exp(float x) {
     float power;
     memcpy(&power, &bits, 4);
     return x < -87.3f ? 0.0f : p * power;
+}
+
+// ln x of a positive x that is not denormal, below 2 units in the last place. x = 2^n m with m
+// from sqrt(1/2) to sqrt(2); the polynomial is Cephes', of degree 9. ln 2 is split as above.
+static inline float fast_log(float x) {
+    const uint32_t half = 0x3f3504f3u; // sqrt(1/2)
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const int32_t n = (int32_t)(bits - half) >> 23;
+    bits -= (uint32_t)n << 23;
+    float m;
+    memcpy(&m, &bits, 4);
+    m -= 1.0f;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    p = p * m * (m * m) - 2.12194440e-4f * (float)n;
+    return m + (p - 0.5f * (m * m)) + 0.693359375f * (float)n;
+}
+// tanh x = 1 - 2 / (1 + e^2x), below 4 units in the last place; near 0, where that cancels,
+// Cephes' polynomial
+static inline float fast_tanh(float x) {
+    const float z = x * x;
+    float p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    return z < 0.390625f ? x + x * (z * p) : 1.0f - 2.0f / (1.0f + fast_exp(2.0f * x));
 }
 
 // GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form

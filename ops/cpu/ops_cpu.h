@@ -16,12 +16,15 @@
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
+#include "ops/cpu/activation_cpu.h" // activations, soft caps
 #include "ops/cpu/attention_cpu.h"  // attention
 #include "ops/cpu/classifier_cpu.h" // the classifier
 #include "ops/cpu/clip_cpu.h"       // gradients of single samples
+#include "ops/cpu/heads_cpu.h"      // rotary positions, norms of heads
 #include "ops/cpu/matmul_cpu.h"     // matrix products
 #include "ops/cpu/noise_cpu.h"      // noise
 #include "ops/cpu/quantize_cpu.h"   // quantization
+#include "ops/cpu/rmsnorm_cpu.h"    // RMSNorm
 
 // --- embedding -----------------------------------------------------------------------------------
 static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
@@ -29,8 +32,12 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
                                          int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < rows * T; n++) {
-        FOR_TYPE(add_part, real_at(out, n * C), real_at_const(wte, tokens[n] * C),
-                 real_at_const(wpe, n % T * C), C);
+        const Real *row = real_at_const(wte, tokens[n] * C);
+        if (wpe) {
+            FOR_TYPE(add_part, real_at(out, n * C), row, real_at_const(wpe, n % T * C), C);
+        } else {
+            memcpy(real_at(out, n * C), row, (size_t)C * ops_real_bytes());
+        }
     }
 }
 
@@ -178,7 +185,8 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
 
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
-    head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
+    head_space(NULL, shape.T, shape.D ? shape.D : shape.C / max_i64(1, shape.NH),
+               shape.kv_heads && shape.kv_heads < shape.NH, &head);
     // All chunks have nearly the same size, so fewer rows can give larger chunks. min(N, most) rows
     // give the largest.
     const int64_t plenty = CLASSIFIER_ROWS,
