@@ -356,7 +356,7 @@ static inline void rotary_backward_input(const OpCall *o) {
     const GptModel *m = o->call->model;
     ops_rotary(o->s, o->dout[0], gpt_attention(m, o->rows, o->T), &m->rotary, true);
 }
-static inline HeadNorm head_norm_of(const OpCall *o) {
+static inline HeadNorm qk_norm_of(const OpCall *o) {
     const GptModel *m = o->call->model;
     const HeadNorm h = {.shape = gpt_attention(m, o->rows, o->T),
                         .rotary = &m->rotary,
@@ -364,29 +364,29 @@ static inline HeadNorm head_norm_of(const OpCall *o) {
                         .scale = m->arch->qk_scale};
     return h;
 }
-static inline void head_norm_forward(const OpCall *o) {
-    const HeadNorm h = head_norm_of(o);
+static inline void qk_norm_forward(const OpCall *o) {
+    const HeadNorm h = qk_norm_of(o);
     ops_head_norm_forward(o->s, o->out[0], o->stats[0], o->in[0], o->params[0], o->params[1], &h);
 }
-static inline void head_norm_backward_input(const OpCall *o) {
-    const HeadNorm h = head_norm_of(o);
+static inline void qk_norm_backward_input(const OpCall *o) {
+    const HeadNorm h = qk_norm_of(o);
     first_write(o, o->node->in[0]);
     ops_head_norm_backward_input(o->s, o->din[0], o->dout[0], o->in[0], o->params[0], o->params[1],
                                  o->stats[0], &h);
 }
-static inline void head_norm_backward_weight(const OpCall *o) {
-    const HeadNorm h = head_norm_of(o);
+static inline void qk_norm_backward_weight(const OpCall *o) {
+    const HeadNorm h = qk_norm_of(o);
     if (o->node->params[0] == NO_TENSOR) { return; }
     ops_head_norm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], o->in[0], o->stats[0],
                                   &h, o->accumulates[0]);
 }
-static inline void head_norm_sample_norms(const OpCall *o) {
-    const HeadNorm h = head_norm_of(o);
+static inline void qk_norm_sample_norms(const OpCall *o) {
+    const HeadNorm h = qk_norm_of(o);
     if (o->node->params[0] == NO_TENSOR) { return; }
     ops_head_norm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout[0], o->in[0],
                           o->stats[0], &h);
 }
-static inline void head_norm_sample_sum(const OpCall *o) {
+static inline void qk_norm_sample_sum(const OpCall *o) {
     vector_sample_sum(o, 0);
     vector_sample_sum(o, 1);
 }
@@ -488,8 +488,8 @@ static const OpKind op_kinds[OP_KINDS] = {
     {.name = "linear of GELU", .part = LINEAR, .flops = linear_flops},
     {.name = "rotary positions", .part = {rotary_forward, rotary_backward_input}},
     {.name = "norms of heads",
-     .part = {head_norm_forward, head_norm_backward_input, head_norm_backward_weight,
-              head_norm_sample_norms, head_norm_sample_sum}},
+     .part = {qk_norm_forward, qk_norm_backward_input, qk_norm_backward_weight,
+              qk_norm_sample_norms, qk_norm_sample_sum}},
     {.name = "attention",
      .part = {attention_forward, attention_backward_input},
      .flops = attention_flops},
