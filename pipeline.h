@@ -503,7 +503,7 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
                          .stages = stages,
                          .stage = plan->placement.stage,
                          .run = new_array(StageRun, stages, "pipeline"),
-                         .crosses = training && plan->clips && stages > 1};
+                         .crosses = training && plan->clips && p->map.stage};
     b.splits =
         training && (plan->kind == PIPELINE_ZERO_BUBBLE || (b.crosses && plan->clips == CLIPS_ALL));
     if (training) { p->clips = plan->clips; }
