@@ -294,6 +294,17 @@ static void ops_relu2_backward(Stream *s, Real *din, const Real *dout, const Rea
 typedef struct {
     int64_t rows, T, heads, kv_heads, D;
 } AttentionShape;
+// Returns the largest shape of attention.
+static inline AttentionShape ops_attention_shape(OpsShape s) {
+    const AttentionShape a = {.rows = s.rows,
+                              .T = s.T,
+                              .heads = s.NH,
+                              .kv_heads = s.kv_heads ? s.kv_heads : s.NH,
+                              .D = s.D ? s.D : s.C / s.NH};
+    return a;
+}
+// Returns the outputs of the widest linear layer of a block.
+static inline int64_t ops_widest(OpsShape s) { return s.widest ? s.widest : 4 * s.C; }
 static inline int64_t attention_q_width(AttentionShape a) { return a.heads * a.D; }
 static inline int64_t attention_qkv_width(AttentionShape a) {
     return (a.heads + 2 * a.kv_heads) * a.D;

@@ -33,12 +33,19 @@
 #include "ops/cuda/attention_cudnn.cuh" // preferred where it is compiled in
 #endif
 
+// An AttentionShape, and where things are in a token's row of qkv: a row has `stride` elements,
+// keys begin at k, values at v. A row of out has k elements, as many as the queries.
 typedef struct {
-    int64_t rows, T, C, NH, D;
+    int64_t rows, T, heads, kv_heads, D, stride, k, v;
     float scale;
-} AttentionShape;
-static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) {
-    return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows);
+} AttentionSizes;
+// A block for each tile of a sequence and each head: of queries, or of keys.
+static inline dim3 attention_grid(const AttentionSizes *a, int64_t tile, int64_t heads) {
+    return dim3(blocks_for(a->T, tile), (unsigned)heads, (unsigned)a->rows);
+}
+// Returns the head of keys and values that a head of queries reads.
+__device__ int64_t key_head(const AttentionSizes &a, int64_t head) {
+    return head * a.kv_heads / a.heads;
 }
 
 // delta(rows, NH, T) = dout . out within a head, which equals the sum of p dp over a row of scores.
@@ -97,7 +104,7 @@ __device__ void hide_scores(float scores[M][N / 8][4], int behind) {
 }
 template <int HEAD, int M, int KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
-    attention_mma_kernel(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape a) {
+    attention_mma_kernel(Bf16 *out, float *lse, const Bf16 *qkv, AttentionSizes a) {
     enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, q);
     Bf16 *k = q + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
@@ -105,8 +112,9 @@ __global__ void __launch_bounds__(MMA_THREADS)
     const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
               end = (int)least(q0 + QUERIES, T);
     const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
-    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C;
-    const Bf16 *from = qkv + b * T * stride + head * D;
+    const int64_t head = blockIdx.y, b = blockIdx.z, stride = a.stride;
+    const Bf16 *from = qkv + b * T * stride + head * D,
+               *keys = qkv + b * T * stride + a.k + key_head(a, head) * D;
     float sum[M][HEAD / 8][4], top[M][2], total[M][2];
     clear_tiles<M, HEAD / 8>(sum);
     UNROLL for (int i = 0; i < 2 * M; i++) {
@@ -114,16 +122,15 @@ __global__ void __launch_bounds__(MMA_THREADS)
         total[i / 2][i % 2] = 0.0f;
     }
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
-    start_tile<HEAD, KEYS>(k, from + a.C, T, D, stride);
-    start_tile<HEAD, KEYS>(v, from + 2 * a.C, T, D, stride);
+    start_tile<HEAD, KEYS>(k, keys, T, D, stride);
+    start_tile<HEAD, KEYS>(v, keys + a.v - a.k, T, D, stride);
     for (int k0 = 0, now = 0; k0 < end; k0 += KEYS, now = STAGE - now) {
         const int next = k0 + KEYS;
         copy_async_wait();
         __syncthreads(); // this tile is complete, and all threads are done with the one before
         if (next < end) {
-            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
-                                   stride);
-            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+            start_tile<HEAD, KEYS>(k + STAGE - now, keys + next * stride, T - next, D, stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, keys + next * stride + a.v - a.k, T - next, D,
                                    stride);
         }
         // Skip keys after all queries of this warp, and warps without queries.
@@ -139,46 +146,53 @@ __global__ void __launch_bounds__(MMA_THREADS)
         const int query = first + i / 2 * 16 + fragment_row(i % 2);
         *x = over_quad(*x, false);
         if (lane() % 4 == 0 && query < T) {
-            lse[(b * a.NH + head) * T + query] = a.scale * top[i / 2][i % 2] + logf(*x);
+            lse[(b * a.heads + head) * T + query] = a.scale * top[i / 2][i % 2] + logf(*x);
         }
         *x = 1.0f / *x;
     }
-    store_sums<HEAD, M>(out + (b * T + first) * a.C + head * D, sum, total, T - first, D, a.C);
+    store_sums<HEAD, M>(out + (b * T + first) * a.k + head * D, sum, total, T - first, D, a.k);
 }
 
 // Backward for keys. A warp has 16 M keys and computes transposed scores (keys, queries), so that
-// it can sum over queries.
+// it can sum over queries: those of each head that reads these keys, one head after another.
 template <int HEAD, int M, int QUERIES>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_keys_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
-                              const float *delta, AttentionShape a) {
+                              const float *delta, AttentionSizes a) {
     enum { KEYS = 16 * M * MMA_WARPS, STAGE = QUERIES * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, k);
     Bf16 *v = k + KEYS * (HEAD + SPARE), *q = v + KEYS * (HEAD + SPARE), *dy = q + 2 * STAGE;
     float *statistics = (float *)(void *)(dy + 2 * STAGE); // lse and delta of each stage
     const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS,
               of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
-    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
-    const Bf16 *from = qkv + b * T * stride + head * D, *dy_from = dout + b * T * a.C + head * D;
+    const int group = (int)(a.heads / a.kv_heads), tiles = (T - k0 + QUERIES - 1) / QUERIES;
+    const int64_t of_keys = blockIdx.y * D, b = blockIdx.z, stride = a.stride,
+                  head0 = (int64_t)blockIdx.y * group;
+    const Bf16 *keys = qkv + (b * T + k0) * stride + a.k + of_keys;
     float dk[M][HEAD / 8][4], dv[M][HEAD / 8][4];
     clear_tiles<M, HEAD / 8>(dk);
     clear_tiles<M, HEAD / 8>(dv);
-    const auto start_queries = [&](int q0, int stage) {
-        start_tile<HEAD, QUERIES>(q + stage * STAGE, from + q0 * stride, T - q0, D, stride);
-        start_tile<HEAD, QUERIES>(dy + stage * STAGE, dy_from + q0 * a.C, T - q0, D, a.C);
+    const auto start_queries = [&](int i, int stage) { // tile i of all heads
+        const int q0 = k0 + i % tiles * QUERIES;
+        const int64_t head = head0 + i / tiles, row = (b * a.heads + head) * T;
+        start_tile<HEAD, QUERIES>(q + stage * STAGE, qkv + (b * T + q0) * stride + head * D, T - q0,
+                                  D, stride);
+        start_tile<HEAD, QUERIES>(dy + stage * STAGE, dout + (b * T + q0) * a.k + head * D, T - q0,
+                                  D, a.k);
         for (int i = (int)threadIdx.x; i < 2 * QUERIES; i += MMA_THREADS) {
             const bool there = q0 + i % QUERIES < T;
             copy_async_4(statistics + 2 * QUERIES * stage + i,
                          (i < QUERIES ? lse : delta) + row + (there ? q0 + i % QUERIES : 0), there);
         }
     };
-    start_tile<HEAD, KEYS>(k, from + k0 * stride + a.C, T - k0, D, stride);
-    start_tile<HEAD, KEYS>(v, from + k0 * stride + 2 * a.C, T - k0, D, stride);
-    start_queries(k0, 0);
-    for (int q0 = k0, stage = 0; q0 < T; q0 += QUERIES, stage = 1 - stage) {
+    start_tile<HEAD, KEYS>(k, keys, T - k0, D, stride);
+    start_tile<HEAD, KEYS>(v, keys + a.v - a.k, T - k0, D, stride);
+    start_queries(0, 0);
+    for (int tile = 0, stage = 0; tile < group * tiles; tile++, stage = 1 - stage) {
+        const int q0 = k0 + tile % tiles * QUERIES;
         copy_async_wait();
         __syncthreads();
-        if (q0 + QUERIES < T) { start_queries(q0 + QUERIES, 1 - stage); }
+        if (tile + 1 < group * tiles) { start_queries(tile + 1, 1 - stage); }
         // Skip queries before all keys of this warp, and warps without keys.
         if (q0 + QUERIES <= first || first >= T) { continue; }
         float p[M][QUERIES / 8][4], dp[M][QUERIES / 8][4];
@@ -201,23 +215,25 @@ __global__ void __launch_bounds__(MMA_THREADS)
         one[i / 2][i % 2] = 1.0f;
         scale[i / 2][i % 2] = a.scale;
     }
-    Bf16 *to = dqkv + (b * T + first) * stride + head * D;
-    store_sums<HEAD, M>(to + a.C, dk, scale, T - first, D, stride);
-    store_sums<HEAD, M>(to + 2 * a.C, dv, one, T - first, D, stride);
+    Bf16 *to = dqkv + (b * T + first) * stride + of_keys;
+    store_sums<HEAD, M>(to + a.k, dk, scale, T - first, D, stride);
+    store_sums<HEAD, M>(to + a.v, dv, one, T - first, D, stride);
 }
 // Backward for queries. A warp has 16 M queries and sums over the keys that they see.
 template <int HEAD, int M, int KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_queries_kernel(Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
-                                 const float *delta, AttentionShape a) {
+                                 const float *delta, AttentionSizes a) {
     enum { QUERIES = 16 * M * MMA_WARPS, STAGE = KEYS * (HEAD + SPARE) };
     DYNAMIC_SHARED(Bf16, q);
     Bf16 *dy = q + QUERIES * (HEAD + SPARE), *k = dy + QUERIES * (HEAD + SPARE), *v = k + 2 * STAGE;
     const int T = (int)a.T, D = (int)a.D, q0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES,
               end = (int)least(q0 + QUERIES, T);
     const int of_warp = (int)threadIdx.x / 32 * 16 * M, first = q0 + of_warp;
-    const int64_t head = blockIdx.y, b = blockIdx.z, stride = 3 * a.C, row = (b * a.NH + head) * T;
-    const Bf16 *from = qkv + b * T * stride + head * D;
+    const int64_t head = blockIdx.y, b = blockIdx.z, stride = a.stride,
+                  row = (b * a.heads + head) * T;
+    const Bf16 *from = qkv + b * T * stride + head * D,
+               *keys = qkv + b * T * stride + a.k + key_head(a, head) * D;
     float dq[M][HEAD / 8][4], of_lse[M][2], of_delta[M][2], scale[M][2];
     clear_tiles<M, HEAD / 8>(dq);
     UNROLL for (int i = 0; i < 2 * M; i++) {
@@ -227,17 +243,16 @@ __global__ void __launch_bounds__(MMA_THREADS)
         scale[i / 2][i % 2] = a.scale;
     }
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
-    start_tile<HEAD, QUERIES>(dy, dout + (b * T + q0) * a.C + head * D, T - q0, D, a.C);
-    start_tile<HEAD, KEYS>(k, from + a.C, T, D, stride);
-    start_tile<HEAD, KEYS>(v, from + 2 * a.C, T, D, stride);
+    start_tile<HEAD, QUERIES>(dy, dout + (b * T + q0) * a.k + head * D, T - q0, D, a.k);
+    start_tile<HEAD, KEYS>(k, keys, T, D, stride);
+    start_tile<HEAD, KEYS>(v, keys + a.v - a.k, T, D, stride);
     for (int k0 = 0, now = 0; k0 < end; k0 += KEYS, now = STAGE - now) {
         const int next = k0 + KEYS;
         copy_async_wait();
         __syncthreads();
         if (next < end) {
-            start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D,
-                                   stride);
-            start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D,
+            start_tile<HEAD, KEYS>(k + STAGE - now, keys + next * stride, T - next, D, stride);
+            start_tile<HEAD, KEYS>(v + STAGE - now, keys + next * stride + a.v - a.k, T - next, D,
                                    stride);
         }
         if (k0 >= first + 16 * M || first >= T) { continue; }
@@ -256,7 +271,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
                         stride);
 }
 
-static inline bool on_tensor_cores(const AttentionShape *a) {
+static inline bool on_tensor_cores(const AttentionSizes *a) {
     return gpu_real == DTYPE_BF16 && a->D % 8 == 0 && a->D <= 128;
 }
 // Shared memory of a block. own: number of the block's tiles, of `rows` (16 M MMA_WARPS) rows each.
@@ -265,22 +280,21 @@ static inline int mma_bytes(int head, int rows, int own, int other_rows) {
     return (own * rows + 4 * other_rows) * (head + SPARE) * 2;
 }
 template <int HEAD, int M, int KEYS>
-static inline void attention_mma_forward(Stream *s, AttentionShape a, Real *out, float *lse,
+static inline void attention_mma_forward(Stream *s, AttentionSizes a, Real *out, float *lse,
                                          const Real *qkv) {
     const int queries = 16 * M * MMA_WARPS;
-    launch_with(s, attention_mma_kernel<HEAD, M, KEYS>, attention_grid(&a, queries), MMA_THREADS,
-                mma_bytes(HEAD, queries, 1, KEYS), out, lse, qkv, a);
+    launch_with(s, attention_mma_kernel<HEAD, M, KEYS>, attention_grid(&a, queries, a.heads),
+                MMA_THREADS, mma_bytes(HEAD, queries, 1, KEYS), out, lse, qkv, a);
 }
 template <int HEAD, int M, int OTHER>
-static inline void attention_mma_backward(Stream *s, AttentionShape a, Real *dqkv, const Real *dout,
+static inline void attention_mma_backward(Stream *s, AttentionSizes a, Real *dqkv, const Real *dout,
                                           const Real *qkv, const float *lse, const float *delta) {
     const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER),
               statistics = 4 * OTHER * (int)sizeof(float);
-    const dim3 grid = attention_grid(&a, rows);
-    launch_with(s, attention_mma_keys_kernel<HEAD, M, OTHER>, grid, MMA_THREADS, bytes + statistics,
-                dqkv, dout, qkv, lse, delta, a);
-    launch_with(s, attention_mma_queries_kernel<HEAD, M, OTHER>, grid, MMA_THREADS, bytes, dqkv,
-                dout, qkv, lse, delta, a);
+    launch_with(s, attention_mma_keys_kernel<HEAD, M, OTHER>, attention_grid(&a, rows, a.kv_heads),
+                MMA_THREADS, bytes + statistics, dqkv, dout, qkv, lse, delta, a);
+    launch_with(s, attention_mma_queries_kernel<HEAD, M, OTHER>, attention_grid(&a, rows, a.heads),
+                MMA_THREADS, bytes, dqkv, dout, qkv, lse, delta, a);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -290,7 +304,13 @@ static inline void attention_mma_backward(Stream *s, AttentionShape a, Real *dqk
 // elements. Rows in shared memory have one extra column against bank conflicts: D + 1, and TILE + 1
 // for scores. Sums stay in registers; HEAD is D rounded up to a compiled size. Only dk and dv of
 // 256 channels do not fit: about 0.8 KB per thread is spilled (sm_90; 1 KB on sm_80).
-enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
+enum {
+    TILE = 32,
+    SIDE = 8,
+    PER = TILE / SIDE,
+    ATTENTION_THREADS = SIDE * SIDE,
+    HEAD_MOST = 2 * ROTARY_PAIRS
+};
 
 // to(TILE, D) = scale * rows of from(rows, D), which are `stride` apart, padded with zero rows
 template <class R>
@@ -384,29 +404,32 @@ __device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, flo
 }
 template <class R, int HEAD>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_kernel(R *out, float *lse, const R *qkv, int64_t T, int64_t C, int D, float scale) {
+    attention_kernel(R *out, float *lse, const R *qkv, AttentionSizes a) {
     DYNAMIC_SHARED(float, shared);
+    const int D = (int)a.D;
+    const int64_t T = a.T;
     float *q = shared, *kv = q + TILE * (D + 1), *weights = kv + TILE * (D + 1);
     const int64_t q0 = (int64_t)blockIdx.x * TILE, head = blockIdx.y, b = blockIdx.z,
                   rows = least(T - q0, TILE);
     const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    const R *mine = qkv + b * T * 3 * C + head * D;
+    const R *mine = qkv + b * T * a.stride + head * D,
+            *keys = qkv + b * T * a.stride + a.k + key_head(a, head) * D;
     float scores[PER][PER], acc[PER][HEAD / SIDE], top[PER], sum[PER], factor[PER];
     clear<HEAD>(acc);
     for (int i = 0; i < PER; i++) {
         top[i] = -INFINITY;
         sum[i] = 0.0f;
     }
-    load_tile(q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
+    load_tile(q, mine + q0 * a.stride, rows, D, a.stride, a.scale);
     for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
         __syncthreads(); // all threads are done with the tile before
-        load_tile(kv, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
+        load_tile(kv, keys + k0 * a.stride, T - k0, D, a.stride, 1.0f);
         __syncthreads();
         tile_dots(scores, q, kv, D);
         softmax_tile(scores, top, sum, factor, q0, k0, T);
         store_scores(weights, scores);
         __syncthreads(); // all threads are done with the keys; the values overwrite them
-        load_tile(kv, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
+        load_tile(kv, keys + k0 * a.stride + a.v - a.k, T - k0, D, a.stride, 1.0f);
         for (int i = 0; i < PER; i++) {
             for (int j = 0; j < HEAD / SIDE; j++) { acc[i][j] *= factor[i]; }
         }
@@ -419,26 +442,24 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
         }
         factor[i] = 1.0f / sum[i];
     }
-    store_rows<R, HEAD>(out + (b * T + q0) * C + head * D, acc, factor, rows, D, C);
+    store_rows<R, HEAD>(out + (b * T + q0) * a.k + head * D, acc, factor, rows, D, a.k);
 }
 
-// The tiles of a backward kernel in shared memory, and the statistics of its head.
+// The tiles of a backward kernel in shared memory, and the statistics of a head.
 typedef struct {
     float *q, *k, *v, *dout;  // (TILE, D); q is scaled
     float *weights, *dscores; // (TILE, TILE): (queries, keys)
     const float *lse, *delta; // (T)
 } BackwardTiles;
-__device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta,
-                                        int64_t T, int D) {
-    const int64_t tile = TILE * (D + 1), row = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * T;
-    BackwardTiles t = {shared,
-                       shared + tile,
-                       shared + 2 * tile,
-                       shared + 3 * tile,
-                       shared + 4 * tile,
-                       shared + 4 * tile + TILE * (TILE + 1),
-                       lse + row,
-                       delta + row};
+__device__ BackwardTiles backward_tiles(float *shared, int D) {
+    const int64_t tile = TILE * (D + 1);
+    BackwardTiles t = {};
+    t.q = shared;
+    t.k = shared + tile;
+    t.v = shared + 2 * tile;
+    t.dout = shared + 3 * tile;
+    t.weights = shared + 4 * tile;
+    t.dscores = shared + 4 * tile + TILE * (TILE + 1);
     return t;
 }
 // Computes weights and dscores of the queries from q0 on and the keys from k0 on; they are 0 where
@@ -459,44 +480,53 @@ __device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, 
     store_scores(t->weights, p);
     store_scores(t->dscores, dp);
 }
-// With KEYS, a block has a tile of keys, and sums dk and dv over the queries that see them.
-// Otherwise it has a tile of queries, and sums dq over the keys that they see.
+// With KEYS, a block has a tile of keys, and sums dk and dv over the queries that see them: those
+// of each head that reads the keys, one head after another. Otherwise it has a tile of queries, and
+// sums dq over the keys that they see.
 template <class R, int HEAD, bool KEYS>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention_backward_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse,
-                              const float *delta, int64_t T, int64_t C, int D, float scale) {
+                              const float *delta, AttentionSizes a) {
     DYNAMIC_SHARED(float, shared);
-    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t own = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C,
-                  head = (int64_t)blockIdx.y * D, rows = least(T - own, TILE);
-    const R *mine = qkv + 3 * at + head;
-    const auto load = [&](bool keys, int64_t first, int64_t rows) {
-        if (keys) {
-            load_tile(t.k, mine + first * 3 * C + C, rows, D, 3 * C, 1.0f);
-            load_tile(t.v, mine + first * 3 * C + 2 * C, rows, D, 3 * C, 1.0f);
+    const int D = (int)a.D;
+    BackwardTiles t = backward_tiles(shared, D);
+    const int64_t group = KEYS ? a.heads / a.kv_heads : 1, head0 = blockIdx.y * group,
+                  key = KEYS ? blockIdx.y : key_head(a, blockIdx.y), T = a.T,
+                  own = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T,
+                  rows = least(T - own, TILE);
+    const R *keys = qkv + at * a.stride + a.k + key * D;
+    const auto load = [&](bool of_keys, int64_t head, int64_t first, int64_t rows) {
+        if (of_keys) {
+            load_tile(t.k, keys + first * a.stride, rows, D, a.stride, 1.0f);
+            load_tile(t.v, keys + first * a.stride + a.v - a.k, rows, D, a.stride, 1.0f);
         } else {
-            load_tile(t.q, mine + first * 3 * C, rows, D, 3 * C, scale);
-            load_tile(t.dout, dout + at + first * C + head, rows, D, C, 1.0f);
+            load_tile(t.q, qkv + (at + first) * a.stride + head * D, rows, D, a.stride, a.scale);
+            load_tile(t.dout, dout + (at + first) * a.k + head * D, rows, D, a.k, 1.0f);
         }
     };
     float dq_or_dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
-    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f}, scales[PER] = {scale, scale, scale, scale};
+    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f},
+                scales[PER] = {a.scale, a.scale, a.scale, a.scale};
     clear<HEAD>(dq_or_dk);
     clear<HEAD>(dv);
-    load(KEYS, own, rows);
+    load(KEYS, head0, own, rows);
     const int64_t begin = KEYS ? own : 0, end = KEYS ? T : own + TILE;
-    for (int64_t other = begin; other < end; other += TILE) {
-        __syncthreads();
-        load(!KEYS, other, T - other);
-        __syncthreads();
-        backward_scores(&t, KEYS ? other : own, KEYS ? own : other, T, D);
-        __syncthreads();
-        if (KEYS) { tile_product<HEAD>(dv, t.weights, true, t.dout, D); }
-        tile_product<HEAD>(dq_or_dk, t.dscores, KEYS, KEYS ? t.q : t.k, D);
+    for (int64_t head = head0; head < head0 + group; head++) {
+        t.lse = lse + (blockIdx.z * a.heads + head) * T;
+        t.delta = delta + (blockIdx.z * a.heads + head) * T;
+        for (int64_t other = begin; other < end; other += TILE) {
+            __syncthreads();
+            load(!KEYS, head, other, T - other);
+            __syncthreads();
+            backward_scores(&t, KEYS ? other : own, KEYS ? own : other, T, D);
+            __syncthreads();
+            if (KEYS) { tile_product<HEAD>(dv, t.weights, true, t.dout, D); }
+            tile_product<HEAD>(dq_or_dk, t.dscores, KEYS, KEYS ? t.q : t.k, D);
+        }
     }
-    R *to = dqkv + 3 * at + head + own * 3 * C + (KEYS ? C : 0);
-    store_rows<R, HEAD>(to, dq_or_dk, KEYS ? one : scales, rows, D, 3 * C);
-    if (KEYS) { store_rows<R, HEAD>(to + C, dv, one, rows, D, 3 * C); }
+    R *to = dqkv + (at + own) * a.stride + (KEYS ? a.k + key * D : head0 * D);
+    store_rows<R, HEAD>(to, dq_or_dk, KEYS ? one : scales, rows, D, a.stride);
+    if (KEYS) { store_rows<R, HEAD>(to + a.v - a.k, dv, one, rows, D, a.stride); }
 }
 
 // Runs the arguments once, with R as FOR_REAL defines it, and HEAD the smallest compiled size that
@@ -520,13 +550,21 @@ static inline int plain_bytes(int64_t D) {
 }
 
 // -------------------------------------------------------------------------------------------------
-static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    const AttentionShape a = {rows, T, C, NH, C / NH, 1.0f / sqrtf((float)(C / NH))};
-    if (a.D > HEAD_MOST) {
+static inline AttentionSizes attention_sizes(const AttentionShape *a) {
+    const AttentionSizes sizes = {.rows = a->rows,
+                                  .T = a->T,
+                                  .heads = a->heads,
+                                  .kv_heads = a->kv_heads,
+                                  .D = a->D,
+                                  .stride = attention_qkv_width(*a),
+                                  .k = a->heads * a->D,
+                                  .v = (a->heads + a->kv_heads) * a->D,
+                                  .scale = 1.0f / sqrtf((float)a->D)};
+    if (a->D > HEAD_MOST) {
         die(EXIT_INPUT, "choose more heads",
-            "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST);
+            "a head of %" PRId64 " channels; the GPU build takes at most %d", a->D, HEAD_MOST);
     }
-    return a;
+    return sizes;
 }
 static inline int64_t attention_scratch_bytes(OpsShape s) {
     int64_t bytes = s.rows * s.T * s.NH * (int64_t)sizeof(float); // delta
@@ -542,16 +580,15 @@ static inline const char *ops_attention(void) {
     return "own";
 }
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
-                                         int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    if (rows * T == 0) { return; }
+                                         AttentionShape shape) {
+    if (shape.rows * shape.T == 0) { return; }
 #ifdef USE_CUDNN
-    if (cudnn_attention_forward(s, out, lse, qkv, rows, T, C, NH)) { return; }
+    if (cudnn_attention_forward(s, out, lse, qkv, shape)) { return; }
 #endif
-    const AttentionShape a = attention_shape(rows, T, C, NH);
+    const AttentionSizes a = attention_sizes(&shape);
     if (!on_tensor_cores(&a)) {
-        FOR_HEAD(a.D, launch_with(s, attention_kernel<R, HEAD>, attention_grid(&a, TILE),
-                                  ATTENTION_THREADS, plain_bytes(a.D), out, lse, qkv, a.T, a.C,
-                                  (int)a.D, a.scale));
+        FOR_HEAD(a.D, launch_with(s, attention_kernel<R, HEAD>, attention_grid(&a, TILE, a.heads),
+                                  ATTENTION_THREADS, plain_bytes(a.D), out, lse, qkv, a));
     } else if (a.D <= 64) {
         attention_mma_forward<64, 2, 64>(s, a, out, lse, qkv);
     } else {
@@ -559,27 +596,25 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
     }
 }
 static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
-                                          const Real *out, const float *lse, int64_t rows,
-                                          int64_t T, int64_t C, int64_t NH) {
-    const int64_t n = rows * NH * T;
+                                          const Real *out, const float *lse, AttentionShape shape) {
+    const int64_t n = shape.rows * shape.heads * shape.T;
     if (n == 0) { return; }
 #ifdef USE_CUDNN
-    if (cudnn_attention_backward(s, dqkv, dout, qkv, out, lse, rows, T, C, NH)) { return; }
+    if (cudnn_attention_backward(s, dqkv, dout, qkv, out, lse, shape)) { return; }
 #endif
-    const AttentionShape a = attention_shape(rows, T, C, NH);
+    const AttentionSizes a = attention_sizes(&shape);
     float *delta = (float *)scratch(s);
     assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
-    LAUNCH_REAL(s, attention_delta_kernel, blocks_for(n, WARPS), delta, dout, out, n, T, NH,
+    LAUNCH_REAL(s, attention_delta_kernel, blocks_for(n, WARPS), delta, dout, out, n, a.T, a.heads,
                 (int)a.D);
     if (!on_tensor_cores(&a)) {
-        const dim3 grid = attention_grid(&a, TILE);
         const int bytes = 2 * plain_bytes(a.D);
-        FOR_HEAD(a.D,
-                 launch_with(s, attention_backward_kernel<R, HEAD, true>, grid, ATTENTION_THREADS,
-                             bytes, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale));
-        FOR_HEAD(a.D,
-                 launch_with(s, attention_backward_kernel<R, HEAD, false>, grid, ATTENTION_THREADS,
-                             bytes, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D, a.scale));
+        FOR_HEAD(a.D, launch_with(s, attention_backward_kernel<R, HEAD, true>,
+                                  attention_grid(&a, TILE, a.kv_heads), ATTENTION_THREADS, bytes,
+                                  dqkv, dout, qkv, lse, delta, a));
+        FOR_HEAD(a.D, launch_with(s, attention_backward_kernel<R, HEAD, false>,
+                                  attention_grid(&a, TILE, a.heads), ATTENTION_THREADS, bytes, dqkv,
+                                  dout, qkv, lse, delta, a));
     } else if (a.D <= 64) {
         attention_mma_backward<64, 2, 32>(s, a, dqkv, dout, qkv, lse, delta);
     } else {

@@ -1,7 +1,7 @@
 // attention_cudnn.cuh: causal attention by cuDNN in bf16 (make cuda USE_CUDNN=1). Its graphs are
 // written with cudnn-frontend, a header-only library that `scripts/setup.sh cudnn` installs.
 //
-// Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, NH, T, D) inside
+// Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D) inside
 //         qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
 // Plans   One per shape and direction, only for the sequence length of training. A plan is made at
 //         first use and kept, since recorded work uses its kernels. attention_cuda.cuh's own
@@ -40,7 +40,8 @@ enum {
 };
 
 typedef struct {
-    int64_t rows, T, C, NH, backward;
+    AttentionShape shape;
+    int64_t backward;
 } CudnnKey;
 typedef cudnn_frontend::graph::Graph CudnnGraph;
 typedef struct {
@@ -53,31 +54,34 @@ static int64_t cudnn_plans_made, cudnn_T; // cudnn_T: sequence length of trainin
 static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
 
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
-// shape_heads describes a tensor (rows, NH, T, D) whose tokens are `stride` elements apart;
-// shape_statistics describes one number for each (rows, NH, T).
-static inline void shape_heads(CudnnTensor t, const CudnnKey *k, int64_t number, int64_t stride) {
-    const int64_t D = k->C / k->NH;
-    t->set_uid(number).set_dim({k->rows, k->NH, k->T, D}).set_stride({k->T * stride, D, stride, 1});
+// shape_heads describes a tensor (rows, heads, T, D) whose tokens are `stride` elements apart;
+// shape_statistics describes one number for each (rows, heads of queries, T).
+static inline void shape_heads(CudnnTensor t, const CudnnKey *k, int64_t heads, int64_t number,
+                               int64_t stride) {
+    const AttentionShape *a = &k->shape;
+    t->set_uid(number)
+        .set_dim({a->rows, heads, a->T, a->D})
+        .set_stride({a->T * stride, a->D, stride, 1});
 }
 static inline void shape_statistics(CudnnTensor t, const CudnnKey *k) {
     t->set_uid(TENSOR_LSE)
-        .set_dim({k->rows, k->NH, k->T, 1})
-        .set_stride({k->NH * k->T, k->T, 1, 1})
+        .set_dim({k->shape.rows, k->shape.heads, k->shape.T, 1})
+        .set_stride({k->shape.heads * k->shape.T, k->shape.T, 1, 1})
         .set_data_type(cudnn_frontend::DataType_t::FLOAT);
 }
 static inline CudnnTensor new_tensor(CudnnGraph *g) {
     return g->tensor(cudnn_frontend::graph::Tensor_attributes());
 }
-static inline CudnnTensor heads_of(CudnnGraph *g, const CudnnKey *k, int64_t number,
+static inline CudnnTensor heads_of(CudnnGraph *g, const CudnnKey *k, int64_t heads, int64_t number,
                                    int64_t stride) {
     CudnnTensor t = new_tensor(g);
-    shape_heads(t, k, number, stride);
+    shape_heads(t, k, heads, number, stride);
     return t;
 }
 // options of both directions
 template <class Attributes> static inline Attributes causal(const CudnnKey *k) {
     Attributes a;
-    a.set_name("attention").set_attn_scale(1.0f / sqrtf((float)(k->C / k->NH)));
+    a.set_name("attention").set_attn_scale(1.0f / sqrtf((float)k->shape.D));
     a.set_diagonal_alignment(cudnn_frontend::DiagonalAlignment_t::TOP_LEFT)
         .set_diagonal_band_right_bound(0);
     return a;
@@ -88,24 +92,27 @@ static inline std::shared_ptr<CudnnGraph> make_cudnn_graph(const CudnnKey *k) {
     g->set_io_data_type(cudnn_frontend::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fp32)
         .set_compute_data_type(fp32);
-    const CudnnTensor q = heads_of(g.get(), k, TENSOR_Q, 3 * k->C),
-                      key = heads_of(g.get(), k, TENSOR_K, 3 * k->C),
-                      v = heads_of(g.get(), k, TENSOR_V, 3 * k->C);
+    const AttentionShape *a = &k->shape;
+    const int64_t stride = attention_qkv_width(*a), width = attention_q_width(*a);
+    const CudnnTensor q = heads_of(g.get(), k, a->heads, TENSOR_Q, stride),
+                      key = heads_of(g.get(), k, a->kv_heads, TENSOR_K, stride),
+                      v = heads_of(g.get(), k, a->kv_heads, TENSOR_V, stride);
     if (k->backward) {
-        const CudnnTensor out = heads_of(g.get(), k, TENSOR_OUT, k->C),
-                          dout = heads_of(g.get(), k, TENSOR_DOUT, k->C), lse = new_tensor(g.get());
+        const CudnnTensor out = heads_of(g.get(), k, a->heads, TENSOR_OUT, width),
+                          dout = heads_of(g.get(), k, a->heads, TENSOR_DOUT, width),
+                          lse = new_tensor(g.get());
         shape_statistics(lse, k);
         auto options = causal<cudnn_frontend::graph::SDPA_backward_attributes>(k);
         const auto gradients =
             g->sdpa_backward(q, key, v, out, dout, lse, options.set_deterministic_algorithm(true));
         for (int i = 0; i < 3; i++) {
-            shape_heads(gradients[(size_t)i], k, TENSOR_DQ + i, 3 * k->C);
+            shape_heads(gradients[(size_t)i], k, i ? a->kv_heads : a->heads, TENSOR_DQ + i, stride);
             gradients[(size_t)i]->set_output(true);
         }
     } else {
         auto options = causal<cudnn_frontend::graph::SDPA_attributes>(k);
         const auto results = g->sdpa(q, key, v, options.set_generate_stats(true));
-        shape_heads(results[0], k, TENSOR_OUT, k->C);
+        shape_heads(results[0], k, a->heads, TENSOR_OUT, width);
         results[0]->set_output(true);
         shape_statistics(results[1], k);
         results[1]->set_output(true);
@@ -119,16 +126,17 @@ static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
     if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) {
         die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start");
     }
-    if (key.T != cudnn_T) { return &cudnn_refused; }
+    if (key.shape.T != cudnn_T) { return &cudnn_refused; }
     // The oldest is replaced. A memory plan makes plans for many shapes that never run.
     CudnnPlan *p = &cudnn_plans[cudnn_plans_made++ % CUDNN_PLANS];
     p->key = key;
     p->graph = NULL;
     p->scratch = 0;
     // Other sizes would not have the alignment that cuDNN needs.
-    if (gpu_real == DTYPE_BF16 && key.C / key.NH % 8 == 0) { p->graph = make_cudnn_graph(&key); }
+    if (gpu_real == DTYPE_BF16 && key.shape.D % 8 == 0) { p->graph = make_cudnn_graph(&key); }
     if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() ||
-                     p->scratch > CUDNN_SCRATCH * key.rows * key.T * key.C)) {
+                     p->scratch > CUDNN_SCRATCH * key.shape.rows * key.shape.T *
+                                      attention_q_width(key.shape))) {
         p->graph = NULL;
         p->scratch = 0;
     }
@@ -141,7 +149,8 @@ static inline bool cudnn_has_plan(void) {
     return false;
 }
 static inline int64_t cudnn_scratch_bytes(OpsShape s) {
-    const CudnnKey forward = {s.rows, s.T, s.C, s.NH, 0}, backward = {s.rows, s.T, s.C, s.NH, 1};
+    const AttentionShape shape = ops_attention_shape(s);
+    const CudnnKey forward = {shape, 0}, backward = {shape, 1};
     cudnn_T = s.T;
     const int64_t of_forward = find_cudnn_plan(forward)->scratch,
                   of_backward = find_cudnn_plan(backward)->scratch;
@@ -161,29 +170,30 @@ static inline void *tensor_at(const Real *p, int64_t elements) {
     return (void *)(uintptr_t)real_at_const(p, elements);
 }
 static inline bool cudnn_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
-                                           int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    const CudnnKey key = {rows, T, C, NH, 0};
+                                           AttentionShape a) {
+    const CudnnKey key = {a, 0};
     return run_cudnn(s, key,
                      {{TENSOR_Q, tensor_at(qkv, 0)},
-                      {TENSOR_K, tensor_at(qkv, C)},
-                      {TENSOR_V, tensor_at(qkv, 2 * C)},
+                      {TENSOR_K, tensor_at(qkv, attention_q_width(a))},
+                      {TENSOR_V, tensor_at(qkv, (a.heads + a.kv_heads) * a.D)},
                       {TENSOR_OUT, out},
                       {TENSOR_LSE, lse}});
 }
 static inline bool cudnn_attention_backward(Stream *s, Real *dqkv, const Real *dout,
                                             const Real *qkv, const Real *out, const float *lse,
-                                            int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    const CudnnKey key = {rows, T, C, NH, 1};
+                                            AttentionShape a) {
+    const int64_t k = attention_q_width(a), v = (a.heads + a.kv_heads) * a.D;
+    const CudnnKey key = {a, 1};
     return run_cudnn(s, key,
                      {{TENSOR_Q, tensor_at(qkv, 0)},
-                      {TENSOR_K, tensor_at(qkv, C)},
-                      {TENSOR_V, tensor_at(qkv, 2 * C)},
+                      {TENSOR_K, tensor_at(qkv, k)},
+                      {TENSOR_V, tensor_at(qkv, v)},
                       {TENSOR_OUT, tensor_at(out, 0)},
                       {TENSOR_DOUT, tensor_at(dout, 0)},
                       {TENSOR_LSE, (void *)(uintptr_t)lse},
                       {TENSOR_DQ, tensor_at(dqkv, 0)},
-                      {TENSOR_DK, tensor_at(dqkv, C)},
-                      {TENSOR_DV, tensor_at(dqkv, 2 * C)}});
+                      {TENSOR_DK, tensor_at(dqkv, k)},
+                      {TENSOR_DV, tensor_at(dqkv, v)}});
 }
 
 #endif

@@ -99,14 +99,28 @@ static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbia
     ops_sample_norms(s, norms, dweights, rows, C);
     ops_sample_norms(s, norms, dbiases, rows, C);
 }
+static inline void ops_rmsnorm_samples(Stream *s, float *dweights, double *norms, const Real *dout,
+                                       const Real *in, const float *rstd, int64_t rows, int64_t T,
+                                       int64_t C) {
+    column_partials(s, dweights, NULL, C, dout, in, NULL, rstd, rows * T, C, rows, T);
+    ops_sample_norms(s, norms, dweights, rows, C);
+}
+static inline void ops_head_norm_samples(Stream *s, float *dq_weights, float *dk_weights,
+                                         double *norms, const Real *dout, const Real *in,
+                                         const float *rstd, const HeadNorm *h) {
+    const AttentionShape a = h->shape;
+    head_norm_partials(s, dq_weights, dk_weights, a.D, dout, in, rstd, h, a.rows, a.T);
+    ops_sample_norms(s, norms, dq_weights, a.rows, a.D);
+    ops_sample_norms(s, norms, dk_weights, a.rows, a.D);
+}
 
-// A block takes entry blockIdx.x of its sample's order. The square of that row of dout is the
-// square of a row of dwpe. If the entry is the first of its token, the block also sums all rows of
+// A block takes entry blockIdx.x of its sample's order. If there are
+// positions, the square of that row of dout is the square of a row of dwpe. If the entry is the first of its token, the block also sums all rows of
 // the token, and adds the square of the sum.
 template <class R>
 __global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout,
-                                       const int32_t *tokens, const int32_t *order, int64_t T,
-                                       int64_t C) {
+                                       const int32_t *tokens, const int32_t *order, bool positions,
+                                       int64_t T, int64_t C) {
     const int64_t place = blockIdx.x;
     dout += blockIdx.y * T * C;
     tokens += blockIdx.y * T;
@@ -117,7 +131,7 @@ __global__ void embedding_norms_kernel(double *norms, double *parts, const R *do
     while (first && end < T && tokens[order[end]] == token) { end++; }
     double squares = 0.0;
     for (int64_t c = threadIdx.x; c < C; c += THREADS) {
-        const float x = read(dout + order[place] * C + c);
+        const float x = positions ? read(dout + order[place] * C + c) : 0.0f;
         float sum = 0.0f;
         for (int64_t i = place; i < end; i++) { sum += read(dout + order[i] * C + c); }
         squares += (double)x * (double)x + (double)sum * (double)sum;
@@ -125,14 +139,14 @@ __global__ void embedding_norms_kernel(double *norms, double *parts, const R *do
     add_to_norm(norms, parts, squares);
 }
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
-                                              const int32_t *tokens, int64_t rows, int64_t T,
-                                              int64_t C) {
+                                              const int32_t *tokens, bool positions, int64_t rows,
+                                              int64_t T, int64_t C) {
     if (rows * T == 0) { return; }
     int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // after the partial sums
     assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
     launch(s, order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), order, tokens, T);
-    FOR_REAL(
-        start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order, T, C));
+    FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order,
+                         positions, T, C));
 }
 
 // --- tiles of products of rows -------------------------------------------------------------------
@@ -477,7 +491,8 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
 // with the order of tokens; of the pieces of a whole gradient, which is computed for one sample at
 // a time. The gradient is that of wte or of a block, which has fewer than 16 C^2 elements.
 static inline int64_t clip_scratch_bytes(OpsShape shape) {
-    const int64_t lines = ceil_div(shape.T, PLAIN_EDGE), widest = max_i64(4 * shape.C, shape.Vp);
+    const int64_t lines = ceil_div(shape.T, PLAIN_EDGE),
+                  widest = max_i64(ops_widest(shape), shape.Vp);
     const int64_t tiles =
         max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
     const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T),

@@ -18,7 +18,8 @@ template <class R>
 __global__ void embedding_kernel(R *out, const int32_t *tokens, const R *wte, const R *wpe,
                                  int64_t N, int64_t T, int64_t C) {
     const int64_t i = thread_index(), n = i / C, c = i % C;
-    if (n < N) { write(out + i, read(wte + tokens[n] * C + c) + read(wpe + n % T * C + c)); }
+    if (n >= N) { return; }
+    write(out + i, read(wte + tokens[n] * C + c) + (wpe ? read(wpe + n % T * C + c) : 0.0f));
 }
 static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
                                          const Real *wte, const Real *wpe, int64_t rows, int64_t T,
@@ -102,8 +103,8 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
 
 // --- sums over rows, in two steps: partial sums of groups of rows, then their sum in order -------
 // For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
-// the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. in may be NULL;
-// then weights may be NULL too.
+// the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. Each may be NULL;
+// without weights, in may be NULL, too. mean NULL: 0.
 enum { COLUMN_ROWS = 8 }; // rows that a block adds side by side
 template <class R>
 __global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
@@ -115,7 +116,7 @@ __global__ void column_partials_kernel(float *weights, float *biases, int64_t st
     float weight = 0.0f, bias = 0.0f;
     for (int64_t n = blockIdx.y * each + threadIdx.y; n < end && c < C; n += COLUMN_ROWS) {
         const float dy = read(dout + n * C + c);
-        if (in) { weight += dy * ((read(in + n * C + c) - mean[n]) * rstd[n]); }
+        if (in) { weight += dy * ((read(in + n * C + c) - (mean ? mean[n] : 0.0f)) * rstd[n]); }
         bias += dy;
     }
     sums[0][threadIdx.y][threadIdx.x] = weight;
@@ -131,13 +132,14 @@ __global__ void column_finish_kernel(float *dweight, float *dbias, const float *
                                      int64_t parts, int64_t C, bool accumulate) {
     const int64_t c = thread_index();
     if (c >= C) { return; }
-    float weight = accumulate && dweight ? dweight[c] : 0.0f, bias = accumulate ? dbias[c] : 0.0f;
+    float weight = accumulate && dweight ? dweight[c] : 0.0f,
+          bias = accumulate && dbias ? dbias[c] : 0.0f;
     for (int64_t p = 0; p < parts; p++) {
         weight += partials[2 * p * C + c];
         bias += partials[(2 * p + 1) * C + c];
     }
     if (dweight) { dweight[c] = weight; }
-    dbias[c] = bias;
+    if (dbias) { dbias[c] = bias; }
 }
 static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride,
                                    const Real *dout, const Real *in, const float *mean,
@@ -313,31 +315,43 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
     LAUNCH_REAL(s, residual_kernel, blocks_for(n, THREADS), out, a, b, n);
 }
 
+// parts of this file
+#include "ops/cuda/activation_cuda.cuh" // activations of the MLP, soft caps
+#include "ops/cuda/rmsnorm_cuda.cuh"    // RMSNorm
+
+#include "ops/cuda/heads_cuda.cuh" // rotary positions, norms of heads
+
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
 // Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row.
 template <class R>
 __global__ void classifier_kernel(float *losses, R *logits, const int32_t *targets, int64_t V,
-                                  int64_t Vp, float scale, bool gradient) {
+                                  int64_t Vp, float scale, float softcap, bool gradient) {
     R *row = logits + (int64_t)blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
     // read before any thread writes the row: there are barriers in between
-    const float of_target = target < 0 ? 0.0f : read(row + target);
+    const float of_target = target < 0 ? 0.0f : capped(read(row + target), softcap);
     float top = -INFINITY, sum = 0.0f;
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) { top = fmaxf(top, read(row + v)); }
+    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
+        top = fmaxf(top, capped(read(row + v), softcap));
+    }
     top = block_reduce(top, true);
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) { sum += expf(read(row + v) - top); }
+    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
+        sum += expf(capped(read(row + v), softcap) - top);
+    }
     const float lse = top + logf(block_reduce(sum, false));
     if (threadIdx.x == 0) { losses[blockIdx.x] = target < 0 ? 0.0f : lse - of_target; }
     for (int64_t v = threadIdx.x; v < Vp && gradient; v += THREADS) {
         const bool counts = v < V && target >= 0;
-        write(row + v,
-              counts ? scale * (expf(read(row + v) - lse) - (v == target ? 1.0f : 0.0f)) : 0.0f);
+        const float logit = counts ? capped(read(row + v), softcap) : 0.0f;
+        write(row + v, counts ? scale * (expf(logit - lse) - (v == target ? 1.0f : 0.0f)) *
+                                    cap_slope(logit, softcap)
+                              : 0.0f);
     }
 }
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                                   const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                                   int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
-                                  bool accumulate) {
+                                  float softcap, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     const int64_t capacity = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
     for (int64_t n = 0, rows; n < N; n += rows) {
@@ -346,7 +360,7 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
         assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
         LAUNCH_REAL(s, classifier_kernel, (unsigned)rows, losses + n, logits, targets + n, V, Vp,
-                    scale, dx || dwte || dlogits);
+                    scale, softcap, dx || dwte || dlogits);
         if (dwte) {
             ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits,
                                        real_at_const(x, n * C), rows, C, Vp,
@@ -362,7 +376,7 @@ static int64_t attention_scratch_bytes(OpsShape shape); // attention_cuda.cuh
 static int64_t clip_scratch_bytes(OpsShape shape);      // clip_cuda.cuh
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
-    const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp),
+    const int64_t N = shape.rows * shape.T, widest = max_i64(ops_widest(shape), shape.Vp),
                   real = (int64_t)ops_real_bytes();
     const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4,
                   attention = attention_scratch_bytes(shape),
