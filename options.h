@@ -92,8 +92,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "flags, one on a line, such as: lr 3e-4; # begins a comment; the command line counts more")  \
     FLAG("run", json, "json", "", "0",                                                             \
       "--dry-run, --plan or --dp-account as one JSON object on stdout")                            \
-    TEXT("run", export_file, "export", "", "", "file",                                             \
-      "write the model in llm.c's format after the last step")                                     \
+    TEXT("run", export_file, "export", "", "", "path",                                             \
+      "write the model after the last step: NAME.bin in llm.c's format (GPT-2), else a folder "     \
+      "that Hugging Face's transformers reads")                                     \
     FLAG("run", dry_run, "dry-run", "", "0",                                                       \
       "print the prediction of memory, traffic and time, and stop")                                \
     FLAG("run", fit, "fit", "", "0",                                                               \

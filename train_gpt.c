@@ -31,6 +31,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/outputs.h"
 #include "engine/report.h"
 #include "engine/trainer.h"
+#include "model/huggingface.h"
 
 // What main makes, in this order, each part from those above it.
 typedef struct {
@@ -100,7 +101,12 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
     GptShare share = GPT_SHARE_NONE;
     ModelSpec spec = {};
     spec.dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
-    if (checkpoint_model(o->model, &config, &share)) {
+    if (huggingface_is(o->model)) {
+        spec.file = o->model;
+        spec.huggingface = true;
+        config = huggingface_config(o->model, &spec.file_dtype);
+        if (!c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
+    } else if (checkpoint_model(o->model, &config, &share)) {
         spec.file = o->model;
         spec.begun = gpt_model_shared(config, share);
     } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
@@ -125,6 +131,7 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
     }
     spec.model = gpt_model_shared(config, choose_share(o, &spec, &config, share, comm));
     check_begun(c, &spec);
+    export_check(o->export_file, &spec.model);
     return spec;
 }
 
@@ -362,6 +369,8 @@ static void load_weights(Run *r, const ModelSpec *spec) {
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
                          o->delink && o->delink_moments == DELINK_RESET, &r->progress);
+    } else if (spec->huggingface) {
+        huggingface_load(spec->file, &r->store);
     } else if (spec->file) {
         model_file_load(spec->file, &r->store, spec->file_dtype);
     } else {
@@ -640,7 +649,10 @@ static void finish(Job *j) {
         report_end(r->plan, &measured, j->plans.file_bytes[0] + j->plans.file_bytes[1], &r->privacy,
                    step, &journal->log);
     }
-    const int error = *o->export_file ? model_file_write(o->export_file, &r->store) : 0;
+    const int error = !*o->export_file ? 0
+                      : export_is_file(o->export_file)
+                          ? model_file_write(o->export_file, &r->store)
+                          : huggingface_write(o->export_file, &r->store);
     if (error) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->export_file, strerror(error));
         r->save_failed = true;

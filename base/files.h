@@ -26,6 +26,28 @@ __attribute__((format(printf, 1, 2))) static inline Text text_of(const char *for
     return t;
 }
 
+// A text that grows.
+typedef struct {
+    char *text;
+    size_t length, capacity;
+} TextBuffer;
+__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format,
+                                                                  ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (t->length + n + 1 > t->capacity) {
+        t->capacity = 2 * t->capacity + n + 1024;
+        t->text = (char *)realloc(t->text, t->capacity);
+        if (!t->text) { die(EXIT_RESOURCES, NULL, "cannot hold a text of %zu bytes", t->capacity); }
+    }
+    va_start(args, format);
+    vsnprintf(t->text + t->length, n + 1, format, args);
+    va_end(args);
+    t->length += n;
+}
+
 // Opens a regular file for reading. Returns NULL with errno otherwise: a pipe would block, and a
 // device has no end.
 static inline FILE *open_regular(const char *path) {
@@ -135,10 +157,10 @@ static inline bool path_in(const char *path, const char *folder) {
 
 // The header of data files: 256 int32.
 enum { DATA_HEADER_BYTES = 1024 };
-// Maps a file read-only and sets *bytes. The file must be regular and have at least a header. The
-// caller unmaps it.
-static inline void *data_map_file(const char *path, const char *what, const char *hint,
-                                  size_t *bytes) {
+// Maps a file read-only and sets *bytes. The file must be regular and have at least `least` bytes.
+// The caller unmaps it.
+static inline void *map_file(const char *path, const char *what, const char *hint, int least,
+                             size_t *bytes) {
     // O_NONBLOCK: opening a pipe without a writer would block
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
@@ -151,10 +173,10 @@ static inline void *data_map_file(const char *path, const char *what, const char
             S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)"
                                   : "no regular file");
     }
-    if (info.st_size < DATA_HEADER_BYTES) {
+    if (info.st_size < least) {
         die(EXIT_INPUT, hint,
             "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,
-            what, DATA_HEADER_BYTES, info.st_size);
+            what, least, info.st_size);
     }
     *bytes = info.st_size;
     void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -164,6 +186,10 @@ static inline void *data_map_file(const char *path, const char *what, const char
     }
     close(fd);
     return map;
+}
+static inline void *data_map_file(const char *path, const char *what, const char *hint,
+                                  size_t *bytes) {
+    return map_file(path, what, hint, DATA_HEADER_BYTES, bytes);
 }
 
 #endif

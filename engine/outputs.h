@@ -11,8 +11,9 @@
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
 
-#include "dataloader.h"       // shards
-#include "state/checkpoint.h" // names of the files in --out
+#include "dataloader.h"        // shards
+#include "model/huggingface.h" // kinds of --export
+#include "state/checkpoint.h"  // names of the files in --out
 
 enum { OUTPUTS = 3, OWN_NAMES = 6 };
 static const char *const out_own_names[OWN_NAMES] = {"lock",       "stop",     "dp_key",
@@ -29,10 +30,24 @@ typedef struct {
     FileIdentity file;
 } Written;
 
+// Returns the file that shows whether --export can be written: of a folder that exists, the one
+// with the tensors.
+static inline const char *export_target(const char *path) {
+    static char tensors[PATH_BYTES];
+    struct stat info;
+    if (!*path || export_is_file(path) || stat(path, &info)) { return path; }
+    if (!S_ISDIR(info.st_mode)) {
+        die(EXIT_INPUT, "give the name of a new folder, or NAME.bin for llm.c's format",
+            "--export %s is %s", path, file_kind_name(info.st_mode));
+    }
+    snprintf(tensors, sizeof tensors, "%.1000s/model.safetensors", path);
+    return tensors;
+}
 // Lists the outputs that the flags request. Returns their number.
 static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
     const Output log = {"--log", o->log, false}, trace = {"--trace", o->trace, false};
-    const Output model = {"--export", o->export_file, true}, all[OUTPUTS] = {log, trace, model};
+    const Output model = {"--export", export_target(o->export_file), true},
+                 all[OUTPUTS] = {log, trace, model};
     const bool shows = options_only_prints(o), answers = o->plan || o->compat || *o->dp_account;
     const bool traces = o->show_schedule && !answers;
     int n = 0;

@@ -37,7 +37,8 @@ typedef struct {
     GptModel model;
     DType dtype;
     const char *file; // of its weights; NULL: initial weights
-    DType file_dtype; // of a model file
+    DType file_dtype; // of a model file, or of a folder of Hugging Face
+    bool huggingface; // the file is such a folder
     GptModel begun;   // model of the checkpoint that `file` is; 0 units: it is a model file
 } ModelSpec;
 

@@ -45,6 +45,7 @@ typedef enum {
     OF_NORMED_HEADS, // of queries and of keys
     OF_HEAD_DIM,
     OF_Q,   // all heads of queries
+    OF_KV,  // all heads of keys, or of values
     OF_QKV, // queries, keys and values
     OF_FFN, // inner width of the MLP
     QUANTITIES

@@ -80,6 +80,7 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_NORMED_HEADS] = c->heads + c->kv_heads;
     m->quantity[OF_HEAD_DIM] = c->head_dim;
     m->quantity[OF_Q] = c->heads * c->head_dim;
+    m->quantity[OF_KV] = c->kv_heads * c->head_dim;
     m->quantity[OF_QKV] = (c->heads + 2 * c->kv_heads) * c->head_dim;
     m->quantity[OF_FFN] = c->ffn;
 }

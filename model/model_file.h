@@ -140,8 +140,9 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
 
 // Writes the elements begin .. begin + count - 1 of a storage (in state_piece) to the positions of
 // their tensors in the file. The file has every layer, shared or not.
-static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin,
+static inline void model_file_write_piece(void *writer, const Store *s, int storage, int64_t begin,
                                           int64_t count) {
+    FileWriter *w = (FileWriter *)writer;
     TensorPart parts[MOST_TENSORS];
     const int64_t size = dtype_size(s->dtype);
     const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
@@ -159,9 +160,10 @@ static inline void model_file_write_piece(FileWriter *w, const Store *s, int sto
         }
     }
 }
-// Sends a storage's slices from their owners to rank 0, which writes them, a piece at a time, so
-// that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other ranks.
-static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
+// Sends a storage's slices from their owners to rank 0, which writes them with `write`, a piece at a
+// time, so that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other ranks.
+typedef void (*PieceWriter)(void *w, const Store *s, int storage, int64_t begin, int64_t count);
+static inline void model_write_storage(void *w, PieceWriter write, Store *s, int storage) {
     const ProcessGroup *process_group = store_process_group(s, storage);
     const int64_t *bounds = store_slices(s, storage), size = dtype_size(s->dtype),
                   most = STATE_PIECE / size;
@@ -177,7 +179,7 @@ static inline void model_file_write_storage(FileWriter *w, Store *s, int storage
                                  state_piece.bytes);
             }
             comm_broadcast_in(s->comm, &pair, state_piece.bytes, n * size, pair.n - 1);
-            if (w) { model_file_write_piece(w, s, storage, at, n); }
+            if (w) { write(w, s, storage, at, n); }
         }
         group_free(&pair);
     }
@@ -201,7 +203,7 @@ static inline int model_file_write(const char *path, Store *s) {
         writer_add(&w, header, sizeof header);
     }
     for (int storage = 0; storage < s->model->storages; storage++) {
-        model_file_write_storage(writes ? &w : NULL, s, storage);
+        model_write_storage(writes ? &w : NULL, model_file_write_piece, s, storage);
     }
     return writes ? writer_close(&w) : 0;
 }

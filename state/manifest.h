@@ -50,27 +50,6 @@ typedef struct {
     char compute[8]; // what products were computed in; "?" if the checkpoint does not say
 } Progress;
 
-typedef struct {
-    char *text;
-    size_t length, capacity;
-} TextBuffer;
-__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format,
-                                                                  ...) {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (t->length + n + 1 > t->capacity) {
-        t->capacity = 2 * t->capacity + n + 1024;
-        t->text = (char *)realloc(t->text, t->capacity);
-        if (!t->text) { die(EXIT_RESOURCES, NULL, "cannot hold a text of %zu bytes", t->capacity); }
-    }
-    va_start(args, format);
-    vsnprintf(t->text + t->length, n + 1, format, args);
-    va_end(args);
-    t->length += n;
-}
-
 static inline void manifest_add_window(TextBuffer *t, const char *name, const OutlierWindow *w) {
     text_add(t, "%s %" PRId64, name, w->count);
     for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) { text_add(t, " %a", w->values[i]); }
