@@ -118,8 +118,8 @@ static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a
 }
 
 // A thread's workspace for one query head. Tp is T rounded up to TILE, Dp is D rounded up to LANES,
-// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words are
-// numbers, an array and its `rows` are one.
+// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words
+// are numbers, an array and its `rows` are one.
 typedef struct {
     float scale;                     // 1/sqrt(D)
     Word *k_rows, *v_rows;           // (Tp, wp(D)): words of a row

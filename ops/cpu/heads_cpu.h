@@ -199,8 +199,8 @@ static inline void head_norm_sums(float *dweight, const HeadSums *k) {
         }
     }
 }
-// The gradients of `samples` samples, each of its own `tokens` tokens. A piece of work is a slice of
-// q's or k's weight of one sample, so that neither threads nor other samples change its sums.
+// The gradients of `samples` samples, each of its own `tokens` tokens. A piece of work is a slice
+// of q's or k's weight of one sample, so that neither threads nor other samples change its sums.
 // Called by each thread of the team.
 static inline void head_norm_weights(Stream *s, float *dq_weights, float *dk_weights,
                                      const Real *dout, const Real *in, const float *rstd,
