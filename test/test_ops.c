@@ -38,7 +38,15 @@ enum {
     MATMUL_SAMPLES,
     EMBEDDING_SAMPLES,
     ACCUMULATE_SAMPLES,
-    NOISE
+    NOISE,
+    RMSNORM,
+    SWIGLU,
+    RELU2,
+    SOFTCAP,
+    ROTARY,
+    HEAD_NORM,
+    RMSNORM_SAMPLES,
+    HEAD_NORM_SAMPLES
 };
 enum { INPUTS = 4 };
 typedef struct {
@@ -99,7 +107,17 @@ static const Case cases[] = {
     {ATTENTION, 1, 200, 128, 2, 0, 2},
     {ATTENTION, 1, 140, 128, 1, 0, 3},
     {ATTENTION, 0, 8, 16, 2, 0, 2},
-    // N = rows T, C, V (Vp = V + 3); variant 1: some rows masked; 2: all rows
+    {ATTENTION, 1, 70, 128, 2, 0, 2, 1, 64},
+    {ATTENTION, 2, 65, 48, 3, 0, 3, 1, 16},
+    {ATTENTION, 1, 130, 40, 6, 0, 3, 2, 80},
+    {ATTENTION, 2, 33, 96, 4, 0, 2, 2, 96},
+    {ATTENTION, 1, 129, 64, 2, 0, 2, 2, 128},
+    {ATTENTION, 1, 40, 96, 4, 0, 3, 4, 128},
+    {ATTENTION, 1, 66, 32, 2, 0, 2, 1, 256},
+    {ATTENTION, 1, 70, 60, 4, 1, 2, 2, 15},
+    {ATTENTION, 3, 1, 8, 4, 0, 2, 2, 8},
+    {ATTENTION, 0, 8, 16, 2, 0, 2, 1, 8},
+    // N = rows T, C, V (Vp = V + 3); variant 1: some rows masked; 2: all rows; 4 more: soft cap
     {CLASSIFIER, 1, 1, 1, 1, 0, 1},
     {CLASSIFIER, 1, 1, 16, 10, 0, 3},
     {CLASSIFIER, 2, 9, 37, 61, 1, 2},
@@ -108,6 +126,9 @@ static const Case cases[] = {
     {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER, 0, 4, 8, 12, 0, 2},
+    {CLASSIFIER, 2, 9, 37, 61, 5, 2},
+    {CLASSIFIER, 1, 3, 8, 2600, 4, 2},
+    {CLASSIFIER, 400, 1, 40, 70, 5, 3},
     // the same, keeping dlogits; variant 3: some rows masked, and dx, dwte and dlogits by calls of
     // their own
     {CLASSIFIER_KEPT, 1, 1, 1, 1, 0, 1},
@@ -118,6 +139,9 @@ static const Case cases[] = {
     {CLASSIFIER_KEPT, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER_KEPT, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER_KEPT, 0, 4, 8, 12, 3, 2},
+    {CLASSIFIER_KEPT, 2, 9, 37, 61, 5, 2},
+    {CLASSIFIER_KEPT, 1, 6, 20, 257, 7, 1},
+    {CLASSIFIER_KEPT, 1, 3, 8, 2600, 4, 2},
     // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
@@ -234,6 +258,63 @@ static const Case cases[] = {
     {NOISE, 300007, 1, 1, 0, 1, 2},
     {NOISE, 997, 1, 1, 0, 2, 2},
     {NOISE, 0, 1, 1, 0, 0, 2},
+    // rows, T, C; variant 1: two summands; 2: the sum goes over the first; 4 more: no gain
+    {RMSNORM, 1, 1, 1, 0, 0, 1},
+    {RMSNORM, 1, 1, 48, 0, 1, 2},
+    {RMSNORM, 3, 7, 37, 0, 5, 3},
+    {RMSNORM, 2, 16, 96, 0, 2, 2},
+    {RMSNORM, 2, 9, 130, 0, 4, 1},
+    {RMSNORM, 2, 33, 264, 0, 6, 2},
+    {RMSNORM, 1, 5, 1100, 0, 1, 2},
+    {RMSNORM, 0, 3, 16, 0, 1, 2},
+    // N = rows T, F; variant 1: large numbers
+    {SWIGLU, 1, 1, 1, 0, 0, 1},
+    {SWIGLU, 3, 7, 37, 0, 0, 3},
+    {SWIGLU, 2, 9, 1100, 0, 0, 2},
+    {SWIGLU, 2, 20, 64, 0, 1, 2},
+    {SWIGLU, 0, 9, 16, 0, 0, 2},
+    // n; variant 1: din is dout
+    {RELU2, 1, 1, 1, 0, 0, 1},
+    {RELU2, 1001, 1, 1, 0, 1, 2},
+    {RELU2, 70007, 1, 1, 0, 0, 3},
+    {RELU2, 0, 1, 1, 0, 0, 2},
+    // n; variant 1: large numbers
+    {SOFTCAP, 1, 1, 1, 0, 0, 1},
+    {SOFTCAP, 1001, 1, 1, 0, 1, 2},
+    {SOFTCAP, 70007, 1, 1, 0, 0, 3},
+    {SOFTCAP, 0, 1, 1, 0, 0, 2},
+    // rows, T, C, NH, and of some kv_heads, D; variant 1: the frequencies of Llama 3.1
+    {ROTARY, 1, 1, 2, 1, 0, 1},
+    {ROTARY, 2, 9, 192, 3, 0, 3},
+    {ROTARY, 2, 40, 96, 4, 1, 2, 2, 128},
+    {ROTARY, 3, 5, 40, 6, 0, 2, 2, 80},
+    {ROTARY, 1, 17, 32, 1, 1, 3, 1, 256},
+    {ROTARY, 1, 5000, 16, 1, 0, 3},
+    {ROTARY, 0, 9, 32, 2, 0, 2},
+    // the same; variant 2 more: no gain
+    {HEAD_NORM, 1, 1, 2, 1, 0, 1},
+    {HEAD_NORM, 2, 9, 192, 3, 0, 3},
+    {HEAD_NORM, 2, 20, 96, 4, 1, 2, 2, 128},
+    {HEAD_NORM, 3, 5, 40, 6, 2, 2, 2, 80},
+    {HEAD_NORM, 1, 17, 32, 3, 0, 3, 1, 96},
+    {HEAD_NORM, 1, 7, 32, 1, 3, 2, 1, 256},
+    {HEAD_NORM, 2, 70, 16, 2, 0, 5, 1, 16},
+    {HEAD_NORM, 0, 9, 32, 2, 0, 2},
+    // rows, T, C
+    {RMSNORM_SAMPLES, 1, 1, 1, 0, 0, 1},
+    {RMSNORM_SAMPLES, 3, 7, 37, 0, 0, 3},
+    {RMSNORM_SAMPLES, 2, 65, 300, 0, 0, 2},
+    {RMSNORM_SAMPLES, 4, 1, 130, 0, 0, 2},
+    {RMSNORM_SAMPLES, 2, 0, 20, 0, 0, 2},
+    {RMSNORM_SAMPLES, 0, 7, 20, 0, 0, 2},
+    // rows, T, C, NH, and of some kv_heads, D
+    {HEAD_NORM_SAMPLES, 1, 1, 2, 1, 0, 1},
+    {HEAD_NORM_SAMPLES, 3, 7, 192, 3, 0, 3},
+    {HEAD_NORM_SAMPLES, 2, 65, 40, 6, 0, 2, 2, 80},
+    {HEAD_NORM_SAMPLES, 5, 9, 32, 4, 0, 2, 2, 128},
+    {HEAD_NORM_SAMPLES, 2, 17, 32, 1, 0, 2, 1, 256},
+    {HEAD_NORM_SAMPLES, 2, 0, 20, 2, 0, 2},
+    {HEAD_NORM_SAMPLES, 0, 7, 20, 2, 0, 2},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -257,10 +338,12 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
+    const bool of_heads =
+        c->op == ATTENTION || c->op == ROTARY || c->op == HEAD_NORM || c->op == HEAD_NORM_SAMPLES;
     OpsShape shape = {c->rows,
                       c->T,
                       c->C,
-                      c->op == ATTENTION ? c->other : max_i64(1, c->C),
+                      of_heads ? c->other : max_i64(1, c->C),
                       classifier ? c->other : 1,
                       c->other + 3,
                       LOGITS_PLENTY,
@@ -1292,6 +1375,283 @@ static void noise_run(const Case *c, Stream *s, float **in, float *out, const fl
     }
 }
 
+// --- RMSNorm, activations, rotary positions ------------------------------------------------------
+static const float rms_eps = 0.03f; // large, so that it shows
+// in: summands, weight; out: sum | normalised | rstd (no gradient asked)
+static void rmsnorm_sizes(const Case *c, int64_t *in, int64_t *out) {
+    const int64_t n = positions(c) * c->C;
+    in[0] = n;
+    in[1] = c->variant % 4 ? n : 0;
+    in[2] = c->variant & 4 ? 0 : c->C;
+    *out = 2 * n + positions(c);
+}
+static void rmsnorm_reference(const Case *c, double **in, double *out) {
+    const int64_t N = positions(c), C = c->C;
+    for (int64_t n = 0; n < N; n++) {
+        double *sum = out + n * C, rstd;
+        for (int64_t i = 0; i < C; i++) {
+            sum[i] = in[0][n * C + i] + (c->variant % 4 ? in[1][n * C + i] : 0.0);
+        }
+        rstd = 1.0 / sqrt(squares_of(sum, C) / (double)C + (double)rms_eps);
+        for (int64_t i = 0; i < C; i++) {
+            out[(N + n) * C + i] = sum[i] * rstd * (c->variant & 4 ? 1.0 : in[2][i]);
+        }
+        out[2 * N * C + n] = rstd;
+    }
+}
+static void rmsnorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                        float **grad, bool accumulate) {
+    const int64_t N = positions(c), C = c->C, n = N * C;
+    const int add = c->variant % 4;
+    float *rstd = out + 2 * n;
+    // sum is a, or is not written at all
+    if (add != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
+    // the residual path
+    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
+    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
+    const Real *weight = c->variant & 4 ? NULL : in_real(s, in[2], C),
+               *dy = in_real(s, dout + n, n);
+    ops_rmsnorm_forward(s, out_real(s, out + n, n), rstd, add ? sum : NULL,
+                        add == 2 ? sum : in_real(s, in[0], n), add ? in_real(s, in[1], n) : NULL,
+                        weight, N, C, rms_eps);
+    ops_rmsnorm_backward_input(s, din, dy, sum, weight, rstd, N, C);
+    if (weight) { ops_rmsnorm_backward_weight(s, grad[2], dy, sum, rstd, N, C, accumulate); }
+    reals_done(s);
+    if (add) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
+}
+
+static void swiglu_sizes(const Case *c, int64_t *in, int64_t *out) {
+    *out = positions(c) * c->C;
+    in[0] = 2 * *out;
+}
+static void swiglu_reference(const Case *c, double **in, double *out) {
+    const int64_t F = c->C;
+    for (int64_t i = 0; i < positions(c) * F; i++) {
+        const double *row = in[0] + i / F * 2 * F, gate = row[i % F];
+        out[i] = gate / (1.0 + exp(-gate)) * row[F + i % F];
+    }
+}
+static void swiglu_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                       float **grad, bool accumulate) {
+    (void)accumulate;
+    const int64_t N = positions(c), n = N * c->C;
+    const Real *x = in_real(s, in[0], 2 * n);
+    ops_swiglu_forward(s, out_real(s, out, n), x, N, c->C);
+    ops_swiglu_backward(s, out_real(s, grad[0], 2 * n), in_real(s, dout, n), x, N, c->C);
+}
+
+static void flat_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = *out = c->rows; }
+static void relu2_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < c->rows; i++) { out[i] = in[0][i] > 0.0 ? in[0][i] * in[0][i] : 0.0; }
+}
+static void relu2_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                      float **grad, bool accumulate) {
+    (void)accumulate;
+    const int64_t n = c->rows;
+    if (c->variant) { ops_copy(s, grad[0], dout, (size_t)n * sizeof(float)); }
+    const Real *x = in_real(s, in[0], n);
+    Real *din = out_real(s, grad[0], n);
+    ops_relu2_forward(s, out_real(s, out, n), x, n);
+    ops_relu2_backward(s, din, c->variant ? din : in_real(s, dout, n), x, n);
+}
+
+static const float flat_softcap = 15.0f;
+static void softcap_reference(const Case *c, double **in, double *out) {
+    const double cap = (double)flat_softcap;
+    for (int64_t i = 0; i < c->rows; i++) { out[i] = cap * tanh(in[0][i] / cap); }
+}
+static void softcap_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                        float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float));
+    ops_softcap(s, out_real(s, out, c->rows), c->rows, flat_softcap);
+}
+
+static Rotary rotary_of(const Case *c) {
+    const double theta = c->variant % 2 ? 5e5 : 1e4, D = (double)attention_of(c).D;
+    Rotary r;
+    memset(&r, 0, sizeof r);
+    for (int i = 0; i < (int)D / 2; i++) {
+        const double f = pow(theta, -2.0 * i / D), wave = 2.0 * M_PI / f;
+        const double between = (8192.0 / wave - 1.0) / 3.0; // of high (1) and low frequencies (0)
+        const double share = fmin(1.0, fmax(0.0, between));
+        r.frequency[i] = (float)(c->variant % 2 ? (1.0 - share) * f / 8.0 + share * f : f);
+    }
+    return r;
+}
+// out(D) = the head x at a position, turned
+static void reference_turned(double *out, const double *x, int64_t D, int64_t position,
+                             const Rotary *r) {
+    for (int64_t i = 0; i < D / 2; i++) {
+        const float angle = (float)position * r->frequency[i];
+        const double low = x[i], high = x[i + D / 2];
+        out[i] = low * cos((double)angle) - high * sin((double)angle);
+        out[i + D / 2] = high * cos((double)angle) + low * sin((double)angle);
+    }
+}
+static void rotary_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = *out = positions(c) * attention_qkv_width(attention_of(c));
+}
+static void rotary_reference(const Case *c, double **in, double *out) {
+    const AttentionShape a = attention_of(c);
+    const Rotary r = rotary_of(c);
+    const int64_t all = a.heads + 2 * a.kv_heads;
+    for (int64_t i = 0; i < positions(c) * all; i++) {
+        if (i % all < a.heads + a.kv_heads) {
+            reference_turned(out + i * a.D, in[0] + i * a.D, a.D, i / all % a.T, &r);
+        } else {
+            memcpy(out + i * a.D, in[0] + i * a.D, (size_t)a.D * sizeof(double));
+        }
+    }
+}
+static void rotary_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                       float **grad, bool accumulate) {
+    (void)accumulate;
+    const AttentionShape a = attention_of(c);
+    const Rotary r = rotary_of(c);
+    const int64_t n = positions(c) * attention_qkv_width(a);
+    ops_copy(s, out, in[0], (size_t)n * sizeof(float));
+    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
+    ops_rotary(s, out_real(s, out, n), a, &r, false);
+    ops_rotary(s, out_real(s, grad[0], n), a, &r, true);
+}
+
+static HeadNorm head_norm_of(const Case *c, const Rotary *r) {
+    const HeadNorm h = {.shape = attention_of(c), .rotary = r, .eps = rms_eps, .scale = 1.2f};
+    return h;
+}
+// in: qkv, q_weight, k_weight; out: qkv | rstd (no gradient asked)
+static void head_norm_sizes(const Case *c, int64_t *in, int64_t *out) {
+    const AttentionShape a = attention_of(c);
+    in[0] = positions(c) * attention_qkv_width(a);
+    in[1] = in[2] = c->variant & 2 ? 0 : a.D;
+    *out = in[0] + positions(c) * (a.heads + a.kv_heads);
+}
+static void head_norm_reference(const Case *c, double **in, double *out) {
+    const Rotary r = rotary_of(c);
+    const HeadNorm h = head_norm_of(c, &r);
+    const AttentionShape a = h.shape;
+    const int64_t all = a.heads + 2 * a.kv_heads, normed = a.heads + a.kv_heads;
+    double *y = doubles(a.D), *rstd = out + positions(c) * all * a.D;
+    for (int64_t i = 0; i < positions(c) * all; i++) {
+        const double *x = in[0] + i * a.D, *weight = in[i % all < a.heads ? 1 : 2];
+        if (i % all >= normed) {
+            memcpy(out + i * a.D, x, (size_t)a.D * sizeof(double));
+            continue;
+        }
+        const double of_head = 1.0 / sqrt(squares_of(x, a.D) / (double)a.D + (double)h.eps);
+        for (int64_t d = 0; d < a.D; d++) {
+            y[d] = x[d] * of_head * (double)h.scale * (c->variant & 2 ? 1.0 : weight[d]);
+        }
+        reference_turned(out + i * a.D, y, a.D, i / all % a.T, &r);
+        rstd[i / all * normed + i % all] = of_head;
+    }
+    free(y);
+}
+static void head_norm_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
+    const Rotary r = rotary_of(c);
+    const HeadNorm h = head_norm_of(c, &r);
+    const int64_t n = positions(c) * attention_qkv_width(h.shape), D = h.shape.D;
+    float *rstd = out + n;
+    const Real *x = in_real(s, in[0], n), *dy = in_real(s, dout, n),
+               *q_weight = c->variant & 2 ? NULL : in_real(s, in[1], D),
+               *k_weight = c->variant & 2 ? NULL : in_real(s, in[2], D);
+    ops_head_norm_forward(s, out_real(s, out, n), rstd, x, q_weight, k_weight, &h);
+    ops_head_norm_backward_input(s, out_real(s, grad[0], n), dy, x, q_weight, k_weight, rstd, &h);
+    if (q_weight) {
+        ops_head_norm_backward_weight(s, grad[1], grad[2], dy, x, rstd, &h, accumulate);
+    }
+}
+
+// in: dout, in, rstd; out, of each sample: norm | dweight
+static void rmsnorm_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = positions(c) * c->C;
+    in[2] = positions(c);
+    *out = c->rows * (NORM_FLOATS + c->C);
+}
+static void rmsnorm_samples_reference(const Case *c, double **in, double *out) {
+    const int64_t C = c->C;
+    for (int64_t b = 0; b < c->rows; b++) {
+        double *result = out + b * (NORM_FLOATS + C), *sums = result + NORM_FLOATS;
+        memset(sums, 0, (size_t)C * sizeof(double));
+        for (int64_t n = b * c->T; n < (b + 1) * c->T; n++) {
+            for (int64_t i = 0; i < C; i++) {
+                sums[i] += in[0][n * C + i] * in[1][n * C + i] * in[2][n];
+            }
+        }
+        reference_norm(result, squares_of(sums, C), 1.0 / (double)C);
+    }
+}
+static void rmsnorm_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                                float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const int64_t n = positions(c) * c->C;
+    double *norms = norms_before(c);
+    float *dweights = floats(c->rows * c->C);
+    memset(dweights, 0xff, (size_t)(c->rows * c->C) * sizeof(float));
+    ops_rmsnorm_samples(s, dweights, norms, in_real(s, in[0], n), in_real(s, in[1], n), in[2],
+                        c->rows, c->T, c->C);
+    put_norms(c, s, out, norms, c->C, 1.0 / (double)c->C);
+    put_sums(c, out, 0, c->C, dweights, c->C);
+    ops_free(dweights);
+}
+
+// in: dout, in, rstd; out, of each sample: norm | dq_weight | dk_weight
+static void head_norm_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    const AttentionShape a = attention_of(c);
+    in[0] = in[1] = positions(c) * attention_qkv_width(a);
+    in[2] = positions(c) * (a.heads + a.kv_heads);
+    *out = c->rows * (NORM_FLOATS + 2 * a.D);
+}
+static void head_norm_samples_reference(const Case *c, double **in, double *out) {
+    const Rotary r = rotary_of(c);
+    Rotary back;
+    const HeadNorm h = head_norm_of(c, &r);
+    const AttentionShape a = h.shape;
+    const int64_t D = a.D, all = a.heads + 2 * a.kv_heads, normed = a.heads + a.kv_heads;
+    double *dy = doubles(D);
+    for (int i = 0; i < ROTARY_PAIRS; i++) { back.frequency[i] = -r.frequency[i]; }
+    for (int64_t b = 0; b < c->rows; b++) {
+        double *result = out + b * (NORM_FLOATS + 2 * D), *sums = result + NORM_FLOATS;
+        memset(sums, 0, (size_t)(2 * D) * sizeof(double));
+        for (int64_t i = b * a.T * normed; i < (b + 1) * a.T * normed; i++) {
+            const int64_t at = (i / normed * all + i % normed) * D;
+            double *sum = sums + (i % normed < a.heads ? 0 : D);
+            reference_turned(dy, in[0] + at, D, i / normed % a.T, &back);
+            for (int64_t d = 0; d < D; d++) {
+                sum[d] += dy[d] * (double)h.scale * in[1][at + d] * in[2][i];
+            }
+        }
+        reference_norm(result, squares_of(sums, 2 * D), 0.5 / (double)D);
+    }
+    free(dy);
+}
+static void head_norm_samples_run(const Case *c, Stream *s, float **in, float *out,
+                                  const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const Rotary r = rotary_of(c);
+    const HeadNorm h = head_norm_of(c, &r);
+    const int64_t n = positions(c) * attention_qkv_width(h.shape), D = h.shape.D;
+    double *norms = norms_before(c);
+    float *dq_weights = floats(c->rows * D), *dk_weights = floats(c->rows * D);
+    memset(dq_weights, 0xff, (size_t)(c->rows * D) * sizeof(float));
+    memset(dk_weights, 0xff, (size_t)(c->rows * D) * sizeof(float));
+    ops_head_norm_samples(s, dq_weights, dk_weights, norms, in_real(s, in[0], n),
+                          in_real(s, in[1], n), in[2], &h);
+    put_norms(c, s, out, norms, 2 * D, 0.5 / (double)D);
+    put_sums(c, out, 0, 2 * D, dq_weights, D);
+    put_sums(c, out, D, 2 * D, dk_weights, D);
+    ops_free(dq_weights);
+    ops_free(dk_weights);
+}
+
 typedef struct {
     const char *name;
     void (*sizes)(const Case *c, int64_t *in, int64_t *out);
@@ -1400,6 +1760,28 @@ static const Operation operations[] = {
      {0, 0},
      false},
     {"noise", noise_sizes, noise_reference, noise_run, false, 0, {0, 0}, false},
+    {"rmsnorm", rmsnorm_sizes, rmsnorm_reference, rmsnorm_run, true, 2, {2, 2}, false},
+    {"swiglu", swiglu_sizes, swiglu_reference, swiglu_run, true, 1, {1, 1}, false},
+    {"relu2", flat_sizes, relu2_reference, relu2_run, true, 1, {1, 1}, false},
+    {"softcap", flat_sizes, softcap_reference, softcap_run, false, 0, {1, 0}, false},
+    {"rotary", rotary_sizes, rotary_reference, rotary_run, true, 1, {1, 1}, false},
+    {"head norm", head_norm_sizes, head_norm_reference, head_norm_run, true, 1, {1, 1}, false},
+    {"rmsnorm samples",
+     rmsnorm_samples_sizes,
+     rmsnorm_samples_reference,
+     rmsnorm_samples_run,
+     false,
+     0,
+     {NONE, 0},
+     true},
+    {"head norm samples",
+     head_norm_samples_sizes,
+     head_norm_samples_reference,
+     head_norm_samples_run,
+     false,
+     0,
+     {NONE, 0},
+     true},
 };
 
 // --- the driver ----------------------------------------------------------------------------------
@@ -1412,9 +1794,10 @@ typedef struct {
 // How many of the outputs take part in the objective: the rest are statistics.
 static int64_t differentiable(const Case *c) {
     int64_t N = positions(c);
-    return c->op == LAYERNORM                                ? 2 * N * c->C
-           : c->op == MATMUL                                 ? N * c->other
-           : c->op == ATTENTION                              ? N * c->C
+    return c->op == LAYERNORM || c->op == RMSNORM  ? 2 * N * c->C
+           : c->op == MATMUL                       ? N * c->other
+           : c->op == ATTENTION                    ? N * attention_q_width(attention_of(c))
+           : c->op == ROTARY || c->op == HEAD_NORM ? N * attention_qkv_width(attention_of(c))
            : c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? N
                                                              : N * c->C;
 }
@@ -1423,6 +1806,10 @@ static double longest_sum(const Case *c) {
     double N = (double)positions(c);
     if (c->op == ACCUMULATE_SAMPLES) { return (double)c->rows; }
     if (c->op == SAMPLE_NORMS) { return 1.0; } // fp64: only the result is rounded
+    if (c->op == SWIGLU || c->op == RELU2 || c->op == SOFTCAP || c->op == ROTARY) { return 2.0; }
+    if (c->op == HEAD_NORM || c->op == HEAD_NORM_SAMPLES) {
+        return fmax(N * (double)c->other, (double)attention_of(c).D);
+    }
     return fmax(fmax((double)c->C, N), fmax((double)c->other, (double)c->T));
 }
 // Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in
@@ -1462,7 +1849,8 @@ static Trial make_trial(const Case *c) {
         t.in[k] = floats(t.in_size[k]);
         t.grad[k] = floats(t.in_size[k]);
         t.in_double[k] = doubles(t.in_size[k]);
-        double size = c->op == ATTENTION && c->variant == 1 ? 8.0 : 1.5;
+        const bool large = c->variant == 1 && (c->op == SWIGLU || c->op == SOFTCAP);
+        double size = large ? 100.0 : c->op == ATTENTION && c->variant == 1 ? 8.0 : 1.5;
         for (int64_t i = 0; i < t.in_size[k]; i++) {
             t.in_double[k][i] = (double)(t.in[k][i] = number(size * uniform(10 + (uint64_t)k, i)));
         }
@@ -1654,6 +2042,12 @@ static void test_case(void **state) {
 static void test_case_bf16(void **state) {
     precision = DTYPE_BF16;
     (COMPARES ? run_case : run_only)((const Case *)*state);
+}
+
+static int fp32_again(void **state) {
+    (void)state;
+    precision = DTYPE_FP32;
+    return 0;
 }
 
 // --- what is not a forward and a backward --------------------------------------------------------
@@ -2226,7 +2620,15 @@ static void test_polls(void **state) { // messages move while a long operation r
                            {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
                            {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},
                            {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
-                           {NOISE, 300007, 1, 1, 0, 0, 1}};
+                           {NOISE, 300007, 1, 1, 0, 0, 1},
+                           {RMSNORM, 1, 3000, 4, 0, 0, 1},
+                           {SWIGLU, 1, 3000, 100, 0, 0, 1},
+                           {RELU2, 300007, 1, 1, 0, 0, 1},
+                           {SOFTCAP, 300007, 1, 1, 0, 0, 1},
+                           {ROTARY, 1, 3000, 64, 2, 0, 1},
+                           {HEAD_NORM, 1, 3000, 64, 2, 0, 1},
+                           {RMSNORM_SAMPLES, 3, 20, 300, 0, 0, 1},
+                           {HEAD_NORM_SAMPLES, 3, 20, 64, 2, 0, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
         Trial t = make_trial(&longer[i]);
         polls = 0;
@@ -2300,6 +2702,18 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
     assert_true(gelu_value(-100.0f) <= 0.0f && gelu_value(-100.0f) > -1e-30f &&
                 gelu_value(100.0f) == 100.0f && gelu_slope(100.0f) == 1.0f);
     assert_true(isnan(gelu_value(NAN)) && fabsf(gelu_slope(-100.0f)) < 1e-30f);
+    // as their comments say
+    for (double x = 1e-37; x < 1e37; x *= 1.0017) {
+        const double exact = log((double)(float)x);
+        assert_true(fabs((double)fast_log((float)x) - exact) <= 2.0 * 0x1p-24 * fabs(exact));
+    }
+    assert_true(fast_log(1.0f) == 0.0f);
+    for (double x = 1e-6; x < 50.0; x *= 1.00017) {
+        const double exact = tanh((double)(float)x);
+        assert_true(fabs((double)fast_tanh((float)x) - exact) <= 4.0 * 0x1p-24 * exact);
+        assert_true(fast_tanh(-(float)x) == -fast_tanh((float)x));
+    }
+    assert_true(fast_tanh(0.0f) == 0.0f && fast_tanh(1e30f) == 1.0f && isnan(fast_tanh(NAN)));
 }
 
 #ifdef OPS_CPU_H
@@ -2412,7 +2826,7 @@ int main(void) {
                  " variant %d threads %d%s",
                  operations[c->op].name, c->rows, c->T, c->C, c->other, c->variant, c->threads,
                  bf16 ? " bf16" : "");
-        struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL,
+        struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, fp32_again,
                                   (void *)(uintptr_t)c};
         tests[count++] = test;
     }

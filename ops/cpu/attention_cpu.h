@@ -118,8 +118,8 @@ static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a
 }
 
 // A thread's workspace for one query head. Tp is T rounded up to TILE, Dp is D rounded up to LANES,
-// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words are
-// numbers, an array and its `rows` are one.
+// w() is the number of words, wp() is that rounded up to LANES. The padding is zero. Where words
+// are numbers, an array and its `rows` are one.
 typedef struct {
     float scale;                     // 1/sqrt(D)
     Word *k_rows, *v_rows;           // (Tp, wp(D)): words of a row
@@ -139,9 +139,10 @@ static inline Word *take_pairs(float **at, int64_t n, Word *numbers) {
     return words_are_pairs() ? take_words(at, n) : numbers;
 }
 static inline int64_t row_words(int64_t D) { return round_up(words_of(D), LANES); }
-static inline HeadSpace head_space(float *at, int64_t T, int64_t D, bool shared, int64_t *floats) {
-    const int64_t Tp = round_up(T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
-                  tile = words_of(TILE) * TILE, keys = shared ? Tp : (int64_t)TILE;
+static inline bool keys_are_shared(AttentionShape a) { return a.kv_heads < a.heads; }
+static inline HeadSpace head_space(float *at, AttentionShape a, int64_t *floats) {
+    const int64_t D = a.D, Tp = round_up(a.T, TILE), Dp = round_up(D, LANES), Dw = row_words(D),
+                  tile = words_of(TILE) * TILE, keys = keys_are_shared(a) ? Tp : (int64_t)TILE;
     float *begin = at;
     HeadSpace h;
     h.scale = 1.0f / sqrtf((float)D);
@@ -172,14 +173,11 @@ static inline HeadSpace head_space(float *at, int64_t T, int64_t D, bool shared,
     *floats = at - begin;
     return h;
 }
-static inline bool keys_are_shared(AttentionShape a) { return a.kv_heads < a.heads; }
 static inline HeadSpace thread_head_space(Stream *s, AttentionShape a) {
-    const bool shared = keys_are_shared(a);
     int64_t floats;
-    head_space((float *)s->workspace, a.T, a.D, shared, &floats);
+    head_space((float *)s->workspace, a, &floats);
     assert(workspace_rest(s) >= (size_t)(floats * s->threads) * sizeof(float));
-    return head_space((float *)s->workspace + floats * omp_get_thread_num(), a.T, a.D, shared,
-                      &floats);
+    return head_space((float *)s->workspace + floats * omp_get_thread_num(), a, &floats);
 }
 // Returns where head `head` of q begins in qkv, or in an array like out, of a row of the batch; and
 // where the head of keys begins that it reads. Values follow kv_heads D elements later.

@@ -280,8 +280,8 @@ static inline float fast_log(float x) {
     p = p * m * (m * m) - 2.12194440e-4f * (float)n;
     return m + (p - 0.5f * (m * m)) + 0.693359375f * (float)n;
 }
-// tanh x = 1 - 2 / (1 + e^2x), below 4 units in the last place; near 0, where that cancels,
-// Cephes' polynomial
+// tanh x, below 4 units in the last place: 1 - 2 / (1 + e^2|x|) with the sign of x; near 0, where
+// that cancels, Cephes' polynomial
 static inline float fast_tanh(float x) {
     const float z = x * x;
     float p = -5.70498872745e-3f;
@@ -289,7 +289,8 @@ static inline float fast_tanh(float x) {
     p = p * z - 5.37397155531e-2f;
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
-    return z < 0.390625f ? x + x * (z * p) : 1.0f - 2.0f / (1.0f + fast_exp(2.0f * x));
+    const float far = 1.0f - 2.0f / (1.0f + fast_exp(2.0f * fabsf(x)));
+    return z < 0.390625f ? x + x * (z * p) : copysignf(far, x);
 }
 
 // GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form

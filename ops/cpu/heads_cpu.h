@@ -109,13 +109,11 @@ static inline void ops_head_norm_forward(Stream *s, Real *out, float *rstd, cons
     }
 }
 
-// With h = x rstd and g = dout, turned back, * weight * scale: dx = rstd (g - h average(g h)).
-TYPED void head_norm_backward(const DType type, Real *dx, const Real *dy, const Real *x,
-                              const Real *weight, float r, const float *cosines,
-                              const HeadNorm *h) {
-    const int64_t D = h->shape.D, pairs = D / 2;
+// g(D) = dy, turned back, * weight * scale
+TYPED void head_norm_turn_back(const DType type, float *g, const Real *dy, const Real *weight,
+                               const float *cosines, const HeadNorm *h) {
+    const int64_t pairs = h->shape.D / 2;
     const float *sines = cosines + pairs, scale = h->scale;
-    float g[HEAD_MOST], gx_sum = 0.0f;
 #pragma omp simd
     for (int64_t i = 0; i < pairs; i++) {
         const float low = load_real(type, dy, i), high = load_real(type, dy, pairs + i);
@@ -124,6 +122,14 @@ TYPED void head_norm_backward(const DType type, Real *dx, const Real *dy, const 
         g[pairs + i] = (high * cosines[i] + low * sines[i]) * scale *
                        (weight ? load_real(type, weight, pairs + i) : 1.0f);
     }
+}
+// With h = x rstd: dx = rstd (g - h average(g h)).
+TYPED void head_norm_backward(const DType type, Real *dx, const Real *dy, const Real *x,
+                              const Real *weight, float r, const float *cosines,
+                              const HeadNorm *h) {
+    const int64_t D = h->shape.D;
+    float g[HEAD_MOST], gx_sum = 0.0f;
+    head_norm_turn_back(type, g, dy, weight, cosines, h);
 #pragma omp simd reduction(+ : gx_sum)
     for (int64_t i = 0; i < D; i++) { gx_sum += g[i] * load_real(type, x, i); }
     const float gh_mean = gx_sum * r / (float)D;
@@ -199,8 +205,8 @@ static inline void head_norm_sums(float *dweight, const HeadSums *k) {
         }
     }
 }
-// The gradients of `samples` samples, each of its own `tokens` tokens. A piece of work is a slice of
-// q's or k's weight of one sample, so that neither threads nor other samples change its sums.
+// The gradients of `samples` samples, each of its own `tokens` tokens. A piece of work is a slice
+// of q's or k's weight of one sample, so that neither threads nor other samples change its sums.
 // Called by each thread of the team.
 static inline void head_norm_weights(Stream *s, float *dq_weights, float *dk_weights,
                                      const Real *dout, const Real *in, const float *rstd,

@@ -185,8 +185,7 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
 
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
-    head_space(NULL, shape.T, shape.D ? shape.D : shape.C / max_i64(1, shape.NH),
-               shape.kv_heads && shape.kv_heads < shape.NH, &head);
+    head_space(NULL, ops_attention_shape(shape), &head);
     // All chunks have nearly the same size, so fewer rows can give larger chunks. min(N, most) rows
     // give the largest.
     const int64_t plenty = CLASSIFIER_ROWS,
