@@ -65,7 +65,7 @@ static inline FILE *open_regular(const char *path) {
 static inline int file_create(const char *path, mode_t mode) {
     struct stat info;
     if (!lstat(path, &info) && S_ISREG(info.st_mode)) { unlink(path); }
-    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    return open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 }
 static inline void sync_folder(const char *path) { // makes renames in the folder durable, if it can
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
