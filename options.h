@@ -77,9 +77,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens",                         \
       "per optimizer step, all ranks; 0: micro-batch x T x ranks")                                 \
     TEXT("model", model, "model", "e", "d12", "",                                                  \
-      "d12, gpt2:124M, gpt3:1.3B, llama3.2:1B, qwen3:0.6B, nano:d12, "                              \
-      "\"layers=6,heads=6,channels=384,vocab=256\" (more keys: arch, kv_heads, head_dim, ffn, "     \
-      "theta, eps, tie, positions, rope_factor), a .bin file, or a folder: a checkpoint's, or of "  \
+      "d12, gpt2:124M, gpt3:1.3B, llama3.2:1B, qwen3:0.6B, nano:d12, "                             \
+      "\"layers=6,heads=6,channels=384,vocab=256\" (more keys: arch, kv_heads, head_dim, ffn, "    \
+      "theta, eps, tie, positions, rope_factor), a .bin file, or a folder: a checkpoint's, or of " \
       "Hugging Face")                                                                              \
     INT("run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")     \
     TEXT("run", out, "out", "o", "", "folder", "where checkpoints go; empty: none are written")    \
@@ -93,7 +93,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     FLAG("run", json, "json", "", "0",                                                             \
       "--dry-run, --plan or --dp-account as one JSON object on stdout")                            \
     TEXT("run", export_file, "export", "", "", "path",                                             \
-      "write the model after the last step: NAME.bin in llm.c's format (GPT-2), else a folder "     \
+      "write the model after the last step: NAME.bin in llm.c's format (GPT-2), else a folder "    \
       "that Hugging Face's transformers reads")                                     \
     FLAG("run", dry_run, "dry-run", "", "0",                                                       \
       "print the prediction of memory, traffic and time, and stop")                                \

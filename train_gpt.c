@@ -105,7 +105,6 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
         spec.file = o->model;
         spec.huggingface = true;
         config = huggingface_config(o->model, &spec.file_dtype);
-        if (!c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     } else if (checkpoint_model(o->model, &config, &share)) {
         spec.file = o->model;
         spec.begun = gpt_model_shared(config, share);
@@ -113,8 +112,9 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
         spec.file = o->model;
         model_check_name(o->model);
         config = model_file_config(o->model, &spec.file_dtype);
-        if (!c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     }
+    const bool of_file = spec.file && !spec.begun.units;
+    if (of_file && !c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     if (o->stochastic_rounding && spec.dtype == DTYPE_FP32) {
         die(EXIT_INPUT, "give --dtype bf16",
             "--stochastic-rounding rounds bf16 parameters, and these are fp32");
@@ -649,10 +649,7 @@ static void finish(Job *j) {
         report_end(r->plan, &measured, j->plans.file_bytes[0] + j->plans.file_bytes[1], &r->privacy,
                    step, &journal->log);
     }
-    const int error = !*o->export_file ? 0
-                      : export_is_file(o->export_file)
-                          ? model_file_write(o->export_file, &r->store)
-                          : huggingface_write(o->export_file, &r->store);
+    const int error = *o->export_file ? export_write(o->export_file, &r->store) : 0;
     if (error) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->export_file, strerror(error));
         r->save_failed = true;

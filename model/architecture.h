@@ -17,7 +17,8 @@
 //             backward pass reaches writes its gradient, and the others add to it.
 //
 // A new architecture is a table of tensors, a table for each unit (gpt2.h, llama.h and nano.h are
-// examples), and a row of `architectures` in architectures.h (docs/contributing.md shows each step).
+// examples), and a row of `architectures` in architectures.h (docs/contributing.md shows each
+// step).
 #ifndef ARCHITECTURE_H
 #define ARCHITECTURE_H
 

@@ -29,8 +29,8 @@ static inline RotaryScaling llama3_scaling(double factor) {
     const RotaryScaling s = {.factor = factor, .low = 1, .high = 4, .original = 8192};
     return s;
 }
-// Returns the row of architectures with this name of n characters; tied: 1 or 0, or -1 for its first
-// row. -1 if there is none.
+// Returns the row of architectures with this name of n characters; tied: 1 or 0, or -1 for its
+// first row. -1 if there is none.
 static inline int gpt_architecture(const char *name, size_t n, int tied) {
     for (int i = 0; i < ARCHITECTURES; i++) {
         const Architecture *a = &architectures[i];
@@ -111,6 +111,7 @@ typedef struct {
 } GptPairs;
 // Reads the value of a key. Returns false if it is no such value.
 static inline bool gpt_read_pair(GptPairs *pairs, int key, const char *value, size_t n) {
+    const char *name = gpt_keys[key];
     GptConfig *c = &pairs->config;
     int64_t *integers[CONFIG_INTEGERS] = {&c->layers, &c->heads,      &c->channels,
                                           &c->vocab,  &c->kv_heads,   &c->head_dim,
@@ -120,17 +121,17 @@ static inline bool gpt_read_pair(GptPairs *pairs, int key, const char *value, si
         const int64_t number = *integers[key] = strtoll(value, &end, 10);
         return end == value + n && number >= 1 && number <= 1 << 25;
     }
-    if (!strcmp(gpt_keys[key], "arch")) {
+    if (!strcmp(name, "arch")) {
         pairs->arch = gpt_architecture(value, n, -1);
         return pairs->arch >= 0;
     }
-    if (!strcmp(gpt_keys[key], "tie")) {
+    if (!strcmp(name, "tie")) {
         pairs->tie = *value == '1';
         return n == 1 && (*value == '0' || *value == '1');
     }
-    double *number = !strcmp(gpt_keys[key], "theta") ? &c->theta
-                     : !strcmp(gpt_keys[key], "eps") ? &c->eps
-                                                     : &c->scaling.factor;
+    double *number = !strcmp(name, "theta") ? &c->theta
+                     : !strcmp(name, "eps") ? &c->eps
+                                            : &c->scaling.factor;
     *number = strtod(value, &end);
     return end == value + n && *number > 0 && *number < 1e15;
 }

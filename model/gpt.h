@@ -85,7 +85,7 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_FFN] = c->ffn;
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
-// factor, short ones not, those between in part (transformers, modeling_rope_utils.py, "llama3").
+// factor, short ones not, those between in part (rope_type "llama3" of transformers).
 static inline double rotary_frequency(const GptConfig *c, int64_t pair) {
     const double f = pow(c->theta, -2.0 * (double)pair / (double)c->head_dim),
                  wavelength = 2 * 3.14159265358979323846 / f;

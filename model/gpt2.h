@@ -1,4 +1,5 @@
-// gpt2.h: the tables of GPT-2: learned positions, pre-layernorm blocks, tanh GELU, a head tied to wte.
+// gpt2.h: the tables of GPT-2: learned positions, pre-layernorm blocks, tanh GELU, a head that is
+// tied to wte.
 #ifndef GPT2_H
 #define GPT2_H
 

@@ -1,5 +1,5 @@
-// huggingface.h: models as folders of Hugging Face: config.json and safetensors, read by --model and
-// written by --export. `hf_parts` says which of their tensors are in which of ours.
+// huggingface.h: models as folders of Hugging Face: config.json and safetensors, read by --model
+// and written by --export. `hf_parts` says which of their tensors are in which of ours.
 // Source: huggingface/transformers, models/{gpt2,llama,qwen2,qwen3}.
 #ifndef HUGGINGFACE_H
 #define HUGGINGFACE_H
@@ -269,8 +269,8 @@ typedef struct {
     int64_t to;         // element of this rank's slice of the storage
     int64_t begin, end; // elements of the tensor
 } HfSlice;
-// Finds a tensor, also without the prefix of the whole model. Ends the program (EXIT_INPUT) if it is
-// missing, or has another shape.
+// Finds a tensor, also without the prefix of the whole model. Ends the program (EXIT_INPUT) if it
+// is missing, or has another shape.
 static inline SafeTensor hf_find(const HfSlice *s, const HfTensor *t) {
     const int64_t rows = t->part->transposed ? t->cols : t->rows,
                   cols = t->part->transposed ? t->rows : t->cols;
@@ -533,6 +533,10 @@ static inline int huggingface_write(const char *folder, Store *s) {
 static inline bool export_is_file(const char *path) {
     const size_t n = strlen(path);
     return n > 4 && !strcmp(path + n - 4, ".bin");
+}
+// Writes the model to the file or folder of --export. Returns 0 or an errno. All ranks call it.
+static inline int export_write(const char *path, Store *s) {
+    return export_is_file(path) ? model_file_write(path, s) : huggingface_write(path, s);
 }
 // Ends the program (EXIT_INPUT) if the model cannot be written there.
 static inline void export_check(const char *path, const GptModel *m) {

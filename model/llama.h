@@ -1,5 +1,5 @@
-// llama.h: the tables of Llama, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped keys and values,
-// SwiGLU. Qwen2 adds a bias to q, k and v. Qwen3 normalises each head of q and k.
+// llama.h: the tables of Llama, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped keys and
+// values, SwiGLU. Qwen2 adds a bias to q, k and v. Qwen3 normalises each head of q and k.
 // Source: huggingface/transformers, models/{llama,qwen2,qwen3}/modeling_*.py.
 #ifndef LLAMA_H
 #define LLAMA_H

@@ -160,8 +160,9 @@ static inline void model_file_write_piece(void *writer, const Store *s, int stor
         }
     }
 }
-// Sends a storage's slices from their owners to rank 0, which writes them with `write`, a piece at a
-// time, so that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other ranks.
+// Sends a storage's slices from their owners to rank 0, which writes them with `write`, a piece at
+// a time, so that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other
+// ranks.
 typedef void (*PieceWriter)(void *w, const Store *s, int storage, int64_t begin, int64_t count);
 static inline void model_write_storage(void *w, PieceWriter write, Store *s, int storage) {
     const ProcessGroup *process_group = store_process_group(s, storage);

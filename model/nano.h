@@ -1,6 +1,6 @@
 // nano.h: the tables of nanochat's block: RMSNorm without gain (also after the embedding), norms of
 // q and k, squared ReLU, a head of its own with a soft cap. Source: karpathy/nanochat,
-// nanochat/gpt.py, without windows, value embeddings and residual scalars.
+// without windows, value embeddings and residual scalars.
 #ifndef NANO_H
 #define NANO_H
 

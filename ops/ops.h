@@ -47,6 +47,27 @@ typedef struct {
     int64_t widest;      // outputs of the widest linear layer; 0: 4 C
 } OpsShape;
 enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
+// The shape of attention: heads of D elements. `heads` query heads share `kv_heads` heads of keys
+// and values, in groups of neighbours: query head h reads head h * kv_heads / heads, which is an
+// integer division.
+typedef struct {
+    int64_t rows, T, heads, kv_heads, D;
+} AttentionShape;
+// Returns the largest shape of attention.
+static inline AttentionShape ops_attention_shape(OpsShape s) {
+    const AttentionShape a = {.rows = s.rows,
+                              .T = s.T,
+                              .heads = s.NH,
+                              .kv_heads = s.kv_heads ? s.kv_heads : s.NH,
+                              .D = s.D ? s.D : s.C / s.NH};
+    return a;
+}
+// Returns the outputs of the widest linear layer of a block.
+static inline int64_t ops_widest(OpsShape s) { return s.widest ? s.widest : 4 * s.C; }
+static inline int64_t attention_q_width(AttentionShape a) { return a.heads * a.D; }
+static inline int64_t attention_qkv_width(AttentionShape a) {
+    return (a.heads + 2 * a.kv_heads) * a.D;
+}
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
 // Creates s->device. The caller must do this before any other operation. `place` is this rank's
@@ -249,13 +270,13 @@ static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbia
                                           const Real *in, const float *mean, const float *rstd,
                                           int64_t N, int64_t C, bool accumulate);
 
-// --- RMSNorm, statistics kept in fp32 --------------------------------------------------------------
+// --- RMSNorm, statistics kept in fp32 ------------------------------------------------------------
 // out = x * rstd * weight with rstd(N) = 1 / sqrt(mean of x^2 + eps); weight(C) may be NULL: no
 // gain. If b is given, x = a + b is written to sum (which may be a); if b is NULL, x = a and sum is
 // not written. x * rstd is computed in fp32 and rounded once.
 static void ops_rmsnorm_forward(Stream *s, Real *out, float *rstd, Real *sum, const Real *a,
                                 const Real *b, const Real *weight, int64_t N, int64_t C, float eps);
-// din += the gradient through the normalisation, as of layernorm: dx = r (g dy) - x r^3 mean(g dy x)
+// din += the gradient through the normalisation: dx = r g dy - x r^3 mean(g dy x)
 static void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
                                        const Real *weight, const float *rstd, int64_t N, int64_t C);
 // dweight(C) [+]= sum over rows of dout * in * rstd
@@ -289,26 +310,6 @@ static void ops_relu2_forward(Stream *s, Real *out, const Real *in, int64_t n);
 static void ops_relu2_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t n);
 
 // --- causal attention, softmax(q k^T / sqrt(D)) v; no (T, T) matrix is stored --------------------
-// Heads of D elements. `heads` query heads share `kv_heads` heads of keys and values, in groups of
-// neighbours: query head h reads head h * kv_heads / heads, which is an integer division.
-typedef struct {
-    int64_t rows, T, heads, kv_heads, D;
-} AttentionShape;
-// Returns the largest shape of attention.
-static inline AttentionShape ops_attention_shape(OpsShape s) {
-    const AttentionShape a = {.rows = s.rows,
-                              .T = s.T,
-                              .heads = s.NH,
-                              .kv_heads = s.kv_heads ? s.kv_heads : s.NH,
-                              .D = s.D ? s.D : s.C / s.NH};
-    return a;
-}
-// Returns the outputs of the widest linear layer of a block.
-static inline int64_t ops_widest(OpsShape s) { return s.widest ? s.widest : 4 * s.C; }
-static inline int64_t attention_q_width(AttentionShape a) { return a.heads * a.D; }
-static inline int64_t attention_qkv_width(AttentionShape a) {
-    return (a.heads + 2 * a.kv_heads) * a.D;
-}
 // qkv(rows, T, (heads + 2 kv_heads) D) holds all of q, then k, then v of each token, split into
 // heads inside each. out(rows, T, heads D). lse(rows, heads, T) is the log-sum-exp of each row of
 // scores. dqkv is written. The gradients of a shared key or value are added in the order of heads.
@@ -317,7 +318,7 @@ static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *
 static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
                                    const Real *out, const float *lse, AttentionShape a);
 
-// --- rotary positions (arXiv 2104.09864), and the norm of each head of q and k --------------------
+// --- rotary positions (arXiv 2104.09864), and the norm of each head of q and k -------------------
 // Element i < D/2 of a head turns with element i + D/2 by the angle position * frequency[i], in
 // fp32 ("rotate half"): y_i = x_i cos - x_(i+D/2) sin, y_(i+D/2) = x_(i+D/2) cos + x_i sin. The
 // position is the row's number in its sequence.

@@ -222,8 +222,8 @@ def observe(case, done, folder):
         read_actions(found, text)
     for number, sample in enumerate(re.findall(r"(?s)--- sample .*?---\n(.*?)\n---", text)):
         found[f"generated text {number}"] = sample
-    if (folder / "export").exists():
-        found["sha256 of --export"] = sha256((folder / "export").read_bytes())
+    if (folder / "export.bin").exists():
+        found["sha256 of --export"] = sha256((folder / "export.bin").read_bytes())
     if (folder / "trace").exists():
         read_trace(found, folder / "trace")
     if (folder / "out").exists():

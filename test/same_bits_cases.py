@@ -16,7 +16,7 @@ from itertools import product
 BASE = (
     "--train data/text_train_*.bin --val data/text_val_*.bin --seq-len 16 --micro-batch 2 "
     "--batch-tokens 128 --model layers=6,heads=2,channels=16,vocab=256 --steps 4 --lr 3e-3 "
-    "--seed 3 --threads 1 --val-every 2 --val-batches 2 --log log --export export "
+    "--seed 3 --threads 1 --val-every 2 --val-batches 2 --log log --export export.bin "
 )
 # The emulated GPU is slower, so its runs are shorter.
 BASE_EMULATED = BASE + "--batch-tokens 64 --val-batches 1 --steps 2 "

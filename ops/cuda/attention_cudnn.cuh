@@ -1,8 +1,8 @@
 // attention_cudnn.cuh: causal attention by cuDNN in bf16 (make cuda USE_CUDNN=1). Its graphs are
 // written with cudnn-frontend, a header-only library that `scripts/setup.sh cudnn` installs.
 //
-// Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D) inside
-//         qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
+// Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D)
+//         inside qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
 // Plans   One per shape and direction, only for the sequence length of training. A plan is made at
 //         first use and kept, since recorded work uses its kernels. attention_cuda.cuh's own
 //         kernels are used where cuDNN refuses a shape, or needs more scratch than a few numbers

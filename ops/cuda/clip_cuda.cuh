@@ -114,9 +114,9 @@ static inline void ops_head_norm_samples(Stream *s, float *dq_weights, float *dk
     ops_sample_norms(s, norms, dk_weights, a.rows, a.D);
 }
 
-// A block takes entry blockIdx.x of its sample's order. If there are
-// positions, the square of that row of dout is the square of a row of dwpe. If the entry is the first of its token, the block also sums all rows of
-// the token, and adds the square of the sum.
+// A block takes entry blockIdx.x of its sample's order. If there are positions, the square of that
+// row of dout is the square of a row of dwpe. If the entry is the first of its token, the block
+// also sums all rows of the token, and adds the square of the sum.
 template <class R>
 __global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout,
                                        const int32_t *tokens, const int32_t *order, bool positions,

@@ -135,8 +135,8 @@ static inline void ops_head_norm_backward_input(Stream *s, Real *din, const Real
 }
 
 // For part p = blockIdx.y, sums over tokens p * each .. (p + 1) * each - 1 and over the heads of q
-// (blockIdx.z = 0) or of k: what they give to the gradient of the weight. Rows of threads take heads
-// of tokens side by side; their sums are added in order.
+// (blockIdx.z = 0) or of k: what they give to the gradient of the weight. Rows of threads take
+// heads of tokens side by side; their sums are added in order.
 template <class R>
 __global__ void head_norm_partials_kernel(float *q_sums, float *k_sums, int64_t stride,
                                           const R *dout, const R *in, const float *rstd,
