@@ -114,6 +114,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")     \
     NUM("run", temperature, "temperature", "", "1.0", 0, 100, "",                                  \
       "of generated text; 0: the likeliest token")                                                 \
+    INT("run", top_k, "top-k", "", "0", 0, 1e9, "tokens",                                          \
+      "generated text takes one of the K likeliest tokens; 0: of all")                             \
+    NUM("run", top_p, "top-p", "", "1.0", 1e-9, 1, "",                                             \
+      "... and of these one of the fewest that have this probability together; 1: of all")         \
     INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
     INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")           \

@@ -119,16 +119,7 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
         die(EXIT_INPUT, "give --dtype bf16",
             "--stochastic-rounding rounds bf16 parameters, and these are fp32");
     }
-    if (o->seq_len > config.max_seq_len) {
-        const Text hint =
-            text_of("give --seq-len %" PRId64 " or less, or a model of dimensions "
-                    "(layers=..., heads=..., channels=...), which gets as many as asked",
-                    config.max_seq_len);
-        die(EXIT_INPUT, hint.at,
-            "--seq-len %" PRId64 " is more than this model's %" PRId64
-            " positions (max_seq_len of --model %s)",
-            o->seq_len, config.max_seq_len, o->model);
-    }
+    model_check_length(&config, o->seq_len, o->model);
     spec.model = gpt_model_shared(config, choose_share(o, &spec, &config, share, comm));
     check_begun(c, &spec);
     export_check(o->export_file, &spec.model);
@@ -434,8 +425,11 @@ static void print_sample(Run *r) {
     const Options *o = run_options(r);
     const Tokenizer *tokenizer = &r->data->tokenizer;
     int32_t *text = new_array(int32_t, o->sample_tokens, "sample");
-    Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u,
-                   (uint64_t)r->progress.step};
+    const Draws draws = {.temperature = o->temperature,
+                         .top_p = o->top_p,
+                         .top_k = o->top_k,
+                         .seed = (uint64_t)o->seed ^ 0x67656e6572617465u,
+                         .step = (uint64_t)r->progress.step};
     executor_generate(&r->executor, &r->plan->pipeline.placement,
                       (int32_t)max_i64(tokenizer->eot, 0), text, o->sample_tokens, draws);
     if (r->comm->rank == 0) {

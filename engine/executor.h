@@ -342,26 +342,63 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     }
 }
 
-// How tokens are drawn: at a temperature (0: the likeliest token), as a function of seed, step and
-// the position of the token.
+// How tokens are drawn: at a temperature (0: the likeliest token), among the top_k likeliest (0:
+// all), of these among the fewest that have the probability top_p together (1: all); as a function
+// of seed, step and the position of the token.
 typedef struct {
-    double temperature;
+    double temperature, top_p;
+    int64_t top_k;
     uint64_t seed, step;
 } Draws;
+typedef struct {
+    double weight; // e^(logit / temperature), of the likeliest token 1
+    int32_t token;
+} LikelyToken;
+// The likelier one comes first, and of equal ones the smaller token.
+static inline int compare_likely(const void *a, const void *b) {
+    const LikelyToken *x = (const LikelyToken *)a, *y = (const LikelyToken *)b;
+    if (x->weight != y->weight) { return x->weight > y->weight ? -1 : 1; }
+    return (x->token > y->token) - (x->token < y->token);
+}
+static inline int compare_tokens(const void *a, const void *b) {
+    const LikelyToken *x = (const LikelyToken *)a, *y = (const LikelyToken *)b;
+    return (x->token > y->token) - (x->token < y->token);
+}
+// Keeps the tokens that top_k and top_p allow, in their order. Returns how many.
+static inline int64_t keep_likely(Draws d, LikelyToken *c, int64_t n) {
+    if ((d.top_k == 0 || d.top_k >= n) && d.top_p >= 1) { return n; }
+    qsort(c, (size_t)n, sizeof *c, compare_likely);
+    if (d.top_k) { n = min_i64(n, d.top_k); }
+    double sum = 0, kept = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) { sum += c[i].weight; }
+    while (count < n && (count == 0 || kept < d.top_p * sum)) { kept += c[count++].weight; }
+    qsort(c, (size_t)count, sizeof *c, compare_tokens);
+    return count;
+}
 static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int64_t position) {
     int64_t best = 0;
     for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
-    double sum = 0;
     if (d.temperature == 0) { return (int32_t)best; }
+    LikelyToken *c = new_array(LikelyToken, (size_t)V, "sample");
     for (int64_t i = 0; i < V; i++) {
-        sum += exp((logits[i] - (double)logits[best]) / d.temperature);
+        c[i].weight = exp((logits[i] - (double)logits[best]) / d.temperature);
+        c[i].token = (int32_t)i;
     }
+    const int64_t n = keep_likely(d, c, V);
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) { sum += c[i].weight; }
     double draw = random_uniform(d.seed, d.step, (uint64_t)position) * sum;
-    for (int64_t i = 0; i < V; i++) {
-        draw -= exp((logits[i] - (double)logits[best]) / d.temperature);
-        if (draw < 0) { return (int32_t)i; }
+    int32_t chosen = (int32_t)best;
+    for (int64_t i = 0; i < n; i++) {
+        draw -= c[i].weight;
+        if (draw < 0) {
+            chosen = c[i].token;
+            break;
+        }
     }
-    return (int32_t)best;
+    free(c);
+    return chosen;
 }
 // Generates `count` tokens that follow `first`. Every rank calls it and gets the same tokens.
 static inline void executor_generate(Executor *e, const Placement *placement, int32_t first,

@@ -35,6 +35,17 @@ static inline const char *model_nearest(const char *text) {
     }
     return nearest;
 }
+// Ends the program (EXIT_INPUT) if sequences of seq_len tokens are longer than a model takes.
+static inline void model_check_length(const GptConfig *config, int64_t seq_len, const char *text) {
+    if (seq_len <= config->max_seq_len) { return; }
+    const Text hint = text_of("give --seq-len %" PRId64 " or less, or a model of dimensions "
+                              "(layers=..., heads=..., channels=...), which gets as many as asked",
+                              config->max_seq_len);
+    die(EXIT_INPUT, hint.at,
+        "--seq-len %" PRId64 " is more than this model's %" PRId64
+        " positions (max_seq_len of --model %s)",
+        seq_len, config->max_seq_len, text);
+}
 // Ends the program (EXIT_INPUT) if --model is neither a name of a model nor that of a file.
 static inline void model_check_name(const char *text) {
     char hint[600];

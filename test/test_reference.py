@@ -655,14 +655,38 @@ class Evaluations(Check):
     def test_texts_at_a_temperature(self):
         """log p of what was drawn, p = softmax(logits / temperature), against its expected value:
         within 5 of its deviations. A text begins with end of text."""
-        self.check_texts((0.5, 1.0, 2.0))
+        self.check_texts([dict(temperature=t) for t in (0.5, 1.0, 2.0)])
 
-    def check_texts(self, temperatures, many=60, **program):
+    def test_texts_of_the_likeliest(self):
+        """The same among the tokens that --top-k and --top-p leave; no other token is drawn."""
+        self.check_texts(
+            [
+                dict(temperature=1.0, top_k=3),
+                dict(temperature=2.0, top_p=0.6),
+                dict(temperature=1.5, top_k=12, top_p=0.5),
+            ]
+        )
+
+    @staticmethod
+    def kept(p, top_k=0, top_p=1.0, **_):
+        """The probabilities that are left: of the top_k largest, the fewest that have top_p of
+        their sum."""
+        order = np.argsort(-p, axis=-1, kind="stable")
+        largest = np.take_along_axis(p, order, -1)
+        if top_k:
+            largest[..., top_k:] = 0
+        before = np.cumsum(largest, -1) - largest
+        largest[before >= top_p * largest.sum(-1, keepdims=True)] = 0
+        left = np.zeros_like(p)
+        np.put_along_axis(left, order, largest, -1)
+        return left / left.sum(-1, keepdims=True)
+
+    def check_texts(self, cases, many=60, **program):
         texts = [bytes([33 + i // 94, 33 + i % 94]) for i in range(CONFIG.vocab)]
         model, data = random_model(), shard(TOKENS)
         path = put("model.bin", reference.model_bytes(CONFIG, model))
 
-        def check(temperature):
+        def check(case):
             job = run(
                 **SGD,
                 **program,
@@ -676,7 +700,7 @@ class Evaluations(Check):
                 tokenizer=harness.tokenizer(texts, END),
                 sample_every=1,
                 sample_tokens=T,
-                temperature=temperature,
+                **case,
             )
             found = re.findall(r"--- sample at step \d+ ---\n(.*)\n---\n", job.out)
             self.assertEqual(len(found), many)
@@ -686,15 +710,16 @@ class Evaluations(Check):
                     for text in found
                 ]
             )
-            p = reference.forward(CONFIG, model, rows[:, :-1])[0] ** (1 / temperature)
-            p /= p.sum(-1, keepdims=True)
-            log = np.log(p)
+            p = reference.forward(CONFIG, model, rows[:, :-1])[0] ** (1 / case["temperature"])
+            p = self.kept(p, **case)
+            self.assertTrue((np.take_along_axis(p, rows[:, 1:, None], -1) > 0).all(), case)
+            log = np.log(np.where(p > 0, p, 1))
             mean, square = (p * log).sum(-1), (p * log**2).sum(-1)
             drawn = np.take_along_axis(log, rows[:, 1:, None], -1)[..., 0]
             z = (drawn - mean).sum() / math.sqrt((square - mean**2).sum())
-            self.assertLess(abs(z), 5, temperature)
+            self.assertLess(abs(z), 5, case)
 
-        at_once(check, temperatures)
+        at_once(check, cases)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -984,10 +1009,12 @@ FAULTS = [
     (
         "texts",
         "engine/executor.h",
-        "draw -= exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
+        "weight = exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
     ),
-    ("initial", "model/gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * m->config.layers)"),
-    ("initial", "model/gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
+    ("texts", "engine/executor.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
+    ("texts", "engine/executor.h", "kept < {d.top_p * sum ==> d.top_p})"),
+    ("initial", "model/gpt.h", "deviation / sqrt({2.0 ==> 1.0} * m->config.layers)"),
+    ("initial", "model/gpt.h", "values[e] = spec->init == {INIT_ONE ==> INIT_ZERO}; }"),
     (
         "speed",
         "model/unit.h",
@@ -1057,7 +1084,9 @@ static inline int fault(int n) {
             "bf16": Precision().check,
             "initial": numbers.check_initial,
             "speed": numbers.check_speed,
-            "texts": lambda **p: evaluations.check_texts((2.0,), **p),
+            "texts": lambda **p: evaluations.check_texts(
+                [dict(temperature=2.0), dict(temperature=1.5, top_k=12, top_p=0.5)], **p
+            ),
             "validation": lambda **p: evaluations.check_validation(
                 [(dict(), 2, "continuous")], **p
             ),
