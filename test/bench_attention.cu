@@ -11,13 +11,15 @@ typedef struct {
 // The least of seven calls: the first ones also load what they need.
 static double seconds_of(Stream *s, OpsMark *marks[2], const Shape *a, bool backward, Real *qkv,
                          Real *out, Real *dqkv, float *lse) {
+    const AttentionShape shape = {
+        .rows = a->rows, .T = a->T, .heads = a->NH, .kv_heads = a->NH, .D = a->C / a->NH};
     double best = INFINITY;
     for (int i = 0; i < 7; i++) {
         ops_mark(s, marks[0]);
         if (backward) {
-            ops_attention_backward(s, dqkv, out, qkv, out, lse, a->rows, a->T, a->C, a->NH);
+            ops_attention_backward(s, dqkv, out, qkv, out, lse, shape);
         } else {
-            ops_attention_forward(s, out, lse, qkv, a->rows, a->T, a->C, a->NH);
+            ops_attention_forward(s, out, lse, qkv, shape);
         }
         ops_mark(s, marks[1]);
         ops_wait(s);

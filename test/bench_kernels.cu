@@ -106,17 +106,24 @@ static void run_fc_weight(Bench *b) {
     ops_matmul_backward_weight(&b->s, b->gradient, b->states[0], b->wide[0], b->small[0], b->N,
                                b->a.C, 4 * b->a.C, true);
 }
+static AttentionShape attention_of(const Bench *b) {
+    const AttentionShape shape = {.rows = b->a.rows,
+                                  .T = b->a.T,
+                                  .heads = b->a.NH,
+                                  .kv_heads = b->a.NH,
+                                  .D = b->a.C / b->a.NH};
+    return shape;
+}
 static void run_attention(Bench *b) {
-    ops_attention_forward(&b->s, b->small[0], b->lse, b->wide[0], b->a.rows, b->a.T, b->a.C,
-                          b->a.NH);
+    ops_attention_forward(&b->s, b->small[0], b->lse, b->wide[0], attention_of(b));
 }
 static void run_attention_backward(Bench *b) {
     ops_attention_backward(&b->s, b->wide[1], b->small[0], b->wide[0], b->small[0], b->lse,
-                           b->a.rows, b->a.T, b->a.C, b->a.NH);
+                           attention_of(b));
 }
 static void run_classifier(Bench *b) {
     ops_classifier(&b->s, b->losses, b->small[1], b->gradient, NULL, b->small[0], b->head,
-                   b->tokens, b->N, b->N, b->a.C, b->a.V, b->Vp, 1e-3f, true);
+                   b->tokens, b->N, b->N, b->a.C, b->a.V, b->Vp, 1e-3f, 0.0f, true);
 }
 static void run_adamw(Bench *b) {
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f, 2, round_to_nearest()};
