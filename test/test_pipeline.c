@@ -66,8 +66,8 @@ enum { UNITS = 6, RANKS = 4 }; // of the model and the job that the texts are fo
 typedef struct {
     const char *text, *expected; // as the stages are written back; or of the refusal
     bool good;
-} Text;
-static const Text texts[] = {
+} ShownText;
+static const ShownText texts[] = {
     {"1", "6:4", true},
     {"2", "3:2,3:2", true},
     {"4", "2:1,2:1,1:1,1:1", true}, // the first stages take the units that remain
