@@ -101,7 +101,7 @@ MODES = (single, data, model, triangle, zero)
 class Check(harness.TestCase):
     def trained(self, cases):
         """The jobs of these cases, each with a file `export` of its weights."""
-        cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
+        cases = [dict(case, export=os.path.join(scratch(), "export.bin")) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -296,7 +296,7 @@ class Equality(Check):
 
         def late(case):
             N, rule, percent = case
-            rule = dict(rule, batch_tokens=2 * N * T, export=os.path.join(scratch(), "export"))
+            rule = dict(rule, batch_tokens=2 * N * T, export=os.path.join(scratch(), "export.bin"))
             job = Job(
                 binary=FAULTY,
                 environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"},

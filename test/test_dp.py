@@ -221,7 +221,7 @@ def gradients(model, samples, T, **flags):
     key = lambda s: (model, s, T, *sorted(flags.items()))
     missing = [s for s in dict.fromkeys(samples) if key(s) not in KNOWN]
     cases = [
-        dict(plain, train=shard(s), val=shard(s), export=os.path.join(scratch(), "export"))
+        dict(plain, train=shard(s), val=shard(s), export=os.path.join(scratch(), "export.bin"))
         for s in missing
     ]
     for s, case, job in zip(missing, cases, train_all(cases)):
@@ -295,7 +295,7 @@ class Private(typing.NamedTuple):
                 seq_len=self.T,
                 batch_tokens=len(self.samples) * self.T,
                 micro_batch=3,
-                export=os.path.join(scratch(), "export"),
+                export=os.path.join(scratch(), "export.bin"),
                 **self.flags,
             ),
             **changes,
@@ -333,7 +333,7 @@ def random_data(shape, T, count, windows="continuous", seed=SEED, **scales):
 class PrivateCheck(test_zero.Check):
     def exported(self, cases):
         """The jobs of these cases, each with a file `export` of its weights."""
-        cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
+        cases = [dict(dict(export=os.path.join(scratch(), "export.bin")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -517,7 +517,7 @@ class Clipping(PrivateCheck):
         ):
             same = dict(changes, steps=5, batch_tokens=28 * 20, seq_len=20, ranks=2, grad_clip=0)
             plain, private = (
-                dict(same, export=os.path.join(scratch(), "export"), **more)
+                dict(same, export=os.path.join(scratch(), "export.bin"), **more)
                 for more in (
                     dict(shuffle=1),
                     dict(
@@ -727,7 +727,7 @@ class Silent(typing.NamedTuple):
                 lr=1,
                 dp_noise=1,
                 dp_clip=1,
-                export=os.path.join(scratch(), "export"),
+                export=os.path.join(scratch(), "export.bin"),
             ),
             **changes,
         )
@@ -971,7 +971,7 @@ class Sampling(PrivateCheck):
     def test_the_samples_named_are_those_taken(self):
         """The private gradient of a step is made of them, and is divided by the expected batch."""
         data = random_data(GOLDEN, 20, 12)
-        folder = os.path.join(scratch(), "export")
+        folder = os.path.join(scratch(), "export.bin")
         for function in sample(CLIP_FUNCTIONS, 1):
             R, expected = 2.0, 5
             job = train(
@@ -1822,7 +1822,7 @@ class Documents(PrivateCheck):
                 self.run_,
                 dp_windows_per_document=most,
                 batch_tokens=len(wanted) * self.T,
-                export=os.path.join(scratch(), "export"),
+                export=os.path.join(scratch(), "export.bin"),
                 ranks=2,
                 zero=2,
                 dp_show_private=1,

@@ -100,7 +100,7 @@ LAYOUTS = [
 
 class Check(harness.TestCase):
     def trained(self, cases):
-        cases = [{**RUN, "export": os.path.join(scratch(), "export"), **case} for case in cases]
+        cases = [{**RUN, "export": os.path.join(scratch(), "export.bin"), **case} for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.weights = get(case["export"])

@@ -397,7 +397,7 @@ class Check(harness.TestCase):
     def trained(self, cases):
         """The jobs of these cases, each with a file `export` of its weights; pipelines are checked
         for their numbers."""
-        cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
+        cases = [dict(dict(export=os.path.join(scratch(), "export.bin")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -717,7 +717,7 @@ class Planned(Check):
             [
                 dict(
                     case,
-                    export=os.path.join(scratch(), "export"),
+                    export=os.path.join(scratch(), "export.bin"),
                     micro_batch=case.get("micro_batch"),
                 )
                 for case in cases
@@ -761,7 +761,7 @@ class Layers(Check):
     def test_each_is_trained(self):
         """After two steps of sgd (some tensors get a gradient only when others have left 0) no
         tensor of any layer is what it was: layers are not dropped."""
-        start = os.path.join(scratch(), "start")
+        start = os.path.join(scratch(), "start.bin")
         train(**dict(RUN, steps=0, export=start))
         before = Tensors(start).of
         self.assertEqual(len(before), 4 + 12 * LAYERS)
@@ -849,7 +849,7 @@ class Resume(Check):
         )
         losses, last, export = [], 0, None
         for plan in legs:
-            last, export = last + 3, os.path.join(scratch(), "export")
+            last, export = last + 3, os.path.join(scratch(), "export.bin")
             layout = (
                 dict(of(plan), **draw.choice(SCHEDULES))
                 if plan
@@ -865,11 +865,11 @@ class Resume(Check):
             )
             self.assertEqual(len(job.steps()), 3)
             losses += job.losses()
-        whole = os.path.join(scratch(), "whole")
+        whole = os.path.join(scratch(), "whole.bin")
         one = train(**dict(alone(common), steps=last, export=whole))
         self.assert_close(losses, one.losses(), SAME, legs)
         self.assertLess(distance(export, whole), WEIGHTS * last / RUN["steps"], legs)
-        again = os.path.join(scratch(), "again")
+        again = os.path.join(scratch(), "again.bin")
         train(
             **dict(common, **dict(of(draw.choice(PLANS)), steps=last)),
             out=out,

@@ -83,7 +83,7 @@ def rest(file):
 
 class Check(harness.TestCase):
     def trained(self, cases):
-        cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
+        cases = [dict(case, export=os.path.join(scratch(), "export.bin")) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.weights = weights(case["export"])

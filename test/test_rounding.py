@@ -180,7 +180,7 @@ class Formula(TestCase):
     def test_layouts(self):
         cases = [dict(RUN, **layout) for layout in [dict(), *sample(LAYOUTS, 3)]]
         cases = [
-            dict(case, out=os.path.join(scratch(), "out"), export=os.path.join(scratch(), "export"))
+            dict(case, out=os.path.join(scratch(), "out"), export=os.path.join(scratch(), "export.bin"))
             for case in cases
         ]
         train_all(cases)
@@ -197,7 +197,7 @@ class Formula(TestCase):
             dict(binary=EMULATED, ranks=2, zero=1),
             dict(HOST, binary=EMULATED),
         ]
-        exports = [os.path.join(scratch(), "export") for _ in layouts]
+        exports = [os.path.join(scratch(), "export.bin") for _ in layouts]
         train_all(
             [
                 dict(RUN, steps=0, save_every=0, export=export, **layout)
@@ -209,10 +209,10 @@ class Formula(TestCase):
 
     def test_resume(self):
         """Draws go on where they were."""
-        whole, out = os.path.join(scratch(), "export"), os.path.join(scratch(), "out")
+        whole, out = os.path.join(scratch(), "export.bin"), os.path.join(scratch(), "out")
         train(**dict(RUN, steps=5, save_every=0, export=whole))
         train(**dict(RUN, out=out))
-        again = os.path.join(scratch(), "export")
+        again = os.path.join(scratch(), "export.bin")
         train(ranks=1, **dict(RUN, out=out, resume=1, steps=5, export=again))
         self.assertEqual(get(again), get(whole))
 
@@ -244,7 +244,7 @@ class Independence(TestCase):
                 "save_every": 0,
                 "model": model,
                 "lr": 0,
-                "export": os.path.join(scratch(), "export"),
+                "export": os.path.join(scratch(), "export.bin"),
                 **case,
             }
             for case in cases

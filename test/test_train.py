@@ -333,7 +333,7 @@ class Optimizers(TestCase):
         same = dict(
             train=shard(golden_tokens()[:60]), optimizer="sgd", lr=lr, grad_clip=0
         )  # each step takes all 60 tokens
-        files = [os.path.join(scratch(), str(i)) for i in range(4)]
+        files = [os.path.join(scratch(), f"{i}.bin") for i in range(4)]
         _, _, plain = train_all(
             [
                 dict(same, steps=1, momentum=momentum, weight_decay=decay, export=files[0]),
@@ -475,7 +475,7 @@ class Models(TestCase):
             array.array("H", bf16_words(weights(MODEL))).tobytes(),
         )
         cases = [
-            dict(model=file, ranks=r, steps=0, export=os.path.join(scratch(), "export"))
+            dict(model=file, ranks=r, steps=0, export=os.path.join(scratch(), "export.bin"))
             for file, r in ((MODEL, 1), (half, 1), (half, 2))
         ]
         for case, job in zip(cases, train_all(cases)):
@@ -485,7 +485,7 @@ class Models(TestCase):
             model=MODEL,
             dtype="bf16",
             steps=0,
-            export=os.path.join(scratch(), "export"),
+            export=os.path.join(scratch(), "export.bin"),
             train="no such file",
         )
         self.assertEqual(
@@ -493,7 +493,7 @@ class Models(TestCase):
         )
 
     def test_initial_weights_do_not_depend_on_ranks(self):
-        files = [os.path.join(scratch(), "export") for _ in range(3)]
+        files = [os.path.join(scratch(), "export.bin") for _ in range(3)]
         small = dict(model="layers=2,heads=2,channels=32,vocab=101", steps=0)
         train_all(
             [
@@ -641,7 +641,7 @@ class Models(TestCase):
         """The text of the weights as they are: of a file that a run has exported, its last text,
         since a draw depends on the step only by its number."""
         texts = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)]
-        export, out = os.path.join(scratch(), "export"), os.path.join(scratch(), "out")
+        export, out = os.path.join(scratch(), "export.bin"), os.path.join(scratch(), "out")
         same = dict(tokenizer=tokenizer(texts, 7), sample_every=2, sample_tokens=20, temperature=0)
         whole = train(steps=3, export=export, out=out, save_every=3, **same)
         cases = [
@@ -828,7 +828,7 @@ class Resume(TestCase):
         for case in sample(cases, 3):
             folder = scratch()
             same = dict(case, out=os.path.join(folder, "out"), val_every=2, val_batches=2)
-            whole = train(**same, steps=4, save_every=2, export=os.path.join(folder, "whole"))
+            whole = train(**same, steps=4, save_every=2, export=os.path.join(folder, "whole.bin"))
             for steps in sample((0, 1), 1):
                 with self.subTest(**case, steps=steps):
                     self.check_no_more_steps(whole, same, steps, folder)
@@ -837,7 +837,7 @@ class Resume(TestCase):
         export = os.path.join(folder, f"{steps}.bin")
         more = dict(profile_steps="") if steps else {}
         job = train(**dict(same, **more, resume=1, steps=steps, export=export))
-        self.assertEqual(get(export), get(os.path.join(folder, "whole")))
+        self.assertEqual(get(export), get(os.path.join(folder, "whole.bin")))
         self.assertEqual(checkpoints(same["out"]), [2, 4])
         self.assertEqual(job.steps(), [])
         validated = [[(e["step"], e["loss"]) for e in one.of("val")] for one in (job, whole)]

@@ -280,7 +280,7 @@ class Check(harness.TestCase):
     def trained(self, cases):
         """The jobs of these cases, each with a file `export` of its weights, and checked for its
         numbers."""
-        cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
+        cases = [dict(dict(export=os.path.join(scratch(), "export.bin")), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -438,7 +438,7 @@ class Equality(Check):
             + [PLUS_PLUS, dict(QGZ, zero=2, zero_error_feedback=1)],
             2,
         ):
-            after = os.path.join(scratch(), "export")
+            after = os.path.join(scratch(), "export.bin")
             self.assertEqual(
                 train(3, model=bad, steps=3, export=after, **flags).err.count("update skipped"),
                 3,
@@ -745,7 +745,7 @@ class Weights(Check):
         """Losses and norms of each step are those of a plain run on the weights that the slow
         quantizer makes, bit by bit; so are validations."""
         block = random.Random(SEED).choice((16, 256, 2048))
-        one, two = [os.path.join(scratch(), "export") for _ in "12"]
+        one, two = [os.path.join(scratch(), "export.bin") for _ in "12"]
         same = dict(ranks=2, micro_batch=2, val_every=1, val_batches=1)
         jobs = train_all(
             [
@@ -847,7 +847,7 @@ class Gradients(Check):
 
     def gradients(self, cases):
         """What sgd subtracts."""
-        cases = [dict(GRADIENT, export=os.path.join(scratch(), "export"), **case) for case in cases]
+        cases = [dict(GRADIENT, export=os.path.join(scratch(), "export.bin"), **case) for case in cases]
         train_all(cases)
         return [self.gradient(case["export"]) for case in cases]
 
