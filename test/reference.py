@@ -7,8 +7,9 @@ updates). A run is described by the program's own flags, as a dictionary; flags 
 the result (ranks, ZeRO, pipelines, micro-batches) are accepted and not read, any other unknown flag
 is an error. test_reference.py compares it with the program.
 
-Parameters are a dictionary: (storage, tensor) -> array. A storage is "wte", "wpe", "lnf" or the
-number of a block; where blocks share, that of the first block that uses it. Steps count from 0.
+Parameters are a dictionary: (storage, tensor) -> array. A storage is "wte", "wpe", "lnf", "head" or
+the number of a block; where blocks share, that of the first block that uses it. Steps count from 0.
+reference_modern.py has the other architectures, which follow the same rules.
 """
 
 import math
@@ -422,6 +423,10 @@ def is_outlier(values, limit):
 class Run:
     """A training run. step() makes the next one, and returns (loss, gradient norm, rate)."""
 
+    # of the architecture
+    forward = staticmethod(forward)
+    loss_and_gradient = staticmethod(loss_and_gradient)
+
     def __init__(self, config, parameters, samples, flags):
         unknown = set(flags) - set(DEFAULTS) - WITHOUT_EFFECT
         assert not unknown, f"the reference does not know {unknown}"
@@ -485,7 +490,7 @@ class Run:
         p = self.layers(parameters)
         p = {key: self.precision.parameters(value) for key, value in p.items()}
         scale = 1 / targets_of_step
-        loss, g = loss_and_gradient(self.config, p, inputs, targets, scale, self.precision)
+        loss, g = self.loss_and_gradient(self.config, p, inputs, targets, scale, self.precision)
         return loss / targets_of_step, self.mean_over_users(g)
 
     def targets(self, numbers):
@@ -495,7 +500,7 @@ class Run:
         """wte is the first stage's, for both uses; a shared storage that of its first block."""
         if storage in ("wte", "wpe"):
             return stages[0]
-        return stages[-1] if storage == "lnf" else stages[1 + storage]
+        return stages[-1] if storage in ("lnf", "head") else stages[1 + storage]
 
     def versions(self, i):
         """The parameters that micro-batch i (from 1) uses."""
@@ -521,7 +526,8 @@ class Run:
         """Of private steps: the keys of each group that has a norm of its own."""
         style, found = self.f["dp-clip-style"], {}
         for key in self.now:
-            unit = {"wte": 0, "wpe": 0, "lnf": self.config.layers + 1}.get(key[0])
+            last = self.config.layers + 1
+            unit = {"wte": 0, "wpe": 0, "lnf": last, "head": last}.get(key[0])
             unit = 1 + key[0] if unit is None else unit
             group = {"flat": 0, "unit": unit, "stage": stages[unit]}[style]
             found.setdefault(group, []).append(key)
@@ -656,7 +662,8 @@ class Run:
         batches = int(self.f["val-batches"])
         count = samples.windows() if batches < 0 else batches * self.S
         inputs, targets = samples.batch(range(count))
-        losses = losses_of(forward(self.config, self.layers(self.now), inputs)[0], targets)
+        probabilities = self.forward(self.config, self.layers(self.now), inputs)[0]
+        losses = losses_of(probabilities, targets)
         return losses.sum() / (targets != MASKED).sum(), losses.sum(), targets
 
     def file(self):

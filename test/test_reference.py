@@ -19,6 +19,7 @@
 Rules that have an independent reference elsewhere:
 
     ten steps of AdamW, clipped and not, and of SGD, by PyTorch   test_gpt.c, test_train.py: Golden
+    Llama, Qwen2, Qwen3, nanochat's block, by transformers        test_modern.py
     each operation and its gradient, in fp64                      test_ops.c
     windows of shards and documents, permutations, Poisson draws  test_dataloader.c
     versions, by a loop over all of theta_t and theta_(t-1)       test_cyclic.c

@@ -1,0 +1,700 @@
+#!/usr/bin/env python3
+"""test_modern.py: Llama, Qwen2, Qwen3 and nanochat's block against huggingface/transformers and
+against reference_modern.py, the same mathematics a second time.
+
+    python3 test/test_modern.py         TEST_ALL=1: more random runs, and the programs with
+                                        faults; TEST_SEED=N: the random choices, printed
+                                        TRAIN_GPT=FILE: another binary than ./train_gpt
+
+    TheReference  agrees with the numbers of transformers (test/golden/modern_*.json); its gradient
+                  is what differences of its loss say; each fault of FAULTS, planted into it, shows
+    Files         a Hugging Face folder is read and written without a change
+    GoldenRuns    the program makes transformers' ten steps, on random layouts
+    Random        random models, rules and layouts against the reference: plain, cyclic, shared
+    Private       clipped gradients of single samples
+    InitialValues of each tensor: its deviation and distribution
+    Presets       parameters of the models that --model knows by name
+    Faults        programs with a fault in a rule: PROGRAM_FAULTS lists them, and who must see each
+
+Standard library and numpy; the tests run themselves in .venv's Python where this one has none.
+"""
+
+import contextlib
+import glob
+import json
+import math
+import os
+import random
+import shlex
+import typing
+import unittest
+import unittest.mock
+
+import harness
+
+harness.need_numpy()
+import numpy as np  # noqa: E402
+from harness import ALL, SEED, at_once, scratch, shard
+
+import reference_modern as modern
+import test_reference
+from reference import MASKED, Samples
+from reference_modern import Config, Run
+from test_reference import dashed
+
+# Relative errors of the program, and of transformers, in fp32. Of weights: of the tensor's norm.
+GOLDEN_LOSS, GOLDEN_NORM, GOLDEN_WEIGHTS = 1e-5, 1e-4, 1e-4
+EXACT_LOSS, EXACT_NUMBERS = 1e-6, 1e-5  # of the reference: of losses; of gradients, logits
+SHOWS = 5  # a fault must change losses or weights by so many tolerances of the program
+ARCHITECTURES = "llama", "qwen2", "qwen3", "nano"
+
+# As in make_transformers_golden.py
+GOLDEN_T, GOLDEN_S = 20, 3
+GOLDEN_RUN = dict(
+    shuffle=0,
+    seq_len=GOLDEN_T,
+    batch_tokens=GOLDEN_S * GOLDEN_T,
+    steps=10,
+    lr=1e-3,
+    lr_schedule="constant",
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    grad_clip=1,
+    val_every=0,
+)
+
+
+class Golden:
+    """The numbers of transformers for a model."""
+
+    def __init__(self, path):
+        self.name = os.path.basename(path)[len("modern_") : -len(".json")]
+        with open(path) as file:
+            self.found = json.load(file)
+        fields = self["config"]
+        self.config = Config(**{**fields, "scaling": tuple(fields["scaling"] or ()) or None})
+
+    def __getitem__(self, key):
+        return self.found[key]
+
+    def initial(self):
+        return modern.initial(self.config, self["seed"], self["deviations"].items())
+
+    def reference(self, parameters=None):
+        samples = Samples(harness.golden_tokens(), GOLDEN_T)
+        return Run(self.config, parameters or self.initial(), samples, dashed(GOLDEN_RUN))
+
+
+GOLDENS = [
+    Golden(path) for path in sorted(glob.glob(os.path.join(harness.ROOT, "test/golden/modern_*")))
+]
+
+
+def relative(found, expected):
+    return max(abs(float(a) / b - 1) for a, b in zip(found, expected, strict=True))
+
+
+def tensor_error(found, expected):
+    """Of the norm of all elements, and of the difference of those that a golden file has."""
+    flat, elements = found.ravel(), np.array(expected["elements"])
+    at = [i * len(flat) // len(elements) for i in range(len(elements))]
+    return max(
+        abs(np.linalg.norm(flat) / expected["norm"] - 1),
+        np.linalg.norm(flat[at] - elements) / np.linalg.norm(elements),
+    )
+
+
+def tensor_errors(found, expected):
+    """The largest, and of which tensor it is. Both must have the same tensors."""
+    names = {modern.file_name(key): value for key, value in found.items()}
+    assert names.keys() == expected.keys(), names.keys() ^ expected.keys()
+    return max((tensor_error(value, expected[name]), name) for name, value in names.items())
+
+
+# ------------------------------------------------------------------------------------------------
+# Faults
+
+
+class Fault(typing.NamedTuple):
+    """What to put in place of a name of reference_modern, or what to make of the weights."""
+
+    where: typing.Callable  # models that have the rule
+    name: str = ""
+    value: typing.Any = None
+    weights: typing.Callable = None
+
+
+def of(*architectures):
+    return lambda config: config.arch in architectures
+
+
+ROTATE, ATTENTION, ATTENTION_BACKWARD = modern.rotate, modern.attention, modern.attention_backward
+RMSNORM, FREQUENCIES = modern.rmsnorm, modern.frequencies
+every, gated = of(*ARCHITECTURES), of("llama", "qwen2", "qwen3")
+scaled, grouped = lambda c: c.scaling, lambda c: c.kv_heads > 1
+
+
+def neighbours(x, config, back=False):
+    """Pairs (2 i, 2 i + 1), as in Meta's files."""
+    order = [*range(0, config.head_dim, 2), *range(1, config.head_dim, 2)]
+    out = np.empty_like(x)
+    out[..., order] = ROTATE(x[..., order], config, back)
+    return out
+
+
+def normed_late(x, gain, config):
+    """Qwen3's norm of heads, after the rotation."""
+    return modern.rmsnorm(modern.rotate(x, config), gain, config.eps)
+
+
+def one_head_of_group(dy, kept, config):
+    """Gradients of keys and values from the last head of each group alone."""
+    groups = kept[-1]
+    last = [h for h, group in enumerate(groups) if group not in groups[h + 1 :]]
+    dq, dk, dv = ATTENTION_BACKWARD(dy, kept, config)
+    alone = np.zeros_like(dy)
+    alone[:, last] = dy[:, last]
+    return dq, *ATTENTION_BACKWARD(alone, kept, config)[1:]
+
+
+def scaled_by(**changes):
+    return lambda config: FREQUENCIES(config._replace(**changes))
+
+
+def exchanged(one, other):
+    """The weights, with two tensors of each block in each other's place."""
+    names = {one: other, other: one}
+    return lambda p: {(s, n): p[s, names.get(n, n)] for s, n in p}
+
+
+def without(name):
+    return lambda p: {key: 0 * value if key[1] == name else value for key, value in p.items()}
+
+
+FAULTS = {
+    "pairs of neighbours": Fault(every, "rotate", neighbours),
+    "the other way": Fault(every, "rotate", lambda x, c, back=False: ROTATE(x, c, not back)),
+    "no rotation": Fault(every, "rotate", lambda x, c, back=False: x),
+    "no rotation back": Fault(
+        every, "rotate", lambda x, c, back=False: x if back else ROTATE(x, c)
+    ),
+    "another theta": Fault(every, "frequencies", scaled_by(theta=2e4)),
+    "frequencies are not scaled": Fault(scaled, "frequencies", scaled_by(scaling=None)),
+    "all frequencies are scaled": Fault(
+        scaled, "frequencies", lambda c: scaled_by(scaling=None)(c) / c.scaling[0]
+    ),
+    "nothing between scaled and not": Fault(
+        scaled, "frequencies", scaled_by(scaling=(8, 3.9999, 4, 64))
+    ),
+    "scaled for 8192 positions": Fault(scaled, "frequencies", scaled_by(scaling=(8, 1, 4, 8192))),
+    "heads take keys in turns": Fault(grouped, "group_of", lambda h, c: h % c.kv_heads),
+    "the first keys for all": Fault(grouped, "group_of", lambda h, c: 0),
+    "one head's gradient of keys": Fault(every, "attention_backward", one_head_of_group),
+    "scale of channels / heads": Fault(
+        lambda c: c.head_dim * c.heads != c.channels,
+        "attention",
+        lambda q, k, v, c: ATTENTION(q * math.sqrt(c.head_dim * c.heads / c.channels), k, v, c),
+    ),
+    "no eps": Fault(every, "rmsnorm", lambda x, gain, eps: RMSNORM(x, gain, 0)),
+    "no eps in norms of heads": Fault(
+        of("qwen3", "nano"),
+        "rmsnorm",
+        lambda x, gain, eps: RMSNORM(x, gain, 0 if x.ndim == 4 else eps),
+    ),
+    "eps of layernorm": Fault(
+        lambda c: c.eps != 1e-5, "rmsnorm", lambda x, gain, eps: RMSNORM(x, gain, 1e-5)
+    ),
+    "the mean is subtracted": Fault(
+        every, "rmsnorm", lambda x, gain, eps: RMSNORM(x - x.mean(-1, keepdims=True), gain, eps)
+    ),
+    "gain + 1": Fault(gated, "rmsnorm", lambda x, gain, eps: RMSNORM(x, gain + 1, eps)),
+    "heads are normed after rotation": Fault(of("qwen3"), "turned", normed_late),
+    "no norm of heads": Fault(
+        of("qwen3", "nano"),
+        "rmsnorm",
+        lambda x, gain, eps: (
+            (x, RMSNORM(x, gain, eps)[1]) if x.ndim == 4 else RMSNORM(x, gain, eps)
+        ),
+    ),
+    "q's gain and k's": Fault(of("qwen3"), weights=exchanged("qnorm", "knorm")),
+    "gate and up": Fault(gated, weights=exchanged("gate", "up")),
+    "k and v": Fault(every, weights=exchanged("k", "v")),
+    "no bias of q": Fault(of("qwen2"), weights=without("qb")),
+    "no bias of k": Fault(of("qwen2"), weights=without("kb")),
+    "no bias of v": Fault(of("qwen2"), weights=without("vb")),
+    "no 1.2": Fault(of("nano"), "NANO_QK_SCALE", 1.0),
+    "1.2 once": Fault(of("nano"), "NANO_QK_SCALE", math.sqrt(1.2)),
+    "a cap of 30": Fault(of("nano"), "NANO_SOFTCAP", 30),
+    "no cap": Fault(of("nano"), "NANO_SOFTCAP", 1e6),
+}
+
+
+# ------------------------------------------------------------------------------------------------
+class TheReference(harness.TestCase):
+    def test_golden(self):
+        for golden in GOLDENS:
+            with self.subTest(golden.name):
+                ours = golden.reference()
+                steps = [ours.step() for _ in golden["losses"]]
+                losses, norms, _ = zip(*steps)
+                self.assertLess(relative(losses, golden["losses"]), EXACT_LOSS)
+                self.assertLess(relative(norms, golden["norms"]), EXACT_NUMBERS)
+                worst = tensor_errors(ours.now, golden["weights"])
+                self.assertLess(worst, (GOLDEN_WEIGHTS, ""))
+                if os.environ.get("TEST_PRINT"):
+                    print(golden.name, relative(losses, golden["losses"]), *worst)
+
+    def test_first_pass(self):
+        """Gradients, logits, texts."""
+        for golden in GOLDENS:
+            with self.subTest(golden.name):
+                ours = golden.reference()
+                _, gradient = ours.gradient(ours.now, range(GOLDEN_S), GOLDEN_S * GOLDEN_T)
+                worst = tensor_errors(gradient, golden["gradients"])
+                self.assertLess(worst, (EXACT_NUMBERS, ""))
+                inputs, _ = ours.samples.batch([0])
+                logits, _ = modern.logits_of(golden.config, ours.now, inputs)
+                for position, expected in golden["logits"].items():
+                    error = np.abs(logits[0, int(position)] - expected).max()
+                    self.assertLess(error, EXACT_NUMBERS * np.abs(expected).max())
+                for text in golden["greedy"]:
+                    found = modern.greedy(
+                        golden.config, ours.now, text["prompt"], len(text["tokens"])
+                    )
+                    self.assertEqual(found, text["tokens"])
+
+    def test_gradient(self):
+        """Central differences of the loss, for some elements of each tensor; a target is masked."""
+        for number, arch in enumerate(ARCHITECTURES * 2):
+            draw = np.random.default_rng((SEED, number))
+            tie = arch != "nano" and number >= len(ARCHITECTURES)
+            config = Config(arch, 2, 4, 2, 6, 10, 8, 9, eps=1e-3, tie=tie, scaling=(8, 1, 4, 16))
+            p = modern.initial(config, f"{SEED} {number}")
+            inputs, targets = draw.integers(0, 9, (3, 5)), draw.integers(0, 9, (3, 5))
+            targets[1, 2] = MASKED
+            _, g = modern.loss_and_gradient(config, p, inputs, targets, 0.1)
+            self.assertEqual(g.keys(), p.keys())
+            for key, value in p.items():
+                for at in draw.integers(0, value.size, 3):
+                    old, sums = value.flat[at], []
+                    for step in (1e-6, -1e-6):
+                        value.flat[at] = old + step
+                        loss = modern.loss_and_gradient(config, p, inputs, targets, 0.1)[0]
+                        sums.append(0.1 * loss)
+                    value.flat[at] = old
+                    slope = (sums[0] - sums[1]) / 2e-6
+                    delta = 1e-8 + 1e-5 * abs(slope)
+                    what = (config, key, at)
+                    self.assertAlmostEqual(g[key].flat[at], slope, delta=delta, msg=what)
+
+    def test_scaled_frequencies(self):
+        """Numbers that were computed elsewhere, from the rule in Llama 3.1's code."""
+        for head_dim, factor, expected in (
+            (64, 32, {15: 1.29054793e-3, 16: 4.29556797e-4, 17: 9.7082878e-5}),
+            (128, 8, {29: 2.16657076e-3, 34: 1.78507813e-4}),
+            (128, 32, {29: 2.118407e-3, 34: 9.7082878e-5}),
+        ):
+            config = Config("llama", 1, 1, 1, head_dim, 8, 8, 8, theta=5e5)
+            plain = modern.frequencies(config)
+            found = modern.frequencies(config._replace(scaling=(factor, 1, 4, 8192)))
+            first, last = min(expected), max(expected)
+            self.assert_close(found[:first], plain[:first], 1e-15)
+            self.assert_close(found[last + 1 :], plain[last + 1 :] / factor, 1e-15)
+            self.assert_close([found[i] for i in expected], [*expected.values()], 5e-7)
+
+    def test_faults_show(self):
+        """Each, in every golden model that has its rule: in the losses of three steps."""
+        for name, fault in FAULTS.items():
+            models = [golden for golden in GOLDENS if fault.where(golden.config)]
+            self.assertTrue(models, name)
+            for golden in models:
+                with self.subTest(name, model=golden.name):
+                    self.assertGreater(self.change(golden, fault), SHOWS * GOLDEN_LOSS)
+
+    def change(self, golden, fault):
+        weights = golden.initial()
+        ours = golden.reference(fault.weights(weights) if fault.weights else weights)
+        patch = unittest.mock.patch.object
+        with patch(modern, fault.name, fault.value) if fault.name else contextlib.nullcontext():
+            losses = [ours.step()[0] for _ in range(3)]
+        return relative(losses, golden["losses"][:3])
+
+
+# ------------------------------------------------------------------------------------------------
+# Runs of the program
+
+
+def trained(config, parameters, tokens, **flags):
+    """A run that begins with a folder of these weights, or with a descriptor if there are none."""
+    model = config.keys()
+    if parameters:
+        model = modern.write_folder(os.path.join(scratch(), "model"), config, parameters)
+    data, export = shard(tokens), os.path.join(scratch(), "export")
+    job = test_reference.run(**flags, model=model, train=data, val=data, export=export)
+    job.weights = modern.read_folder(export, config)
+    return job
+
+
+def initial_weights(config, **flags):
+    """Of a descriptor."""
+    return trained(config, None, [0] * 100, **flags, steps=0).weights
+
+
+class Check(test_reference.Check):
+    def found(self, job):
+        return job.steps("loss", "grad_norm", "lr"), job.weights
+
+    def assert_same(self, found, expected, start, what):
+        """Some of the random models enlarge rounding more than test_reference's: in norms first."""
+        self.assertEqual(len(found[0]), len(expected[0]), what)
+        worst = test_reference.differences(found, expected, start)
+        worst["norm"] *= test_reference.NORM / harness.SAME_NORM
+        self.assertLessEqual(max(worst.values()), 1, f"{what}: errors, in tolerances: {worst}")
+
+
+def composition(draw, total, parts):
+    """Positive numbers that add up to the total."""
+    cuts = [0, *sorted(draw.sample(range(1, total), parts - 1)), total]
+    return [b - a for a, b in zip(cuts, cuts[1:])]
+
+
+def layout(draw, units, samples):
+    """Flags that change no number."""
+    ranks = draw.randrange(1, 5)
+    flags = dict(
+        ranks=ranks,
+        zero=draw.randrange(4),
+        micro_batch=draw.randrange(1, samples + 1),
+        recompute=draw.choice(("none", "block")),
+    )
+    stages = draw.randrange(1, min(ranks, units) + 1)
+    if stages > 1:
+        parts = zip(composition(draw, units, stages), composition(draw, ranks, stages))
+        flags.update(
+            pipeline=",".join(f"{length}:{replicas}" for length, replicas in parts),
+            pipeline_schedule=draw.choice(("gpipe", "dapple", "zero-bubble")),
+            micro_batch=samples,
+        )
+        if flags["pipeline_schedule"] == "zero-bubble":  # it keeps activations
+            flags["recompute"] = "none"
+    return flags
+
+
+class GoldenRuns(Check):
+    def test_ten_steps(self):
+        """Losses and weights of transformers, on any layout."""
+
+        def check(case):
+            golden, number = case
+            draw = random.Random(f"{SEED} {golden.name} {number}")
+            where = layout(draw, golden.config.layers + 2, GOLDEN_S) if number else {}
+            with self.subTest(golden.name, **where):
+                self.check(golden, **where)
+
+        at_once(check, [(golden, n) for golden in GOLDENS for n in range(12 if ALL else 4)])
+
+    def check(self, golden, **where):
+        flags = {**GOLDEN_RUN, **where}
+        job = trained(golden.config, golden.initial(), harness.golden_tokens(), **flags)
+        what = golden.name, where
+        self.assert_close(job.losses(), golden["losses"], GOLDEN_LOSS, what)
+        norms = [norm for (norm,) in job.steps("grad_norm")]
+        self.assert_close(norms, golden["norms"], GOLDEN_NORM, what)
+        worst = tensor_errors(job.weights, golden["weights"])
+        self.assertLess(worst, (GOLDEN_WEIGHTS, ""), what)
+        if os.environ.get("TEST_PRINT"):
+            print(*what, relative(job.losses(), golden["losses"]), *worst)
+
+
+class Files(Check):
+    def test_there_and_back(self):
+        """The same bits, read and written by any layout."""
+        for golden in GOLDENS:
+            draw = random.Random(f"{SEED} {golden.name}")
+            where = layout(draw, golden.config.layers + 2, GOLDEN_S)
+            with self.subTest(golden.name, **where):
+                flags = {**GOLDEN_RUN, **where, "steps": 0}
+                start = golden.initial()
+                found = trained(golden.config, start, harness.golden_tokens(), **flags).weights
+                for key, value in start.items():
+                    self.assertTrue((found[key] == value).all(), key)
+
+
+# ------------------------------------------------------------------------------------------------
+def random_config(draw, arch=None, layers=4):
+    arch = arch or draw.choice(ARCHITECTURES)
+    kv_heads = draw.choice((1, 2, 3))
+    return Config(
+        arch,
+        layers,
+        heads=kv_heads * draw.choice((1, 2, 3)),
+        kv_heads=kv_heads,
+        head_dim=2 * draw.randrange(2, 9),
+        channels=draw.choice((12, 16, 24)),
+        ffn=draw.randrange(8, 50),
+        vocab=draw.randrange(20, 140),
+        theta=draw.choice((100, 1e4)),
+        eps=draw.choice((1e-3, 1e-2)),
+        tie=arch != "nano" and draw.random() < 0.5,
+        scaling=(8.0, 1.0, 4.0, 16) if arch == "llama" and draw.random() < 0.5 else None,
+    )
+
+
+def random_weights(config, text):
+    """So that rounding does not grow from step to step: inputs of the first norm are not small."""
+    return modern.initial(config, text, [("wte", 0.5)])
+
+
+def tokens_for(config):
+    """Fewer than a run takes; documents begin with token 0."""
+    return [0, *modern.token_stream(config, SEED, 210)]
+
+
+class Random(Check):
+    def test_combinations(self):
+        """The rules of test_reference.py in models of any shape."""
+
+        def check(number):
+            draw = random.Random(f"{SEED} {number}")
+            config = random_config(draw, ARCHITECTURES[number % len(ARCHITECTURES)])
+            flags, where = test_reference.Random("test_combinations").flags(draw)
+            flags = {**test_reference.BASE, **flags}
+            shares = flags.pop("model", None)  # a descriptor: blocks begin alike
+            if shares:
+                config = config._replace(scaling=None)  # which a descriptor cannot say
+                alike = {"seed": flags["seed"], "share": flags["share"]}
+                start = initial_weights(config, **alike)
+            else:
+                start = random_weights(config, f"{SEED} {number}")
+            what = f"run {number} of seed {SEED}: {config}, {flags}, {where}"
+            with self.subTest(what):
+                tokens = tokens_for(config)
+                job = trained(config, None if shares else start, tokens, **{**flags, **where})
+                samples = Samples(tokens, test_reference.T, flags["windows"], 0)
+                ours = Run(config, start, samples, dashed(flags))
+                expected = [ours.step() for _ in range(flags["steps"])], ours.file()
+                self.assert_same(self.found(job), expected, start, what)
+
+        at_once(check, range(200 if ALL else 16))
+
+
+class Private(Check):
+    """Noise 0: what is clipped, and how it is added up. The log tells the windows of each step."""
+
+    def test_each(self):
+        draw, rows = random.Random(SEED), test_reference.Private.ROWS
+        archs = [ARCHITECTURES[i % len(ARCHITECTURES)] for i in range(len(rows))]
+        draw.shuffle(archs)
+        cases = [(name, random_config(draw, arch)) for name, arch in zip(rows, archs)]
+
+        def check(case):
+            name, config = case
+            with self.subTest(name, config=config):
+                self.check(name, config)
+
+        at_once(check, cases)
+
+    def check(self, name, config, **program):
+        changes, without = test_reference.Private.ROWS[name]
+        flags = {**test_reference.BASE, **test_reference.Private.FLAGS, **changes}
+        start, tokens = random_weights(config, f"{SEED} {name}"), tokens_for(config)
+        job = trained(config, start, tokens, **flags, **program)
+
+        def steps(other=()):
+            rules = {**flags, **dict(other), "shuffle": 0}
+            ours = Run(config, start, Samples(tokens, test_reference.T), dashed(rules))
+            stages = [1, 1, 2, 2, 2, 2] if rules.get("dp_clip_style") == "stage" else None
+            return [ours.step(drawn, stages) for (drawn,) in job.steps("samples")], ours.file()
+
+        expected = steps()
+        self.assert_same(self.found(job), expected, start, name)
+        if without:
+            self.assert_acts(steps(without), expected, start, name)
+
+
+# ------------------------------------------------------------------------------------------------
+class InitialValues(Check):
+    def test_each_tensor(self):
+        """Deviation, mean and how many lie within a deviation, to 5 standard errors."""
+        for arch in ARCHITECTURES:
+            config = Config(arch, 2, 4, 2, 16, 64, 256, 300, tie=arch == "qwen2")
+            with self.subTest(arch):
+                for key, value in initial_weights(config).items():
+                    self.check(config, key[1], value)
+
+    @staticmethod
+    def expected(config, name):
+        """(mean, deviation, is uniform)"""
+        if config.arch == "nano":
+            deviations = {"wte": 0.8, "head": 0.001, "o": 0, "fcproj": 0}
+            uniform = config.channels**-0.5 * (0.4 if name == "fc" else 1)
+            return 0, deviations.get(name, uniform), name not in deviations
+        if "norm" in name:
+            return 1, 0, False
+        residual = math.sqrt(2 * config.layers) if name in ("o", "down") else 1
+        return 0, 0 if name in ("qb", "kb", "vb") else 0.02 / residual, False
+
+    def check(self, config, name, value):
+        mean, deviation, uniform = self.expected(config, name)
+        if not deviation:
+            self.assertTrue((value == mean).all(), name)
+            return
+        error = 5 / math.sqrt(value.size)
+        self.assertLess(abs(value.mean() - mean), error * deviation, name)
+        self.assertLess(abs(value.std() / deviation - 1), error, name)
+        within = 3**-0.5 if uniform else 0.6827
+        self.assertLess(abs((np.abs(value) < deviation).mean() - within), error / 2, name)
+        if uniform:
+            self.assertLess(np.abs(value).max(), 1.0001 * 3**0.5 * deviation, name)
+
+
+class Presets(harness.TestCase):
+    PARAMETERS = {
+        "llama3.2:1B": 1_235_814_400,
+        "llama3.2:3B": 3_212_749_824,
+        "llama3.1:8B": 8_030_261_248,
+        "llama3:70B": 70_553_706_496,
+        "qwen2.5:0.5B": 494_032_768,
+        "qwen2.5:1.5B": 1_543_714_304,
+        "qwen2.5:7B": 7_615_616_512,
+        "qwen3:0.6B": 596_049_920,
+        "qwen3:1.7B": 1_720_574_976,
+        "qwen3:4B": 4_022_468_096,
+        "qwen3:8B": 8_190_735_360,
+        # 64 channels a layer, heads of 128, ffn 4 channels, 32768 tokens, an own classifier
+        "nano:d4": 2 * 32768 * 256 + 4 * 12 * 256**2,
+        "nano:d20": 2 * 32768 * 1280 + 20 * 12 * 1280**2,
+    }
+
+    def parameters(self, model):
+        data = shard([0] * 100)
+        words = ["--model", model, "--train", data, "--val", data, "--seq-len", 64]
+        words += ["--micro-batch", 1, "--batch-tokens", 64, "--steps", 1]
+        words += ["--cluster", "1x1,intra=1,inter=1,tflops=1,memory=9999"]  # nothing is timed
+        command = shlex.join(map(str, [harness.BINARY, "--dry-run", "--json", *words]))
+        start = json.loads(harness.Job(shell=command).done().out.splitlines()[0])
+        return start["parameters"]
+
+    def test_sizes(self):
+        found = at_once(self.parameters, self.PARAMETERS)
+        self.assertEqual(dict(zip(self.PARAMETERS, found)), self.PARAMETERS)
+
+    def test_keys(self):
+        """Of models of any shape, as counted by the reference; tables have rows of padding."""
+        draw = random.Random(SEED)
+        configs = [random_config(draw, arch)._replace(scaling=None) for arch in ARCHITECTURES * 2]
+        padded = [c._replace(vocab=-(-c.vocab // 128) * 128) for c in configs]
+        expected = [sum(math.prod(shape) for _, shape in c.tensors()) for c in padded]
+        self.assertEqual(at_once(self.parameters, [c.keys() for c in configs]), expected)
+
+
+# ------------------------------------------------------------------------------------------------
+HEADS, NORMS, ATTENTION_CPU, CLASSIFIER, ACTIVATION = (
+    f"ops/cpu/{name}_cpu.h" for name in "heads rmsnorm attention classifier activation".split()
+)
+MODEL = "model/gpt.h"
+# As test_reference.FAULTS: (golden model that must see it, or "private: " and an architecture,
+# file, "text {right ==> wrong} text")
+PROGRAM_FAULTS = [
+    # rotary positions
+    (
+        "llama",
+        HEADS,
+        "low = load_real(type, x, i), high = load_real(type, x, "
+        "{pairs + i ==> (i + 1) % (2 * pairs)});",
+    ),
+    ("qwen2", HEADS, "rotary_fill(table, a, r, {back ? -1.0f : 1.0f ==> 1.0f});"),
+    ("qwen2", HEADS, "rotary_fill(table, a, r, {back ? -1.0f : 1.0f ==> back ? 1.0f : -1.0f});"),
+    (
+        "qwen3",
+        HEADS,
+        "store_real(type, out, i, {low * cosines[i] - high * sines[i] "
+        "==> low * cosines[i] + high * sines[i]});",
+    ),
+    ("llama", MODEL, "if ({s->factor == 0 ==> true} || wavelength"),
+    ("llama", MODEL, "return {(1 - part) * f / s->factor + part * f ==> f};"),
+    ("llama", MODEL, "{original / wavelength - s->low ==> original / wavelength} )"),
+    # grouped keys and values
+    (
+        "llama",
+        ATTENTION_CPU,
+        "keys_at(a, row, {mine * a.kv_heads / a.heads ==> mine % a.kv_heads})",
+    ),
+    ("llama_tied", ATTENTION_CPU, "keys_at(a, row, {mine * a.kv_heads / a.heads ==> 0})"),
+    ("qwen3", ATTENTION_CPU, ".first = {head == begin ==> true},"),
+    ("llama", ATTENTION_CPU, "h.scale = {1.0f / sqrtf((float)D) ==> 1.0f / sqrtf(12.0f)};"),
+    # norms
+    ("llama_tied", NORMS, "squares / (float)C + {eps ==> 0.0f});"),
+    ("qwen2", NORMS, "squares / (float)C + {eps ==> 1e-5f});"),
+    ("qwen2", NORMS, "gh_mean = {gx_sum * r / (float)C ==> 0.0f};"),
+    (
+        "qwen2",
+        NORMS,
+        "dweight[c] += load_real(type, dy, c) * "
+        "{(load_real(type, x, c) * rstd) ==> load_real(type, x, c)};",
+    ),
+    ("qwen3", HEADS, "squares / (float)D + {h->eps ==> 0.0f}), scale"),
+    ("qwen3_tied", HEADS, "gh_mean = {gx_sum * r / (float)D ==> 0.0f};"),
+    ("qwen3", HEADS, ".heads = {of_k ? a.kv_heads : a.heads ==> a.kv_heads},"),
+    ("nano", HEADS, "h->eps), scale = {h->scale ==> 1.0f};"),
+    ("nano", HEADS, "cosines + pairs, scale = {h->scale ==> 1.0f};"),
+    # the MLP
+    ("llama", ACTIVATION, "store_real(type, out, f, a * {silu_sigmoid(a) ==> 1.0f} * load_real"),
+    ("llama", ACTIVATION, "(sigmoid * ({1.0f + a * (sigmoid * e) ==> 1.0f})));"),
+    ("nano", ACTIVATION, "load_real(type, dout, i) * ({2.0f * above ==> above}));"),
+    # the soft cap
+    ("nano", CLASSIFIER, "if ({k->softcap != 0.0f ==> false}) { cap_part"),
+    ("nano", CLASSIFIER, "return {1.0f - logit / softcap * (logit / softcap) ==> 1.0f};"),
+    # norms of single samples
+    ("private: llama", NORMS, "norms[b] += {chunk_squares(dweights + b * C, C) ==> 0.0};"),
+    (
+        "private: qwen3",
+        HEADS,
+        "chunk_squares(dq_weights + b * a.D, a.D) + "
+        "{chunk_squares(dk_weights + b * a.D, a.D) ==> 0.0};",
+    ),
+]
+
+
+class Faults(Check):
+    """Programs with a fault, as in test_reference.Faults."""
+
+    SWITCH = test_reference.Faults.SWITCH
+    planted, program = test_reference.Faults.planted, test_reference.Faults.program
+
+    def notice(self, where, **program):
+        if where.startswith("private: "):
+            arch = where.split()[1]
+            config = Config(arch, 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
+            Private().check("unit, abadi", config, **program)
+            return
+        (golden,) = [golden for golden in GOLDENS if golden.name == where]
+        GoldenRuns().check(golden, **program)
+
+    def test_places(self):
+        """The sources still have what each fault changes."""
+        for number, (_, file, pattern) in enumerate(PROGRAM_FAULTS, 1):
+            with self.subTest(pattern):
+                text = harness.get(os.path.join(harness.ROOT, file)).decode()
+                self.planted(text, file, [(number, pattern)])
+
+    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew")
+    def test_each(self):
+        binary = self.program(PROGRAM_FAULTS)
+
+        def see(fault):
+            number, (where, file, pattern) = fault
+            with self.subTest(pattern):
+                with self.assertRaises(AssertionError, msg=f"not seen by {where}") as seen:
+                    self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
+                print(f"{where}: {file}: {pattern}\n    {str(seen.exception)[:150]!r}", flush=True)
+
+        at_once(see, enumerate(PROGRAM_FAULTS, 1))
+        places = sorted({where for where, _, _ in PROGRAM_FAULTS})
+        at_once(lambda where: self.notice(where, binary=binary), places)
+
+
+if __name__ == "__main__":
+    harness.main()
