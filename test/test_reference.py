@@ -993,7 +993,7 @@ FAULTS = [
     ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
     ("bf16", "base/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
     # private steps
-    ("dp: unit, abadi", "dp.h", "(float)(R / {sqrt(groups) ==> groups}), function};"),
+    ("dp: unit, abadi", "dp.h", ".threshold = (float)(R / {sqrt(groups) ==> groups}),"),
     ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
     ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
     ("dp: unit, automatic", "ops/cpu/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),

@@ -180,7 +180,11 @@ class Formula(TestCase):
     def test_layouts(self):
         cases = [dict(RUN, **layout) for layout in [dict(), *sample(LAYOUTS, 3)]]
         cases = [
-            dict(case, out=os.path.join(scratch(), "out"), export=os.path.join(scratch(), "export.bin"))
+            dict(
+                case,
+                out=os.path.join(scratch(), "out"),
+                export=os.path.join(scratch(), "export.bin"),
+            )
             for case in cases
         ]
         train_all(cases)

@@ -847,7 +847,9 @@ class Gradients(Check):
 
     def gradients(self, cases):
         """What sgd subtracts."""
-        cases = [dict(GRADIENT, export=os.path.join(scratch(), "export.bin"), **case) for case in cases]
+        cases = [
+            dict(GRADIENT, export=os.path.join(scratch(), "export.bin"), **case) for case in cases
+        ]
         train_all(cases)
         return [self.gradient(case["export"]) for case in cases]
 
