@@ -620,9 +620,20 @@ class Export(unittest.TestCase):
         self.assertEqual(
             (project.folder / "MODEL.bin").read_bytes(), (project.folder / "AGAIN.bin").read_bytes()
         )
+        self.check_folder(project, words + behind.split())
         pattern = re.search(r"scripts/plot\.py (\S+\.jsonl)", page)[1]
         self.assertEqual(
             len(list(project.folder.glob(pattern))), 1, "the log is where the page plots logs"
+        )
+
+    def check_folder(self, project, words):
+        """The same export as a folder, and that folder as a file: the same bytes."""
+        back = "./train_gpt --model MADE --seq-len 8 --steps 0 --train data/mine_train_* --export"
+        for command in ([*words[:-1], "MADE"], [*back.split(), "BACK.bin"]):
+            done = project.run(command)
+            self.assertEqual(done.returncode, 0, done.stdout[-1500:] + done.stderr[-2500:])
+        self.assertEqual(
+            (project.folder / "MODEL.bin").read_bytes(), (project.folder / "BACK.bin").read_bytes()
         )
 
 

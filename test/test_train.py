@@ -456,7 +456,7 @@ class Optimizers(TestCase):
 
     def test_not_finite_is_skipped(self):
         bad, after = put("model.bin", get(MODEL)[:-4], struct.pack("<f", math.inf)), os.path.join(
-            scratch(), "after"
+            scratch(), "after.bin"
         )
         job = train(model=bad, steps=3, export=after, ranks=2)
         self.assertEqual(
@@ -1925,10 +1925,11 @@ class Failures(TestCase):
 
     def test_export_where_no_file_can_be(self):
         """Found before anything is trained; and what is no file stays what it is."""
-        folder = scratch()
-        pipe = os.path.join(folder, "pipe")
+        folder = os.path.join(scratch(), "model.bin")
+        pipe = os.path.join(scratch(), "pipe")
+        os.mkdir(folder)
         os.mkfifo(pipe)
-        for path in ("/nowhere/model.bin", folder, pipe):
+        for path in ("/nowhere/model.bin", "/nowhere/folder", folder, pipe):
             self.assertIn(path, train(2, steps=1, export=path, code=EXIT_INPUT).err)
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
