@@ -1484,7 +1484,7 @@ static void check_case(const Case *c, const char *folder) {
              "test/golden/gpt_tiny_tokens.bin --shuffle 0 --seed 3 --seq-len %d "
              "--micro-batch %d --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 "
              "--val-every 0 "
-             "--threads 1 --log %s/log --export %s/export >%s/out",
+             "--threads 1 --log %s/log --export %s/export.bin >%s/out",
              what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ",
              c->slack ? c->slack : c->rule == CYCLIC_V1,
              c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, c->micro ? c->micro : REF_ROWS,
@@ -1507,9 +1507,9 @@ static void check_case(const Case *c, const char *folder) {
     }
     fclose(log);
     assert_int_equal(step, REF_STEPS);
-    snprintf(line, sizeof line, "%s/export", folder);
+    snprintf(line, sizeof line, "%s/export.bin", folder);
     check_export(r, line, what);
-    snprintf(line, sizeof line, "rm %s/log %s/out %s/export", folder, folder, folder);
+    snprintf(line, sizeof line, "rm %s/log %s/out %s/export.bin", folder, folder, folder);
     assert_int_equal(system(line), 0);
 }
 static void test_the_program_is_the_reference(void **state) {
