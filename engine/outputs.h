@@ -7,7 +7,8 @@
 //            spellings of a path do not matter; files that do not exist yet by their resolved
 //            paths.
 // Kinds      --log and --trace also accept pipes and character devices (/dev/null, /dev/stdout).
-//            --export makes a new file and renames it, so it replaces regular files only.
+//            --export makes a new file and renames it, so it replaces regular files only; without
+//            .bin it makes a folder, or files in one.
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
 
@@ -22,6 +23,7 @@ static const char *const out_own_names[OWN_NAMES] = {"lock",       "stop",     "
 typedef struct {
     const char *flag, *path;
     bool renamed; // written as PATH.tmp, then renamed
+    bool folder;  // a new folder
 } Output;
 // One file that an output writes.
 typedef struct {
@@ -30,24 +32,24 @@ typedef struct {
     FileIdentity file;
 } Written;
 
-// Returns the file that shows whether --export can be written: of a folder that exists, the one
-// with the tensors.
-static inline const char *export_target(const char *path) {
+// Returns what --export writes: a file; a new folder; or, in a folder that exists, the file with the
+// tensors.
+static inline Output output_of_model(const char *path) {
     static char tensors[PATH_BYTES];
     struct stat info;
-    if (!*path || export_is_file(path) || stat(path, &info)) { return path; }
-    if (!S_ISDIR(info.st_mode)) {
-        die(EXIT_INPUT, "give the name of a new folder, or NAME.bin for llm.c's format",
-            "--export %s is %s", path, file_kind_name(info.st_mode));
-    }
+    Output output = {.flag = "--export", .path = path, .renamed = true};
+    if (!*path || export_is_file(path)) { return output; }
+    output.folder = stat(path, &info) || !S_ISDIR(info.st_mode);
+    if (output.folder) { return output; }
     snprintf(tensors, sizeof tensors, "%.1000s/model.safetensors", path);
-    return tensors;
+    output.path = tensors;
+    return output;
 }
 // Lists the outputs that the flags request. Returns their number.
 static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
-    const Output log = {"--log", o->log, false}, trace = {"--trace", o->trace, false};
-    const Output model = {"--export", export_target(o->export_file), true},
-                 all[OUTPUTS] = {log, trace, model};
+    const Output log = {.flag = "--log", .path = o->log},
+                 trace = {.flag = "--trace", .path = o->trace},
+                 all[OUTPUTS] = {log, trace, output_of_model(o->export_file)};
     const bool shows = options_only_prints(o), answers = o->plan || o->compat || *o->dp_account;
     const bool traces = o->show_schedule && !answers;
     int n = 0;
@@ -130,6 +132,7 @@ static inline void output_check_place(const Written *w, const char *out) {
     const bool there = output->renamed ? !lstat(w->path, &entry) : f->there;
     const mode_t mode = !there ? S_IFREG : output->renamed ? entry.st_mode : f->info.st_mode;
     const bool takes = S_ISREG(mode) || (!output->renamed && (S_ISFIFO(mode) || S_ISCHR(mode)));
+    if (there && output->folder) { output_refuse_place(output, "a file is in the folder's place"); }
     if (!takes) { output_refuse_place(output, file_kind_name(mode)); }
     if (there && !output->renamed) {
         if (access(w->path, W_OK)) { output_refuse_place(output, strerror(errno)); }
@@ -153,6 +156,8 @@ static inline void output_check_inputs(const Written *w, const Options *o) {
         const bool there = *paths[i] && !access(paths[i], F_OK); // --model may be a descriptor
         if (there) { output_refuse_file(w, flags[i], paths[i]); }
     }
+    const Text tensors = text_of("%s/model.safetensors", o->model);
+    if (!access(tensors.at, F_OK)) { output_refuse_file(w, "--model", tensors.at); }
     output_refuse_out(w, o->out);
     output_refuse_checkpoint(w);
 }

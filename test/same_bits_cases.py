@@ -129,6 +129,7 @@ RUNS = {  # name: ranks, flags
     "hellaswag pipeline": (2, "--hellaswag data/choices.bin --pipeline 2"),
     "samples": (1, "--sample-every 2 --sample-tokens 12"),
     "samples zero 3": (3, "--sample-every 2 --sample-tokens 9 --zero 3 --temperature 0.7"),
+    "samples likeliest": (2, "--sample-every 2 --sample-tokens 9 --top-k 9 --top-p 0.8"),
     "samples greedy": (2, "--sample-every 2 --sample-tokens 9 --pipeline 2 --temperature 0"),
     "tokenizer": (1, "--sample-every 4 --sample-tokens 20 --tokenizer data/text_tokenizer.bin"),
     "cosine": (1, "--lr-schedule cosine --warmup 2 --final-lr-fraction 0.1 --steps 7"),

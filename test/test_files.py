@@ -598,16 +598,19 @@ class Outputs(unittest.TestCase):
     def test_places(self):
         """What is no file and cannot be written is refused at once; pipes and devices take logs."""
         kinds = (("log", {}), ("trace", dict(profile_steps="1:1")), ("export", {}))
+        os.mkdir(os.path.join(self.folder, "folder.bin"))
+        os.mkfifo(os.path.join(self.folder, "pipe.bin"))
         paths = ("data", "nowhere/new", "data/model.bin/new", "data/new/")
         self.refused(
             *(
                 (flag, "cannot write", dict(out="out", **more, **{flag: path}))
                 for flag, more in kinds
                 for path in paths
+                if (flag, path) != ("export", "data")  # a model goes into a folder
             ),
             *(
                 ("export", "cannot write", dict(export=path))
-                for path in ("pipe", "/dev/null", "linked")
+                for path in ("pipe", "/dev/null", "pipe.bin", "folder.bin")
             ),
         )
 

@@ -71,7 +71,7 @@ class Compare(WithScripts):
         body = 'case "$*" in *"--temperature 0") set -- "$@" --seed 4 ;; esac'
         done = self.compare(body, "--only", "samples", "--verbose")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertTrue(done.stdout.endswith("\n2 equal, 1 different\n"), done.stdout)
+        self.assertTrue(done.stdout.endswith("\n3 equal, 1 different\n"), done.stdout)
         differing = [line for line in done.stdout.splitlines() if " -> " in line]
         self.assertEqual({line.split(":")[0] for line in differing}, {"samples greedy"})
         self.assertEqual(differing[0], "samples greedy: start flags seed: 3 -> 4")
