@@ -32,8 +32,8 @@ typedef struct {
     FileIdentity file;
 } Written;
 
-// Returns what --export writes: a file; a new folder; or, in a folder that exists, the file with the
-// tensors.
+// Returns what --export writes: a file; a new folder; or, in a folder that exists, the file with
+// the tensors.
 static inline Output output_of_model(const char *path) {
     static char tensors[PATH_BYTES];
     struct stat info;
@@ -47,9 +47,9 @@ static inline Output output_of_model(const char *path) {
 }
 // Lists the outputs that the flags request. Returns their number.
 static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
-    const Output log = {.flag = "--log", .path = o->log},
-                 trace = {.flag = "--trace", .path = o->trace},
-                 all[OUTPUTS] = {log, trace, output_of_model(o->export_file)};
+    const Output log = {.flag = "--log", .path = o->log};
+    const Output trace = {.flag = "--trace", .path = o->trace};
+    const Output all[OUTPUTS] = {log, trace, output_of_model(o->export_file)};
     const bool shows = options_only_prints(o), answers = o->plan || o->compat || *o->dp_account;
     const bool traces = o->show_schedule && !answers;
     int n = 0;
