@@ -68,10 +68,13 @@ static inline void gpt_config_check(const GptConfig *config, const char *source)
             " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
             source, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len);
     }
-    if (!rotary && (c->kv_heads != c->heads || c->head_dim * c->heads != c->channels ||
-                    c->ffn != 4 * c->channels)) {
+    if (!rotary &&
+        (c->kv_heads != c->heads || c->head_dim * c->heads != c->channels ||
+         c->ffn != 4 * c->channels || c->theta != 0 || c->eps != 0 || c->scaling.factor != 0)) {
         die(EXIT_INPUT, "give arch=llama, qwen2, qwen3 or nano with these keys",
-            "model %.100s: GPT-2 has neither kv_heads, head_dim nor ffn of its own", source);
+            "model %.100s: GPT-2 has no kv_heads, head_dim, ffn, theta, eps and rope_factor of its "
+            "own",
+            source);
     }
     if (!rotary) { return; }
     hint = "kv_heads must divide heads, head_dim must be even and at most 256, theta over 1, and "
@@ -90,7 +93,8 @@ static inline void gpt_config_check(const GptConfig *config, const char *source)
 // activations computed below cannot overflow.
 static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
     // an upper bound per token
-    double bytes = rows * (double)T * c->channels * (c->layers + 2) * 128;
+    const int64_t widest = max_i64(c->channels, max_i64(c->ffn / 4, c->heads * c->head_dim));
+    double bytes = rows * (double)T * widest * (c->layers + 2) * 128;
     if (bytes > 0x1p60) {
         die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model",
             "%" PRId64 " sequences of %" PRId64 " tokens take up to %.0e bytes", rows, T, bytes);

@@ -233,33 +233,6 @@ static inline const HfModel *hf_model_type(const HfConfig *c) {
     }
     hf_refuse(c, "model_type", "this program knows gpt2, llama, qwen2 and qwen3");
 }
-// Returns the configuration of a folder, and the precision of its tensors. Ends the program
-// (EXIT_INPUT) if a file is bad, or if the model is one that this program does not compute.
-static inline GptConfig huggingface_config(const char *folder, DType *dtype) {
-    HfConfig c = {.path = text_of("%s/config.json", folder)};
-    c.json = json_open(HUGGINGFACE_HINT, c.path.at);
-    const HfModel *model = hf_model_type(&c);
-    const bool gpt2 = !strcmp(model->arch, "gpt2");
-    GptConfig config = gpt2 ? hf_gpt2_config(&c) : hf_llama_config(&c, model->activation);
-    const int tie = json_get(&c.json, 0, "tie_word_embeddings");
-    const bool tied = hf_absent(&c.json, tie) ? gpt2 : json_word_is(&c.json, tie, "true");
-    config.arch = gpt_architecture(model->arch, strlen(model->arch), tied);
-    if (config.arch < 0) { hf_refuse(&c, "tie_word_embeddings", "not with this model_type"); }
-    config.padded_vocab = round_up(config.vocab, VOCAB_PADDING);
-    gpt_config_check(&config, folder);
-    json_free(&c.json);
-    Safetensors files = safetensors_open(folder);
-    *dtype = DTYPE_BF16;
-    for (int i = 0; i < files.count; i++) {
-        const Json *j = &files.files[i].header;
-        for (int v = json_first(j, 0); v >= 0; v = json_next(j, 0, v)) {
-            if (json_text_is(j, json_get(j, v, "dtype"), "F32")) { *dtype = DTYPE_FP32; }
-        }
-    }
-    safetensors_close(&files);
-    return gpt_config_complete(config);
-}
-
 // A slice of one of our tensors that is read from the files.
 typedef struct {
     const Safetensors *files;
@@ -287,6 +260,49 @@ static inline SafeTensor hf_find(const HfSlice *s, const HfTensor *t) {
     }
     return found;
 }
+static inline void hf_check_part(void *context, const HfTensor *t) {
+    hf_find((const HfSlice *)context, t);
+}
+// Ends the program (EXIT_INPUT) if a tensor of the model is missing or has another shape. So a
+// damaged configuration is found before memory is taken for it.
+static inline void hf_check_tensors(const Safetensors *files, const char *folder,
+                                    const GptModel *m) {
+    HfSlice all = {.files = files, .folder = folder};
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        const StorageClass c = tensor_class(m, t);
+        const int64_t layers = c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
+        for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, hf_check_part, &all); }
+    }
+}
+// Returns the configuration of a folder, and the precision of its tensors. Ends the program
+// (EXIT_INPUT) if a file is bad, or if the model is one that this program does not compute.
+static inline GptConfig huggingface_config(const char *folder, DType *dtype) {
+    HfConfig c = {.path = text_of("%s/config.json", folder)};
+    c.json = json_open(HUGGINGFACE_HINT, c.path.at);
+    const HfModel *model = hf_model_type(&c);
+    const bool gpt2 = !strcmp(model->arch, "gpt2");
+    GptConfig config = gpt2 ? hf_gpt2_config(&c) : hf_llama_config(&c, model->activation);
+    const int tie = json_get(&c.json, 0, "tie_word_embeddings");
+    const bool tied = hf_absent(&c.json, tie) ? gpt2 : json_word_is(&c.json, tie, "true");
+    config.arch = gpt_architecture(model->arch, strlen(model->arch), tied);
+    if (config.arch < 0) { hf_refuse(&c, "tie_word_embeddings", "not with this model_type"); }
+    config.padded_vocab = round_up(config.vocab, VOCAB_PADDING);
+    gpt_config_check(&config, folder);
+    json_free(&c.json);
+    Safetensors files = safetensors_open(folder);
+    *dtype = DTYPE_BF16;
+    for (int i = 0; i < files.count; i++) {
+        const Json *j = &files.files[i].header;
+        for (int v = json_first(j, 0); v >= 0; v = json_next(j, 0, v)) {
+            if (json_text_is(j, json_get(j, v, "dtype"), "F32")) { *dtype = DTYPE_FP32; }
+        }
+    }
+    const GptModel m = gpt_model(config);
+    hf_check_tensors(&files, folder, &m);
+    safetensors_close(&files);
+    return gpt_config_complete(config);
+}
+
 static inline void hf_read_part(void *context, const HfTensor *t) {
     const HfSlice *s = (const HfSlice *)context;
     const int64_t low = max_i64(s->begin, t->begin),

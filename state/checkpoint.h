@@ -171,8 +171,8 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
     }
     if (!good) {
         die(EXIT_INPUT,
-            "--model takes a descriptor, a model file, or the folder of a checkpoint (of Hugging "
-            "Face: scripts/from_huggingface.py makes a model file)",
+            "--model takes a descriptor, a model file, or the folder of a checkpoint or of Hugging "
+            "Face (with config.json and safetensors)",
             "%s: no checkpoint: %s", folder, why.at);
     }
     gpt_config_check(config, folder);

@@ -16,6 +16,7 @@ allocation. To add a target, add a class to TARGETS. Standard library only.
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -348,6 +349,81 @@ class Model(File):
             and V > max(words_of(Shard.base))
             else REFUSED
         )
+
+
+def safetensors_of(shapes):
+    """A safetensors file of equal numbers; its bytes, and those of its header."""
+    tensors, data = {}, b""
+    for name, shape in shapes.items():
+        values = struct.pack("<f", 0.01) * math.prod(shape)
+        place = (len(data), len(data) + len(values))
+        tensors[name] = dict(dtype="F32", shape=shape, data_offsets=place)
+        data += values
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text + data, text
+
+
+def llama_shapes():
+    """The tensors of the model below."""
+    block = {
+        "input_layernorm": (8,),
+        "self_attn.q_proj": (8, 8),
+        "self_attn.k_proj": (4, 8),
+        "self_attn.v_proj": (4, 8),
+        "self_attn.o_proj": (8, 8),
+        "post_attention_layernorm": (8,),
+        "mlp.gate_proj": (12, 8),
+        "mlp.up_proj": (12, 8),
+        "mlp.down_proj": (8, 12),
+    }
+    shapes = {"model.embed_tokens.weight": (VOCAB, 8), "model.norm.weight": (8,)}
+    for layer in range(2):
+        for name, shape in block.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    return shapes
+
+
+class HuggingFace(File):
+    """A folder of Hugging Face, of which the tensors are damaged; weights may have any value."""
+
+    config = dict(
+        model_type="llama",
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        vocab_size=VOCAB,
+        max_position_embeddings=32,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        tie_word_embeddings=True,
+    )
+    base, text = safetensors_of(llama_shapes())
+    words = [(0, 8), (0, 8), (8, 1), (8 + len(text), 4)] + [
+        (8 + at.start(), 1) for at in re.finditer(rb"[0-9]+|F32|shape", text)
+    ]
+
+    def use(self, draw, path, data):
+        folder = os.path.dirname(path)
+        put(folder, "model.safetensors", data)
+        put(folder, "config.json", json.dumps(self.config).encode())
+        return flags(model=folder), TAKEN if data == self.base else EITHER
+
+
+class HuggingFaceConfig(File):
+    """The same, where config.json is damaged."""
+
+    base = json.dumps(HuggingFace.config).encode()
+    words = [(at.start(), 1) for at in re.finditer(rb"[0-9]+|llama|null|true", base)]
+
+    def use(self, draw, path, data):
+        folder = os.path.dirname(path)
+        put(folder, "model.safetensors", HuggingFace.base)
+        put(folder, "config.json", data)
+        return flags(model=folder), TAKEN if data == self.base else EITHER
 
 
 class Tokenizer(File):
@@ -919,7 +995,7 @@ class Flags:
 # Running
 
 TARGETS = [Shard(), ShardOfTokenizer(), WideShard(), Model(), Tokenizer(), TokenizerJson()]
-TARGETS += [Checkpoint(), Flags()]
+TARGETS += [HuggingFace(), HuggingFaceConfig(), Checkpoint(), Flags()]
 
 
 def set_up():
