@@ -128,7 +128,8 @@ TYPED void head_norm_backward(const DType type, Real *dx, const Real *dy, const 
                               const Real *weight, float r, const float *cosines,
                               const HeadNorm *h) {
     const int64_t D = h->shape.D;
-    float g[HEAD_MOST] = {0}, gx_sum = 0.0f;
+    float g[HEAD_MOST] = {0};
+    float gx_sum = 0.0f;
     head_norm_turn_back(type, g, dy, weight, cosines, h);
 #pragma omp simd reduction(+ : gx_sum)
     for (int64_t i = 0; i < D; i++) { gx_sum += g[i] * load_real(type, x, i); }
