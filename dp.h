@@ -371,14 +371,16 @@ static inline void clip_classifier_norms(const UnitCall *c, const Clip *clip,
                                 Vp);
     }
 }
-// The two parts of a head with a table of its own: norms; the sum, which overwrites the head's
-// activations.
+// The two parts of the head: norms; the sum, which overwrites the head's activations where the
+// classifier has a table of its own.
 static inline void clip_head_norms(const UnitCall *c, const Clip *clip) {
     unit_pass(c, PART_SAMPLE_NORMS);
+    if (clip->policy.tied) { return; }
     clip_classifier_norms(c, clip, head_classified(c->model, &c->buffers));
 }
 static inline void clip_head_sum(const UnitCall *c, const Clip *clip) {
     unit_pass(c, PART_SAMPLE_SUM);
+    if (clip->policy.tied) { return; }
     clip_classifier_sum(c, clip, clip->factors, head_classified(c->model, &c->buffers));
 }
 
@@ -386,10 +388,13 @@ static inline void clip_head_sum(const UnitCall *c, const Clip *clip) {
 // Embedding: the token table with both its uses, and the positions. All calls are of the
 // embedding's unit; head: buffers of the head's.
 
-// The same, where wte is used once.
-static inline void clip_untied_norms(const UnitCall *c, const Clip *clip) {
-    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
-    ops_embedding_sample_norms(c->stream, clip->norms, embedding.dout[0], c->tokens,
+// Returns the gradient of the embedding's rows.
+static inline const Real *clip_embedded(const UnitCall *c) {
+    return op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL).dout[0];
+}
+// Adds each sample's squared norms of E_i and of the positions.
+static inline void clip_rows_norms(const UnitCall *c, const Clip *clip) {
+    ops_embedding_sample_norms(c->stream, clip->norms, clip_embedded(c), c->tokens,
                                clip_positions(c->model) > 0, c->rows, c->T, gpt_width(c->model));
 }
 // Returns the classifier's inputs.
@@ -400,12 +405,15 @@ static inline void clip_embedding_norms(const UnitCall *c, const Clip *clip,
                                         const UnitBuffers *head) {
     Stream *s = c->stream;
     const int64_t C = gpt_width(c->model), Vp = c->model->config.padded_vocab, T = c->T;
-    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
+    if (!clip->policy.tied) {
+        clip_rows_norms(c, clip);
+        return;
+    }
     const bool positions = clip_positions(c->model) > 0;
-    const Real *dout = embedding.dout[0], *classified = clip_classified(c, clip, head);
+    const Real *dout = clip_embedded(c), *classified = clip_classified(c, clip, head);
     if (!clip->head) {
         clip_classifier_norms(c, clip, classified);
-        ops_embedding_sample_norms(s, clip->norms, dout, c->tokens, positions, c->rows, T, C);
+        clip_rows_norms(c, clip);
         ops_tied_sample_norms(s, clip->norms, dout, c->tokens, clip->dlogits, classified, c->rows,
                               T, C, Vp);
         return;
@@ -422,24 +430,20 @@ static inline void clip_embedding_norms(const UnitCall *c, const Clip *clip,
 // Completes the norm of the group that crosses stages, and its factors. On this stage only the
 // embedding's norm is missing; the other stages have sent theirs.
 static inline void clip_crossing_norms(const UnitCall *c, const Clip *clip) {
-    const int64_t C = gpt_width(c->model);
-    const OpCall embedding = op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL);
-    const Real *dout = embedding.dout[0];
-    ops_embedding_sample_norms(c->stream, clip->norms, dout, c->tokens,
-                               clip_positions(c->model) > 0, c->rows, c->T, C);
+    clip_rows_norms(c, clip);
     ops_crossing_norms(c->stream, clip->norms, clip->crossing.others, clip->senders, clip->most,
-                       dout, clip->crossing.tied, c->rows, c->T, C);
+                       clip_embedded(c), clip->crossing.tied, c->rows, c->T, gpt_width(c->model));
     ops_clip_factors(c->stream, clip->crossing.factors, clip->norms, clip->weights, c->rows,
                      clip->policy.threshold, clip->policy.function);
 }
 // Adds the gradients of the token table and the positions, times the factors, which must have been
-// made. Overwrites the head's activations. head NULL: the classifier is on another stage, or has a
-// table of its own.
+// made. Overwrites the head's activations, unless the classifier is on another stage or has a table
+// of its own.
 static inline void clip_embedding_sum(const UnitCall *c, const Clip *clip,
                                       const UnitBuffers *head) {
     const OpNode *n = unit_op(c->unit, OP_EMBEDDING);
     const StorageClass table = tensor_class(c->model, n->params[0]);
-    if (!head) {
+    if (!clip->policy.tied || clip_crosses(&clip->policy)) {
         embedding_backward(c, n,
                            clip_crosses(&clip->policy) ? clip->crossing.factors : clip->factors);
         return;

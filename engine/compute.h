@@ -227,15 +227,11 @@ static inline const UnitBuffers *work_head(const Executor *e, const Work *w) {
 static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
         unit_pass(c, PART_BACKWARD_INPUT);
-        if (clip->policy.tied) {
-            clip_embedding_norms(c, clip, work_head(e, w));
-        } else {
-            clip_untied_norms(c, clip);
-        }
+        clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
     UnitCall of = clip_call(c, clip, w->unit);
-    if (w->unit == e->model->units - 1 && !clip->policy.tied) {
+    if (w->unit == e->model->units - 1) {
         clip_head_norms(&of, clip);
     } else {
         unit_pass(&of, PART_SAMPLE_NORMS);
@@ -244,12 +240,11 @@ static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
 static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0) {
-        const bool here = clip->policy.tied && !clip_crosses(&clip->policy);
-        clip_embedding_sum(c, clip, here ? work_head(e, w) : NULL);
+        clip_embedding_sum(c, clip, work_head(e, w));
         return;
     }
     UnitCall of = clip_call(c, clip, w->unit);
-    if (w->unit == e->model->units - 1 && !clip->policy.tied) {
+    if (w->unit == e->model->units - 1) {
         clip_head_sum(&of, clip);
     } else {
         unit_pass(&of, PART_SAMPLE_SUM);

@@ -142,6 +142,13 @@ typedef struct {
     float qk_scale; // of q and k after their norm
 } Architecture;
 
+// Returns the operation of a unit that is of this kind.
+static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
+    const OpNode *n = u->ops;
+    while (n->kind != kind) { n++; }
+    return n;
+}
+
 // What tables use often: dimensions; a value of one number in fp32 for each token
 #define CHANNELS_X1                                                                                \
     { 1, OF_CHANNELS }

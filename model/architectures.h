@@ -82,9 +82,7 @@ enum { ARCHITECTURES = LENGTH_OF(architectures) };
 
 // Returns the class of the storage with the classifier's table.
 static inline StorageClass architecture_classifier(const Architecture *a) {
-    const OpNode *n = a->units[UNIT_HEAD].ops;
-    while (n->kind != OP_CLASSIFIER) { n++; }
-    return a->tensors[n->params[0]].storage;
+    return a->tensors[unit_op(&a->units[UNIT_HEAD], OP_CLASSIFIER)->params[0]].storage;
 }
 // Returns whether the classifier's table is the embedding's.
 static inline bool architecture_is_tied(const Architecture *a) {

@@ -77,6 +77,14 @@ static inline void gpt_config_check(const GptConfig *config, const char *source)
             source);
     }
     if (!rotary) { return; }
+    const RotaryScaling *s = &c->scaling;
+    if (s->factor != 0 && !(s->factor > 0 && s->low > 0 && s->high > s->low &&
+                            isfinite(s->factor * s->high) && s->original >= 1)) {
+        die(EXIT_INPUT, "the factor must be over 0, and the high one over the low one",
+            "model %.100s: its rotary positions cannot be scaled by %g (low %g, high %g, %" PRId64
+            " positions)",
+            source, s->factor, s->low, s->high, s->original);
+    }
     hint = "kv_heads must divide heads, head_dim must be even and at most 256, theta over 1, and "
            "eps over 0";
     if (c->kv_heads < 1 || c->heads % c->kv_heads || c->heads > 1 << 16 || c->head_dim < 2 ||

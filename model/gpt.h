@@ -60,6 +60,12 @@ static inline int64_t gpt_width(const GptModel *m) { return m->config.channels; 
 static inline StorageClass tensor_class(const GptModel *m, int tensor) {
     return m->arch->tensors[tensor].storage;
 }
+// Returns how many layers have a tensor of their own: all, or 1 outside blocks; 0 if the
+// architecture does not have the tensor.
+static inline int64_t gpt_tensor_layers(const GptModel *m, int tensor) {
+    const StorageClass c = tensor_class(m, tensor);
+    return c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
+}
 static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
     return &m->arch->units[c];
 }

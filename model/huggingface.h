@@ -1,5 +1,5 @@
 // huggingface.h: models as folders of Hugging Face: config.json and safetensors, read by --model
-// and written by --export. `hf_parts` says which of their tensors are in which of ours.
+// and written by --export. `hf_models` says which of their tensors are in which of ours.
 // Source: huggingface/transformers, models/{gpt2,llama,qwen2,qwen3}.
 #ifndef HUGGINGFACE_H
 #define HUGGINGFACE_H
@@ -111,6 +111,15 @@ static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer,
     }
 }
 
+// Calls it for all parts of all tensors, in the order of the architecture's table.
+static inline void hf_each_tensor(const GptModel *m,
+                                  void (*visit)(void *context, const HfTensor *t), void *context) {
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        const int64_t layers = gpt_tensor_layers(m, t);
+        for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, visit, context); }
+    }
+}
+
 // --- reading -------------------------------------------------------------------------------------
 // Returns whether --model is such a folder.
 static inline bool huggingface_is(const char *path) {
@@ -132,15 +141,19 @@ __attribute__((noreturn)) static inline void hf_refuse(const HfConfig *c, const 
 static inline bool hf_absent(const Json *j, int value) {
     return value < 0 || json_word_is(j, value, "null");
 }
-// Returns a whole number of at least 1; 0 if it is not there and need not be.
-static inline int64_t hf_size(const HfConfig *c, const char *key, bool needed) {
-    const int value = json_get(&c->json, 0, key);
+// Returns a member of an object that is a whole number of at least 1; 0 if it is not there and need
+// not be.
+static inline int64_t hf_whole(const HfConfig *c, int object, const char *key, bool needed) {
+    const int value = json_get(&c->json, object, key);
     int64_t size = 0;
     if (hf_absent(&c->json, value) && !needed) { return 0; }
     if (!json_whole(&c->json, value, &size) || size < 1 || size > 1 << 25) {
         hf_refuse(c, key, "a whole number of at least 1 was expected");
     }
     return size;
+}
+static inline int64_t hf_size(const HfConfig *c, const char *key, bool needed) {
+    return hf_whole(c, 0, key, needed);
 }
 static inline double hf_number(const HfConfig *c, int object, const char *key, double otherwise) {
     const int value = json_get(&c->json, object, key);
@@ -175,12 +188,11 @@ static inline RotaryScaling hf_scaling(const HfConfig *c, int object, const char
     if (!json_text_is(j, type, "llama3")) {
         hf_refuse(c, key, "of the ways to scale rotary positions, this program knows llama3");
     }
-    const RotaryScaling scaling = {
-        .factor = hf_number(c, object, "factor", 8),
-        .low = hf_number(c, object, "low_freq_factor", 1),
-        .high = hf_number(c, object, "high_freq_factor", 4),
-        .original = (int64_t)hf_number(c, object, "original_max_position_embeddings", 8192)};
-    if (scaling.high <= scaling.low) { hf_refuse(c, key, "its high factor must exceed its low"); }
+    const int64_t original = hf_whole(c, object, "original_max_position_embeddings", false);
+    RotaryScaling scaling = llama3_scaling(hf_number(c, object, "factor", 8));
+    scaling.low = hf_number(c, object, "low_freq_factor", scaling.low);
+    scaling.high = hf_number(c, object, "high_freq_factor", scaling.high);
+    if (original) { scaling.original = original; }
     return scaling;
 }
 static inline GptConfig hf_gpt2_config(const HfConfig *c) {
@@ -233,6 +245,7 @@ static inline const HfModel *hf_model_type(const HfConfig *c) {
     }
     hf_refuse(c, "model_type", "this program knows gpt2, llama, qwen2 and qwen3");
 }
+
 // A slice of one of our tensors that is read from the files.
 typedef struct {
     const Safetensors *files;
@@ -263,17 +276,6 @@ static inline SafeTensor hf_find(const HfSlice *s, const HfTensor *t) {
 static inline void hf_check_part(void *context, const HfTensor *t) {
     hf_find((const HfSlice *)context, t);
 }
-// Ends the program (EXIT_INPUT) if a tensor of the model is missing or has another shape. So a
-// damaged configuration is found before memory is taken for it.
-static inline void hf_check_tensors(const Safetensors *files, const char *folder,
-                                    const GptModel *m) {
-    HfSlice all = {.files = files, .folder = folder};
-    for (int t = 0; t < m->arch->tensor_count; t++) {
-        const StorageClass c = tensor_class(m, t);
-        const int64_t layers = c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
-        for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, hf_check_part, &all); }
-    }
-}
 // Returns the configuration of a folder, and the precision of its tensors. Ends the program
 // (EXIT_INPUT) if a file is bad, or if the model is one that this program does not compute.
 static inline GptConfig huggingface_config(const char *folder, DType *dtype) {
@@ -297,8 +299,10 @@ static inline GptConfig huggingface_config(const char *folder, DType *dtype) {
             if (json_text_is(j, json_get(j, v, "dtype"), "F32")) { *dtype = DTYPE_FP32; }
         }
     }
+    // a damaged configuration is found before memory is taken for it
     const GptModel m = gpt_model(config);
-    hf_check_tensors(&files, folder, &m);
+    HfSlice all = {.files = &files, .folder = folder};
+    hf_each_tensor(&m, hf_check_part, &all);
     safetensors_close(&files);
     return gpt_config_complete(config);
 }
@@ -365,9 +369,7 @@ static inline size_t hf_offset(const Store *s, int tensor, int64_t layer) {
     const GptModel *m = s->model;
     int64_t elements = 0;
     for (int t = 0; t < tensor; t++) {
-        const StorageClass c = tensor_class(m, t);
-        const int64_t layers = c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
-        elements += gpt_real_elements(m, t) * layers;
+        elements += gpt_real_elements(m, t) * gpt_tensor_layers(m, t);
     }
     elements += layer * gpt_real_elements(m, tensor);
     return (size_t)elements * dtype_size(s->dtype);
@@ -421,17 +423,12 @@ static inline void hf_write_piece(void *writer, const Store *s, int storage, int
 }
 // Makes the header, and the file with its space.
 static inline void hf_writer_open(TensorWriter *w, const Store *s, const char *folder) {
-    const GptModel *m = s->model;
     memset(w, 0, sizeof *w);
     w->store = s;
     w->path = text_of("%s/model.safetensors", folder);
     w->temporary = text_of("%s/model.safetensors.tmp", folder);
     text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
-    for (int t = 0; t < m->arch->tensor_count; t++) {
-        const StorageClass c = tensor_class(m, t);
-        const int64_t layers = c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
-        for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, hf_add_header, w); }
-    }
+    hf_each_tensor(s->model, hf_add_header, w);
     text_add(&w->header, "}");
     while (w->header.length % 8) { text_add(&w->header, " "); }
     w->data = 8 + w->header.length;
@@ -525,8 +522,8 @@ static inline int hf_write_config(const Store *s, const char *folder) {
     return writer_close(&w);
 }
 // Writes the model in the precision of its working parameters as a folder, which may exist already.
-// The tensors come first, so a folder with a config.json is complete. Returns 0 or an errno. All
-// ranks call it; rank 0 writes.
+// The tensors come first, so a new folder with a config.json is complete. Returns 0 or an errno.
+// All ranks call it; rank 0 writes.
 static inline int huggingface_write(const char *folder, Store *s) {
     const bool writes = s->comm->rank == 0;
     TensorWriter w = {};

@@ -69,9 +69,7 @@ enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };
 // are consecutive.
 static inline int64_t model_file_offset(const GptModel *m, int tensor, int64_t layer) {
     int64_t at = 0;
-    for (int t = 0; t < tensor; t++) {
-        at += m->tensor_elements[t] * (tensor_class(m, t) == STORAGE_BLOCK ? m->config.layers : 1);
-    }
+    for (int t = 0; t < tensor; t++) { at += m->tensor_elements[t] * gpt_tensor_layers(m, t); }
     return at + layer * m->tensor_elements[tensor];
 }
 

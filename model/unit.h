@@ -64,9 +64,14 @@ static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m
     }
     unit_carve_gradients(b, a, m, c, N, true);
 }
-// Returns the outputs of the widest linear layer.
+// Returns the width of a block's widest value.
 static inline int64_t gpt_widest(const GptModel *m) {
-    return max_i64(m->quantity[OF_QKV], m->config.theta > 0 ? 2 * m->config.ffn : m->config.ffn);
+    const UnitSpec *spec = gpt_unit_spec(m, UNIT_BLOCK);
+    int64_t widest = 0;
+    for (int v = 0; v < spec->value_count; v++) {
+        widest = max_i64(widest, gpt_dim(m, spec->values[v].width));
+    }
+    return widest;
 }
 // Returns the size of the operations' workspace for micro-batches of `rows` samples and chunks of
 // at most `logits` rows of logits.
@@ -516,12 +521,6 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
     }
 }
 
-// Returns the operation of a unit that is of this kind.
-static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
-    const OpNode *n = u->ops;
-    while (n->kind != kind) { n++; }
-    return n;
-}
 // Returns the model's classifier, which is in the head.
 static inline const OpNode *gpt_classifier(const GptModel *m) {
     return unit_op(gpt_unit_spec(m, UNIT_HEAD), OP_CLASSIFIER);

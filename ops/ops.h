@@ -299,25 +299,6 @@ static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, 
 // out = a + b, n elements; out may be a
 static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
 
-// --- activations of the MLP ----------------------------------------------------------------------
-// out(N, F) = silu(gate) * up, where in(N, 2F) holds gate(F), then up(F) of each row, and silu(a) =
-// a / (1 + exp(-a))
-static void ops_swiglu_forward(Stream *s, Real *out, const Real *in, int64_t N, int64_t F);
-static void ops_swiglu_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t N,
-                                int64_t F);
-// out = max(in, 0)^2, n elements. din may be dout.
-static void ops_relu2_forward(Stream *s, Real *out, const Real *in, int64_t n);
-static void ops_relu2_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t n);
-
-// --- causal attention, softmax(q k^T / sqrt(D)) v; no (T, T) matrix is stored --------------------
-// qkv(rows, T, (heads + 2 kv_heads) D) holds all of q, then k, then v of each token, split into
-// heads inside each. out(rows, T, heads D). lse(rows, heads, T) is the log-sum-exp of each row of
-// scores. dqkv is written. The gradients of a shared key or value are added in the order of heads.
-static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
-                                  AttentionShape a);
-static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
-                                   const Real *out, const float *lse, AttentionShape a);
-
 // --- rotary positions (arXiv 2104.09864), and the norm of each head of q and k -------------------
 // Element i < D/2 of a head turns with element i + D/2 by the angle position * frequency[i], in
 // fp32 ("rotate half"): y_i = x_i cos - x_(i+D/2) sin, y_(i+D/2) = x_(i+D/2) cos + x_i sin. The
@@ -346,6 +327,25 @@ static void ops_head_norm_backward_input(Stream *s, Real *din, const Real *dout,
 static void ops_head_norm_backward_weight(Stream *s, float *dq_weight, float *dk_weight,
                                           const Real *dout, const Real *in, const float *rstd,
                                           const HeadNorm *h, bool accumulate);
+
+// --- activations of the MLP ----------------------------------------------------------------------
+// out(N, F) = silu(gate) * up, where in(N, 2F) holds gate(F), then up(F) of each row, and silu(a) =
+// a / (1 + exp(-a))
+static void ops_swiglu_forward(Stream *s, Real *out, const Real *in, int64_t N, int64_t F);
+static void ops_swiglu_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t N,
+                                int64_t F);
+// out = max(in, 0)^2, n elements. din may be dout.
+static void ops_relu2_forward(Stream *s, Real *out, const Real *in, int64_t n);
+static void ops_relu2_backward(Stream *s, Real *din, const Real *dout, const Real *in, int64_t n);
+
+// --- causal attention, softmax(q k^T / sqrt(D)) v; no (T, T) matrix is stored --------------------
+// qkv(rows, T, (heads + 2 kv_heads) D) holds all of q, then k, then v of each token, split into
+// heads inside each. out(rows, T, heads D). lse(rows, heads, T) is the log-sum-exp of each row of
+// scores. dqkv is written. The gradients of a shared key or value are added in the order of heads.
+static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
+                                  AttentionShape a);
+static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
+                                   const Real *out, const float *lse, AttentionShape a);
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
 // losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,

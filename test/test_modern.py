@@ -658,11 +658,10 @@ PROGRAM_FAULTS = [
 ]
 
 
-class Faults(Check):
-    """Programs with a fault, as in test_reference.Faults."""
+class Faults(test_reference.Faults):
+    """The same with these faults and checks."""
 
-    SWITCH = test_reference.Faults.SWITCH
-    planted, program = test_reference.Faults.planted, test_reference.Faults.program
+    FAULTS = PROGRAM_FAULTS
 
     def notice(self, where, **program):
         if where.startswith("private: "):
@@ -672,28 +671,6 @@ class Faults(Check):
             return
         (golden,) = [golden for golden in GOLDENS if golden.name == where]
         GoldenRuns().check(golden, **program)
-
-    def test_places(self):
-        """The sources still have what each fault changes."""
-        for number, (_, file, pattern) in enumerate(PROGRAM_FAULTS, 1):
-            with self.subTest(pattern):
-                text = harness.get(os.path.join(harness.ROOT, file)).decode()
-                self.planted(text, file, [(number, pattern)])
-
-    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew")
-    def test_each(self):
-        binary = self.program(PROGRAM_FAULTS)
-
-        def see(fault):
-            number, (where, file, pattern) = fault
-            with self.subTest(pattern):
-                with self.assertRaises(AssertionError, msg=f"not seen by {where}") as seen:
-                    self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
-                print(f"{where}: {file}: {pattern}\n    {str(seen.exception)[:150]!r}", flush=True)
-
-        at_once(see, enumerate(PROGRAM_FAULTS, 1))
-        places = sorted({where for where, _, _ in PROGRAM_FAULTS})
-        at_once(lambda where: self.notice(where, binary=binary), places)
 
 
 if __name__ == "__main__":

@@ -1040,6 +1040,8 @@ static inline int fault(int n) {
 }
 """
 
+    FAULTS = FAULTS
+
     def planted(self, text, file, faults):
         """The text of a file with these (number, pattern) in it."""
         places = {}
@@ -1115,12 +1117,12 @@ static inline int fault(int n) {
 
     def test_places(self):
         """The sources still have what each fault changes."""
-        for number, (_, file, pattern) in enumerate(FAULTS, 1):
+        for number, (_, file, pattern) in enumerate(self.FAULTS, 1):
             self.planted(harness.get(os.path.join(ROOT, file)).decode(), file, [(number, pattern)])
 
     @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew, and runs it 66 times")
     def test_each(self):
-        self.check(FAULTS)
+        self.check(self.FAULTS)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,10 @@ __global__ void __launch_bounds__(MMA_THREADS)
     store_sums<HEAD, M>(out + (b * T + first) * a.k + head * D, sum, total, T - first, D, a.k);
 }
 
+// Gives each of a thread's rows the same factor.
+template <int M> __device__ void fill_rows(float factors[M][2], float value) {
+    UNROLL for (int i = 0; i < 2 * M; i++) { factors[i / 2][i % 2] = value; }
+}
 // Backward for keys. A warp has 16 M keys and computes transposed scores (keys, queries), so that
 // it can sum over queries: those of each head that reads these keys, one head after another.
 template <int HEAD, int M, int QUERIES>
@@ -166,9 +170,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
     const int T = (int)a.T, D = (int)a.D, k0 = (int)blockIdx.x * KEYS,
               of_warp = (int)threadIdx.x / 32 * 16 * M, first = k0 + of_warp;
     const int group = (int)(a.heads / a.kv_heads), tiles = (T - k0 + QUERIES - 1) / QUERIES;
-    const int64_t of_keys = blockIdx.y * D, b = blockIdx.z, stride = a.stride,
-                  head0 = (int64_t)blockIdx.y * group;
-    const Bf16 *keys = qkv + (b * T + k0) * stride + a.k + of_keys;
+    const int64_t b = blockIdx.z, stride = a.stride, head0 = (int64_t)blockIdx.y * group;
+    const Bf16 *keys = qkv + (b * T + k0) * stride + a.k + blockIdx.y * D;
     float dk[M][HEAD / 8][4], dv[M][HEAD / 8][4];
     clear_tiles<M, HEAD / 8>(dk);
     clear_tiles<M, HEAD / 8>(dv);
@@ -211,11 +214,9 @@ __global__ void __launch_bounds__(MMA_THREADS)
         multiply_add<HEAD, M, QUERIES>(dk, dp, q + stage * STAGE);
     }
     float one[M][2], scale[M][2];
-    UNROLL for (int i = 0; i < 2 * M; i++) {
-        one[i / 2][i % 2] = 1.0f;
-        scale[i / 2][i % 2] = a.scale;
-    }
-    Bf16 *to = dqkv + (b * T + first) * stride + of_keys;
+    fill_rows<M>(one, 1.0f);
+    fill_rows<M>(scale, a.scale);
+    Bf16 *to = dqkv + (b * T + first) * stride + blockIdx.y * D;
     store_sums<HEAD, M>(to + a.k, dk, scale, T - first, D, stride);
     store_sums<HEAD, M>(to + a.v, dv, one, T - first, D, stride);
 }
@@ -240,8 +241,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
         const int query = first + i / 2 * 16 + fragment_row(i % 2);
         of_lse[i / 2][i % 2] = query < T ? LOG2_E * lse[row + query] : 0.0f;
         of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
-        scale[i / 2][i % 2] = a.scale;
     }
+    fill_rows<M>(scale, a.scale);
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
     start_tile<HEAD, QUERIES>(dy, dout + (b * T + q0) * a.k + head * D, T - q0, D, a.k);
     start_tile<HEAD, KEYS>(k, keys, T, D, stride);
