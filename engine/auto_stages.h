@@ -101,8 +101,8 @@ static inline Cluster cluster_of_run(Comm *comm) {
         double shorter = measure_exchange(comm, to, from, data, little),
                longer = measure_exchange(comm, to, from, data, much);
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
-        if (between) {
-            c.inter = c.gather = rate;
+        if (between) { // the ranks of a node share its link
+            c.inter = c.gather = rate * c.ranks;
         } else {
             c.intra = rate;
         }
@@ -157,6 +157,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
+    task.own_sums = true;
     if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);

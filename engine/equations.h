@@ -362,11 +362,11 @@ static inline EquationStage equation_stage(const EquationSearch *e, const PlanRa
                                            int end) {
     const PlanModel *m = e->model;
     const double rows = (double)e->task->micro_batch / r->n;
-    const EquationStage s = {
-        .forward = rows * (m->forward[end] - m->forward[first]),
-        .backward = rows * (m->backward[end] - m->backward[first]),
-        .reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node,
-                                    m->parameters[end] - m->parameters[first])};
+    const EquationStage s = {.forward = rows * (m->forward[end] - m->forward[first]),
+                             .backward = rows * (m->backward[end] - m->backward[first]),
+                             .reduce =
+                                 plan_all_reduce_s(&e->task->cluster, r, e->task->own_sums,
+                                                   m->parameters[end] - m->parameters[first])};
     return s;
 }
 static inline bool equation_fits(const EquationSearch *e, const StagePlan *p, int n, int first,

@@ -21,21 +21,51 @@
 // -------------------------------------------------------------------------------------------------
 // Links: seconds of messages, by the constants of --cluster
 
-// All-reduce of `bytes` over n ranks: each rank sends 2 (n - 1) / n of them, over a node's link, or
-// inside a node where n / 2 pairs send at once.
-static inline double plan_all_reduce_s(const Cluster *c, int n, bool crosses, double bytes) {
-    if (n == 1 || bytes == 0) { return 0; }
-    double rate = crosses ? c->inter : c->intra * (n / 2);
-    return 2.0 * (n - 1) / n * bytes / (rate * 1e9) + 2e-6 * c->latency;
-}
 // The ranks of a stage: a range of the plan's list of ranks.
 typedef struct {
-    const int *ranks;
+    const int *ranks; // ascending
     int n, first_node, last_node;
+    int most;          // ranks of a node, at most
+    double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
 } PlanRanks;
-static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ranks ascend
-    PlanRanks p = {ranks, n, cluster_node_of(c, ranks[0]), cluster_node_of(c, ranks[n - 1])};
+// Finds on how many nodes the ranks are, how many at most on one, and the largest 2 k (n - k) / n
+// of a node's k ranks: the share of the bytes that leave it if all exchange slices.
+static inline int plan_spread(const Cluster *c, PlanRanks *p) {
+    int nodes = 0;
+    for (int i = 0, k; i < p->n; i += k) {
+        const int node = cluster_node_of(c, p->ranks[i]),
+                  end = cluster_first_rank(c, node) + cluster_node_ranks(c, node);
+        for (k = 1; i + k < p->n && p->ranks[i + k] < end;) { k++; }
+        p->most = max_i64(p->most, k);
+        p->node_share = fmax(p->node_share, 2.0 * k * (p->n - k) / p->n);
+        nodes++;
+    }
+    return nodes;
+}
+static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
+    PlanRanks p = {.ranks = ranks, .n = n};
+    const int nodes = plan_spread(c, &p);
+    p.first_node = cluster_node_of(c, ranks[0]);
+    p.last_node = cluster_node_of(c, ranks[n - 1]);
+    // members that are spread evenly add up inside their node first (comm/collectives.h)
+    if (p.most * nodes == n) { p.node_share = 2.0 * (nodes - 1) / nodes; }
     return p;
+}
+// Returns the seconds of an all-reduce of `bytes` over the ranks of a stage. own_sums: as this
+// program makes it, inside nodes and then between them. Otherwise as in the paper, in a ring: each
+// rank sends 2 (n - 1) / n of the bytes, over a node's link, or inside a node where n / 2 pairs
+// send at once.
+static inline double plan_all_reduce_s(const Cluster *c, const PlanRanks *p, bool own_sums,
+                                       double bytes) {
+    const bool crosses = p->first_node != p->last_node;
+    const double latency = 2e-6 * c->latency, ring = 2.0 * (p->n - 1) / p->n;
+    if (p->n == 1 || bytes == 0) { return 0; }
+    if (!own_sums) {
+        return ring * bytes / ((crosses ? c->inter : c->intra * (p->n / 2)) * 1e9) + latency;
+    }
+    const double inside = 2.0 * (p->most - 1) / p->most / c->intra,
+                 between = crosses ? p->node_share / c->inter : 0;
+    return (inside + between) * 1e-9 * bytes + latency;
 }
 // Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
 // way. Several senders to one node share its gather rate.
@@ -81,6 +111,8 @@ typedef struct {
     // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
     // arithmetic). Otherwise whole samples, as in a real run.
     bool even_slices;
+    // Gradients are summed as this program does it, not in the paper's ring.
+    bool own_sums;
     // tokens and floating-point operations of a sample; 0 operations: not known
     double sample_tokens, sample_flops;
     double run_tokens; // of the run; not positive: not known
@@ -219,13 +251,13 @@ static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_
 // Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
 // of each unit begins when its gradients are complete, the last unit's first; they run one after
 // another.
-static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses,
+static inline double plan_reduce_late(const PlanTask *t, int first, int end, const PlanRanks *ranks,
                                       double rows, bool recompute) {
     const PlanModel *m = t->model;
     double computed = 0, sent = 0;
-    if (n == 1) { return 0; }
+    if (ranks->n == 1) { return 0; }
     double latency = 2e-6 * t->cluster.latency,
-           per_byte = plan_all_reduce_s(&t->cluster, n, crosses, 1) - latency;
+           per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_sums, 1) - latency;
     for (int u = end - 1; u >= first; u--) {
         double bytes = m->parameters[u + 1] - m->parameters[u];
         computed += rows * (m->backward[u + 1] - m->backward[u] +
@@ -304,15 +336,14 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
         double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
-        bool crosses = here.first_node != here.last_node;
         c->forward[s] = forward;
         c->backward[s] =
             rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
         c->weight[s] =
             p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
-        c->reduce[s] = plan_all_reduce_s(&t->cluster, here.n, crosses,
+        c->reduce[s] = plan_all_reduce_s(&t->cluster, &here, t->own_sums,
                                          m->parameters[end] - m->parameters[first]);
-        c->reduce_late[s] = plan_reduce_late(t, first, end, here.n, crosses, rows, p->recompute);
+        c->reduce_late[s] = plan_reduce_late(t, first, end, &here, rows, p->recompute);
         c->send[s] = c->send_back[s] = 0;
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);

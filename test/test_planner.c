@@ -76,16 +76,23 @@ static void test_links(void **state) {
     (void)state;
     Cluster c = cluster_parse("2x4,intra=10,inter=2,gather=1,latency=5");
     const double latency = 5e-6, GB = 1e9;
-    assert_true(plan_all_reduce_s(&c, 1, false, GB) == 0 &&
-                plan_all_reduce_s(&c, 4, false, 0) == 0);
-    // two pairs at once
-    assert_true(close_to(plan_all_reduce_s(&c, 4, false, GB), 1.5 / 20 + 2 * latency));
-    assert_true(close_to(plan_all_reduce_s(&c, 3, false, GB), 4.0 / 3 / 10 + 2 * latency));
-    assert_true(close_to(plan_all_reduce_s(&c, 8, true, GB), 1.75 / 2 + 2 * latency));
     const int ranks[] = {0, 1, 2, 3, 4, 5, 6, 7};
     PlanRanks node0 = plan_ranks(&c, ranks, 4), node1 = plan_ranks(&c, ranks + 4, 4),
               one = plan_ranks(&c, ranks + 7, 1), both = plan_ranks(&c, ranks + 2, 4),
-              half = plan_ranks(&c, ranks, 2);
+              half = plan_ranks(&c, ranks, 2), three = plan_ranks(&c, ranks, 3),
+              all = plan_ranks(&c, ranks, 8), uneven = plan_ranks(&c, ranks + 3, 5);
+    assert_true(plan_all_reduce_s(&c, &one, false, GB) == 0 &&
+                plan_all_reduce_s(&c, &node0, false, 0) == 0);
+    // two pairs at once
+    assert_true(close_to(plan_all_reduce_s(&c, &node0, false, GB), 1.5 / 20 + 2 * latency));
+    assert_true(close_to(plan_all_reduce_s(&c, &three, false, GB), 4.0 / 3 / 10 + 2 * latency));
+    assert_true(close_to(plan_all_reduce_s(&c, &all, false, GB), 1.75 / 2 + 2 * latency));
+    // This program's: in a node every rank sends at its own rate. Two nodes send each other half
+    // of the node's sum, twice. The one rank of a node exchanges 4/5 with four others, twice.
+    assert_true(close_to(plan_all_reduce_s(&c, &node0, true, GB), 1.5 / 10 + 2 * latency));
+    assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 2 * latency));
+    assert_true(
+        close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 2 + 2 * latency));
     assert_true(plan_transfer_s(&c, &node0, &node1, 0) == 0);
     assert_true(close_to(plan_transfer_s(&c, &half, &node0, GB), 0.1 + latency)); // inside a node
     // many into one node
@@ -96,7 +103,8 @@ static void test_links(void **state) {
     // to several nodes
     assert_true(close_to(plan_transfer_s(&c, &node0, &both, GB), 0.5 + latency));
     c = cluster_parse("1x4,intra=10");
-    assert_true(plan_all_reduce_s(&c, 4, false, GB) > 0);
+    node0 = plan_ranks(&c, ranks, 4);
+    assert_true(plan_all_reduce_s(&c, &node0, false, GB) > 0);
 }
 
 static void expect_ranks(const char *cluster, const char *stages, const char *wanted) {
