@@ -197,6 +197,12 @@ static void choose_ranks(Machine *m, const Options *o, const Comm *comm) {
         m->ranks = &m->cluster_ranks;
     }
 }
+// Takes nothing of this machine into the forecast for --cluster: products are in the model's dtype,
+// and a rank has the threads that are asked for. Nothing is computed here.
+static void forecast_elsewhere(Job *j) {
+    ops_compute_in(j->spec.dtype);
+    j->machine.threads = (int)max_i64(1, j->config.options.threads);
+}
 // Opens the device for the model, and binds threads to the cores that are near it.
 static void open_device(Job *j) {
     ops_open(&j->stream, j->comm.local_rank, j->spec.dtype);
@@ -208,6 +214,7 @@ static void open_device(Job *j) {
         j->stream.threads = comm_bind_to_cores(&j->comm, j->config.options.threads, near_cores);
     }
     j->machine.threads = j->stream.threads;
+    if (j->machine.cluster.nodes) { forecast_elsewhere(j); }
 }
 // --pipeline auto and --plan: the planner measures, prints its choice, and writes it into the
 // options. Returns the stages.
