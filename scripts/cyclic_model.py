@@ -4,6 +4,9 @@ schedule.
 
     ./train_gpt ... --cyclic v2 --cyclic-mode data --show-schedule > LIST
     scripts/cyclic_model.py LIST ...   [--c 3] [--layers 12] [--channels 128] [--positions 64]
+                                       [--free-statistics]
+    scripts/cyclic_model.py            the lists of v1, v2 and v2 with slack 1, as reproduce_cyclic.py
+                                       runs them; asks ./train_gpt for them
 
 The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
 parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
@@ -17,17 +20,35 @@ in turns   between two ranks one message at a time, the earliest needed first
 by need    at any moment the messages that are needed first have the whole link
 
 and the speed of each against an ideal overlapped data parallelism, F + max(B, c). Vocabulary: 256.
+A second table says how long each rank waits in a step of "shared", and for what: parameters (a
+forward or backward pass needs a version that has not arrived), gradient (the next gradient would
+overwrite one that is still being sent or added), statistics (updates are not complete). With
+--free-statistics, statistics wait for nothing: what the program could gain if it took them later.
 """
 
 import argparse
+import glob
 import re
+import subprocess
 from collections import defaultdict
+from pathlib import Path
 
 PARAMETERS = {"SEND_PARAMETERS", "RECV_PARAMETERS", "UPDATE"}
 SUMS = {"SEND_SUM", "RECV_SUM", "REDUCE", "ADD", "UPDATE"}
 BEFORE_GRADIENT = {"SEND_SUM", "REDUCE", "UPDATE"}
 MAKES = {"RECV_PARAMETERS", "UPDATE"}  # a new version
 STEPS = 14
+WAITS = {"ACQUIRE": "parameters", "STATS": "statistics"}  # what else waits needs a gradient's buffer
+RULES = {  # list -> flags
+    "v1": ("--cyclic", "v1"),
+    "v2": ("--cyclic", "v2"),
+    "slack 1": ("--cyclic", "v2", "--cyclic-slack", "1"),
+}
+PROGRAM = (
+    "mpirun --oversubscribe -np 4 ./train_gpt --model layers=12,heads=4,channels=128,vocab=256"
+    " --seq-len 64 --micro-batch 4 --batch-tokens 1024 --grad-clip 0 --val-every 0 --threads 1"
+    " --cyclic-cut 4,3,3,4 --show-schedule"
+)  # the case of reproduce_cyclic.py
 TINY = 1e-9
 
 
@@ -39,6 +60,7 @@ class Model:
         block = 12 * width * width + 13 * width
         self.size = [vocab * width, options.positions * width] + [block] * self.layers + [2 * width]
         self.head = vocab / (12 * width)
+        self.free_statistics = options.free_statistics
         self.forward = self.layers + self.head
 
     def storages(self, unit):
@@ -52,18 +74,31 @@ class Model:
         return 0 if unit == 0 else self.head if unit == self.layers + 1 else 1
 
 
-def read(path):
+def read(text):
     """The list of each rank."""
     lists = []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if re.match(r"rank \d+: ", line):
-                lists.append([])
-            found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
-            if lists and found:
-                words = re.findall(r"(storage|unit|version|peer) +(-?\d+)", found[2])
-                lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
+    for line in text.splitlines():
+        if re.match(r"rank \d+: ", line):
+            lists.append([])
+        found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
+        if lists and found:
+            words = re.findall(r"(storage|unit|version|peer) +(-?\d+)", found[2])
+            lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
     return lists
+
+
+def planned():
+    """The text of each rule's list."""
+    data = sorted(glob.glob("data/text_bytes_train_*.bin"))
+    return {
+        rule: subprocess.run(
+            [*PROGRAM.split(), "--train", *data[:1], *flags],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for rule, flags in RULES.items()
+    }
 
 
 class Message:
@@ -137,13 +172,13 @@ class Rank:
         return any(a["kind"] in kinds and storage in (None, a["storage"]) for a in self.queue)
 
     def waits(self, model, a):
-        """Whether the list waits before an action."""
+        """Whether the list waits before an action. free_statistics: STATS does not."""
         kind, storage = a["kind"], a.get("storage")
         if kind == "ACQUIRE":
             late = self.version.get(storage, 0) < a["version"] and self.deferred(MAKES, storage)
             return bool(late or self.open["RECV_PARAMETERS", *self.place(a)])
         if kind == "STATS":
-            return bool(
+            return not model.free_statistics and bool(
                 self.open["SEND_STATS",] or self.open["RECV_STATS",] or self.deferred({"UPDATE"})
             )
         made = model.storages(a["unit"]) if kind == "BACKWARD_WEIGHT" else []
@@ -160,6 +195,7 @@ class Run:
         n = len(lists)
         self.rate = 2 * (n - 1) / n * sum(model.size) / (c * model.forward)
         self.posted, self.active = defaultdict(list), []
+        self.waited = [defaultdict(float) for _ in lists]  # time by what a rank waits for
 
     def post(self, rank, a):
         way, _, what = a["kind"].partition("_")
@@ -264,6 +300,15 @@ class Run:
                 self.ranks[rank].open[key].discard(m)
         return bool(done)
 
+    def note_waits(self, seconds):
+        """Counts who waits now, in the steps whose period is taken."""
+        for rank, waited in zip(self.ranks, self.waited):
+            idle = rank.busy <= self.now + TINY and rank.at < len(rank.list)
+            step = rank.at * STEPS // len(rank.list)
+            if idle and STEPS // 2 <= step < STEPS - 2:
+                what = WAITS.get(rank.list[rank.at]["kind"], "gradient")
+                waited[what] += seconds / (STEPS - 2 - STEPS // 2)
+
     def period(self):
         """The time of a step, from the middle of the run on."""
         while True:
@@ -277,6 +322,7 @@ class Run:
             for m, rate in rates.items():
                 m.left -= rate * (min(next_) - self.now)
                 m.began = m.began or rate > TINY
+            self.note_waits(min(next_) - self.now)
             self.now = min(next_)
         begins = self.ranks[0].begins
         return (begins[-2] - begins[STEPS // 2]) / (len(begins) - 2 - STEPS // 2)
@@ -296,21 +342,32 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("lists", nargs="+", metavar="LIST", help="what --show-schedule printed")
+    parser.add_argument("lists", nargs="*", metavar="LIST", help="what --show-schedule printed")
     parser.add_argument("--c", type=float, default=3.0)
     for name, default in (("layers", 12), ("channels", 128), ("positions", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--free-statistics", action="store_true")
     options = parser.parse_args()
-    model = Model(options)
-    ideal = model.forward * (1 + max(2, options.c))
+    texts = {path: Path(path).read_text(encoding="utf-8") for path in options.lists} or planned()
+    print_tables(Model(options), {name: read(text) for name, text in texts.items()}, options.c)
+
+
+def print_tables(model, found, c):
+    """found: lists by name."""
+    ideal, waits = model.forward * (1 + max(2, c)), []
     orders = ("alone", "shared", "in turns", "by need")
     print(f"| list, ideal DP {ideal:.1f} | bytes |", " | ".join(orders), "|")
     print("|---" * (len(orders) + 2) + "|")
-    for path in options.lists:
-        lists = read(path)
-        times = [bytes_bound(model, lists, options.c)]
-        times += [Run(model, lists, options.c, order).period() for order in orders]
-        print(f"| {path} |", " | ".join(f"{t:.1f}, {ideal / t:.2f}x" for t in times), "|")
+    for name, lists in found.items():
+        runs = {order: Run(model, lists, c, order) for order in orders}
+        times = [bytes_bound(model, lists, c), *(run.period() for run in runs.values())]
+        print(f"| {name} |", " | ".join(f"{t:.1f}, {ideal / t:.2f}x" for t in times), "|")
+        waits += [(f"{name}, rank {r}", waited) for r, waited in enumerate(runs["shared"].waited)]
+    names = ("parameters", "gradient", "statistics")
+    print("\n| waits of a step, shared |", " | ".join(names), "|")
+    print("|---" * (len(names) + 1) + "|")
+    for name, waited in waits:
+        print(f"| {name} |", " | ".join(f"{waited[what]:.1f}" for what in names), "|")
 
 
 if __name__ == "__main__":
