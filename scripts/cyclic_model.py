@@ -5,8 +5,8 @@ schedule.
     ./train_gpt ... --cyclic v2 --cyclic-mode data --show-schedule > LIST
     scripts/cyclic_model.py LIST ...   [--c 3] [--layers 12] [--channels 128] [--positions 64]
                                        [--free-statistics]
-    scripts/cyclic_model.py            the lists of v1, v2 and v2 with slack 1, as reproduce_cyclic.py
-                                       runs them; asks ./train_gpt for them
+    scripts/cyclic_model.py            asks ./train_gpt for the lists of v1, v2 and v2 with slack 1,
+                                       in the case of reproduce_cyclic.py
 
 The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
 parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
@@ -38,7 +38,8 @@ SUMS = {"SEND_SUM", "RECV_SUM", "REDUCE", "ADD", "UPDATE"}
 BEFORE_GRADIENT = {"SEND_SUM", "REDUCE", "UPDATE"}
 MAKES = {"RECV_PARAMETERS", "UPDATE"}  # a new version
 STEPS = 14
-WAITS = {"ACQUIRE": "parameters", "STATS": "statistics"}  # what else waits needs a gradient's buffer
+# all else that waits needs the buffer of a gradient
+WAITS = {"ACQUIRE": "parameters", "STATS": "statistics"}
 RULES = {  # list -> flags
     "v1": ("--cyclic", "v1"),
     "v2": ("--cyclic", "v2"),
