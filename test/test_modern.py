@@ -496,15 +496,47 @@ class Private(Check):
 
         at_once(check, cases)
 
+    def test_one_norm_over_stages(self):
+        """With a classifier of its own, whose norms are ghosts (T 8) or not; and with a tied one."""
+
+        def check(number):
+            draw = random.Random(f"{SEED} stages {number}")
+            arch = ARCHITECTURES[number % len(ARCHITECTURES)]
+            tie = arch != "nano" and draw.random() < 0.2
+            config = random_config(draw, arch)._replace(tie=tie)
+            T = draw.choice((8, 40))
+            stages = draw.randrange(2, 5)
+            replicas = composition(draw, draw.randrange(stages, 5), stages)
+            parts = zip(composition(draw, 6, stages), replicas)
+            changes = dict(
+                pipeline=",".join(f"{units}:{ranks}" for units, ranks in parts),
+                ranks=sum(replicas),
+                pipeline_schedule=draw.choice(("gpipe", "dapple")),
+                micro_batch=draw.randrange(1, 4),
+                zero=draw.randrange(4),
+                seq_len=T,
+                batch_tokens=3 * T,
+                dp_clip=1,
+                dp_clip_style="flat",
+            )
+            with self.subTest(number, config=config, **changes):
+                other = dict(dp_clip_style="unit")
+                self.compare(f"stages {number}", config, changes, other)
+
+        at_once(check, range(40 if ALL else 4))
+
     def check(self, name, config, **program):
-        changes, without = test_reference.Private.ROWS[name]
+        self.compare(name, config, *test_reference.Private.ROWS[name], **program)
+
+    def compare(self, name, config, changes, without, **program):
+        """The rules `without` would lead elsewhere."""
         flags = {**test_reference.BASE, **test_reference.Private.FLAGS, **changes}
         start, tokens = random_weights(config, f"{SEED} {name}"), tokens_for(config)
         job = trained(config, start, tokens, **flags, **program)
 
         def steps(other=()):
             rules = {**flags, **dict(other), "shuffle": 0}
-            ours = Run(config, start, Samples(tokens, test_reference.T), dashed(rules))
+            ours = Run(config, start, Samples(tokens, flags["seq_len"]), dashed(rules))
             stages = [1, 1, 2, 2, 2, 2] if rules.get("dp_clip_style") == "stage" else None
             return [ours.step(drawn, stages) for (drawn,) in job.steps("samples")], ours.file()
 
@@ -655,6 +687,10 @@ PROGRAM_FAULTS = [
         "chunk_squares(dq_weights + b * a.D, a.D) + "
         "{chunk_squares(dk_weights + b * a.D, a.D) ==> 0.0};",
     ),
+    # one norm over stages, a classifier with a table of its own
+    ("stages: llama", "dp.h", "if ({clip->policy.tied ==> true}) { return; } clip_classifier_norms"),
+    ("stages: qwen3", "ops/cpu/clip_cpu.h", "sum += {others[k * stride + b] ==> others[b]}; }"),
+    ("stages: nano", "dp.h", "if ({all ==> false} || (first && c->policy.flat)) { c->factors ="),
 ]
 
 
@@ -668,6 +704,11 @@ class Faults(test_reference.Faults):
             arch = where.split()[1]
             config = Config(arch, 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
             Private().check("unit, abadi", config, **program)
+            return
+        if where.startswith("stages: "):
+            config = Config(where.split()[1], 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
+            flat = dict(dp_clip=1, dp_clip_style="flat", ranks=3, pipeline="1:1,4:1,1:1")
+            Private().compare(where, config, dict(flat, micro_batch=1), None, **program)
             return
         (golden,) = [golden for golden in GOLDENS if golden.name == where]
         GoldenRuns().check(golden, **program)
