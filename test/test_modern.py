@@ -497,7 +497,7 @@ class Private(Check):
         at_once(check, cases)
 
     def test_one_norm_over_stages(self):
-        """With a classifier of its own, whose norms are ghosts (T 8) or not; and with a tied one."""
+        """The classifier has a table of its own, with norms by ghosts (T 8) or not, or is tied."""
 
         def check(number):
             draw = random.Random(f"{SEED} stages {number}")
@@ -688,7 +688,11 @@ PROGRAM_FAULTS = [
         "{chunk_squares(dk_weights + b * a.D, a.D) ==> 0.0};",
     ),
     # one norm over stages, a classifier with a table of its own
-    ("stages: llama", "dp.h", "if ({clip->policy.tied ==> true}) { return; } clip_classifier_norms"),
+    (
+        "stages: llama",
+        "dp.h",
+        "if ({clip->policy.tied ==> true}) { return; } clip_classifier_norms",
+    ),
     ("stages: qwen3", "ops/cpu/clip_cpu.h", "sum += {others[k * stride + b] ==> others[b]}; }"),
     ("stages: nano", "dp.h", "if ({all ==> false} || (first && c->policy.flat)) { c->factors ="),
 ]

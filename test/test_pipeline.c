@@ -372,9 +372,9 @@ static int64_t rows_of_kind(const Program *p, ActionKind kind, int unit) {
     }
     return rows;
 }
-// One plan that clips, of a model with a tied table (`arch` gpt2) or not. Each sample's norm comes to
-// the first stage, and its factor back, once, from the stages that share a norm with it; with fewer
-// places than the limits say, of which the last stage needs all, it is refused.
+// One plan that clips, of a model with a tied table (`arch` gpt2) or not. Each sample's norm comes
+// to the first stage, and its factor back, once, from the stages that share a norm with it; with
+// fewer places than the limits say, of which the last stage needs all, it is refused.
 static void check_clipped_plan(const PipelinePlan *plan, const char *arch, int ranks,
                                int64_t samples, const ZeroPolicy *policy) {
     char error[400], text[100];
