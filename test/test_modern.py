@@ -11,6 +11,7 @@ against reference_modern.py, the same mathematics a second time.
     Files         a Hugging Face folder is read and written without a change
     GoldenRuns    the program makes transformers' ten steps, on random layouts
     Random        random models, rules and layouts against the reference: plain, cyclic, shared
+    Systems       ZeRO++ and offload
     Private       clipped gradients of single samples
     InitialValues of each tensor: its deviation and distribution
     Presets       parameters of the models that --model knows by name
@@ -478,6 +479,57 @@ class Random(Check):
                 self.assert_same(self.found(job), expected, start, what)
 
         at_once(check, range(200 if ALL else 16))
+
+
+class Systems(Check):
+    """What test_reference.py's layouts leave out: ZeRO++ and offload, in models of any shape. Every
+    run also compares its memory and its messages with the forecast."""
+
+    SAME = (
+        dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
+        dict(ranks=2, zero=2, offload="optimizer"),
+        dict(ranks=2, zero=3, offload="all", micro_batch=1),
+        dict(offload="params", micro_batch=2),
+        dict(ranks=2, pipeline="3:1,3:1", zero=1, offload="all", micro_batch=3),
+    )
+    ROUNDED = (
+        dict(ranks=2, zero=3, zero_quantized_weights=1),
+        dict(ranks=4, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1),
+        dict(ranks=4, zero=2, zero_quantized_gradients=1, ranks_per_node=2),
+        dict(ranks=2, zero=3, zero_quantized_gradients=1, zero_gradient_bits=8),
+    )
+    ROUNDING = 0.05  # of a loss
+
+    def run_of(self, number, where):
+        """Losses and weights of the program and of the reference."""
+        arch = ARCHITECTURES[number % len(ARCHITECTURES)]
+        config = random_config(random.Random(f"{SEED} systems {number}"), arch)
+        flags = {**test_reference.BASE, **test_reference.SGD, "steps": 4}
+        start, tokens = random_weights(config, f"{SEED} {number}"), tokens_for(config)
+        job = trained(config, start, tokens, **{**flags, **where})
+        ours = Run(config, start, Samples(tokens, test_reference.T), dashed(flags))
+        return job, [ours.step() for _ in range(flags["steps"])], ours.file(), start
+
+    def test_same_numbers(self):
+        def check(number):
+            where = self.SAME[number % len(self.SAME)]
+            with self.subTest(number, **where):
+                job, steps, weights, start = self.run_of(number, where)
+                self.assert_same(self.found(job), (steps, weights), start, (number, where))
+
+        at_once(check, range(20 if ALL else 5))
+
+    def test_rounded_messages(self):
+        def check(number):
+            where = self.ROUNDED[number // len(ARCHITECTURES) % len(self.ROUNDED)]
+            with self.subTest(number, **where):
+                job, steps, _, _ = self.run_of(number, where)
+                error = relative(job.losses(), [step[0] for step in steps])
+                self.assertLess(error, self.ROUNDING)
+                self.assertGreater(error, 1e-6, "nothing was rounded")
+
+        every = range(len(ARCHITECTURES) * len(self.ROUNDED))
+        at_once(check, every if ALL else harness.sample(every, 4))
 
 
 class Private(Check):
