@@ -33,7 +33,8 @@
 //             and, for each position t, the row of H_i for t's token (tied). The sum of these
 //             rows' products with the rows that make up E_i is <E_i, H_i>. The first stage computes
 //             the norm and the factors, and sends the factors back (schedule.h: TIED). In style
-//             flat, each stage sends the norm of all its units and receives factors.
+//             flat, each stage sends the norm of all its units and receives factors. A classifier
+//             with a table of its own has no product with E_i: |H_i|^2 is one of these norms.
 // Weights     The backward pass weights the loss of every token by 1 / T. A sample with n_i targets
 //             is then weighted by T / n_i: its loss is the mean over its own tokens, whatever else
 //             is in the batch.
@@ -49,7 +50,7 @@ typedef struct {
     bool on, flat;   // flat: all units of a rank share one norm (styles flat and stage)
     Clips clips;     // groups that share a norm
     bool tied;       // wte is the classifier's table, too
-    int stages;      // pipeline stages; with several, the group with a tied wte crosses them
+    int stages;      // pipeline stages; with several, the groups of clip_crosses() cross them
     bool again;      // logits are computed again for the gradient of wte
     bool fresh;      // each micro-step's gradients start from zero, and add to no other's
     bool overlaps;   // the head processes other samples before the embedding gets these
@@ -70,11 +71,13 @@ static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, i
                           .function = function};
     return p;
 }
-// Returns whether the group with wte crosses stages; the second: whether one group crosses all.
-static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->tied && p->stages > 1; }
+// Return whether a tied wte is on two stages; whether one group crosses all stages; whether any
+// group crosses stages.
+static inline bool clip_ties(const ClipPolicy *p) { return p->on && p->tied && p->stages > 1; }
 static inline bool clip_crosses_all(const ClipPolicy *p) {
-    return clip_crosses(p) && p->clips == CLIPS_ALL;
+    return p->on && p->clips == CLIPS_ALL && p->stages > 1;
 }
+static inline bool clip_crosses(const ClipPolicy *p) { return clip_ties(p) || clip_crosses_all(p); }
 
 // -------------------------------------------------------------------------------------------------
 // Choice between the ways: compares the bytes that instantiating moves (gradients are written,
@@ -154,7 +157,7 @@ static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, do
 // only |H|^2.
 typedef struct {
     double *others; // squared norms
-    float *tied;    // [rows T][C] rows of H, on the last and the first stage
+    float *tied;    // [rows T][C] rows of H, on the last and the first stage; NULL: wte is not tied
     float *factors; // [rows]
 } Crossing;
 
@@ -195,7 +198,7 @@ static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, 
     c->head_samples = clip_head_samples(&c->policy, m, rows, T);
     c->head = whole ? arena_floats(a, c->head_samples * Vp * gpt_width(m)) : NULL;
     c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
-    c->lnf = whole || !(clip_crosses(&c->policy) || c->policy.overlaps)
+    c->lnf = whole || !(clip_ties(&c->policy) || c->policy.overlaps)
                  ? NULL
                  : arena_reals(a, rows * T * gpt_width(m));
 }
@@ -227,13 +230,13 @@ static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, Clip
 // Reserves what crosses stages.
 static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
                                        int64_t rows, int64_t T) {
-    const bool first = units.first == 0, ends = first || units.end == m->units,
-               all = clip_crosses_all(&c->policy);
+    const bool first = units.first == 0, all = clip_crosses_all(&c->policy),
+               ties = clip_ties(&c->policy) && (first || units.end == m->units);
     c->senders = first ? (all ? c->policy.stages - 1 : 1) : 0;
     c->crossing.others =
         first || !all ? (double *)arena_take(a, (max_i64(c->senders, 1) * rows) * sizeof(double))
                       : c->norms;
-    c->crossing.tied = ends ? arena_floats(a, rows * T * gpt_width(m)) : NULL;
+    c->crossing.tied = ties ? arena_floats(a, rows * T * gpt_width(m)) : NULL;
     c->crossing.factors = arena_floats(a, rows);
     // the rank's only group crosses stages
     if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; }

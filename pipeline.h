@@ -256,7 +256,7 @@ typedef struct {
     int stages;
     const Stage *stage; // [stages]
     StageRun *run;      // [stages]
-    bool crosses;       // clipping norms need parts from several stages
+    bool crosses, ties; // schedule.h: program_crosses, program_ties
     // the input and weight parts of a micro-batch run at separate times
     bool splits;
 } PipelineBuilder;
@@ -370,7 +370,7 @@ static inline bool stage_run_tied(PipelineBuilder *b) {
     const int last = b->stages - 1, head = b->program->map.units - 1;
     StageRun *r = &b->run[last];
     const int ready = b->plan->clips == CLIPS_ALL ? r->weights : r->factors, before = r->tied;
-    for (; stage_sends_norms(b, last) && r->tied < ready; r->tied++) {
+    for (; b->ties && r->tied < ready; r->tied++) {
         stage_add(b, last, ACT_TIED, head, head, r->tied);
     }
     return r->tied > before;
@@ -472,7 +472,7 @@ static inline bool pipeline_done(const PipelineBuilder *b) {
         done = done && b->run[s].weights == b->plan->micro_batches;
     }
     const int last = b->stages - 1;
-    return done && (!stage_sends_norms(b, last) || b->run[last].tied == b->plan->micro_batches);
+    return done && (!b->ties || b->run[last].tied == b->plan->micro_batches);
 }
 static inline void pipeline_set_limits(const PipelineBuilder *b) {
     for (int s = 0; s < b->stages; s++) {
@@ -497,16 +497,17 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     }
     p->samples = samples;
     p->micro_batches = plan->micro_batches;
+    if (training) { p->clips = plan->clips; }
     PipelineBuilder b = {.program = p,
                          .plan = plan,
                          .training = training,
                          .stages = stages,
                          .stage = plan->placement.stage,
                          .run = new_array(StageRun, stages, "pipeline"),
-                         .crosses = training && plan->clips && p->map.stage};
+                         .crosses = program_crosses(p),
+                         .ties = program_ties(p)};
     b.splits =
         training && (plan->kind == PIPELINE_ZERO_BUBBLE || (b.crosses && plan->clips == CLIPS_ALL));
-    if (training) { p->clips = plan->clips; }
     StageAction *next = new_array(StageAction, stages, "pipeline");
     bool *awaits = new_array(bool, stages, "pipeline");
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }

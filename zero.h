@@ -55,9 +55,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.cpu_update = o && o->cpu_update;
     map.delays = o && o->delays;
     if (o) { map.stash = new_array(bool, units, "unit map"); }
-    if (clips && placement->stages > 1 && gpt_is_tied(m)) {
-        map.stage = new_array(int, units, "unit map");
-    }
+    if (clips && placement->stages > 1) { map.stage = new_array(int, units, "unit map"); }
     for (int u = 0; u < units; u++) {
         map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
         if (map.stage) { map.stage[u] = placement_stage_of_unit(placement, u); }

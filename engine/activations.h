@@ -216,7 +216,7 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
             acts->boundary[u] = executor_stashes_input(shape, u) ? e->stash_slot[stash_slot(u)]
                                                                  : arena_take(a, boundary);
         }
-        if (u == 0 || (u == head && shape->first && clip_crosses(&shape->clip))) {
+        if (u == 0 || (u == head && shape->first && clip_ties(&shape->clip))) {
             acts->tokens = (int32_t *)arena_take(a, N * sizeof(int32_t));
         }
         if (u == shape->first && shape->clip.on) { acts->weights = arena_floats(a, shape->rows); }

@@ -206,7 +206,7 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
     const bool head = w->unit == e->model->units - 1;
     if (head && e->shape.clip.on) {
         clip_head_backward_input(c, w->clip);
-        if (clip_crosses(&e->shape.clip)) { clip_head_prepare(c, w->clip); }
+        if (clip_ties(&e->shape.clip)) { clip_head_prepare(c, w->clip); }
         return;
     }
     if (head) {
@@ -276,6 +276,7 @@ static inline void run_clip(Executor *e, const Work *w, UnitCall *c, const Clip 
         if (!clip->policy.flat || w->unit + 1 == e->shape.end) {
             clip_begin(e->stream, clip, w->rows);
         }
+        unit_pass(c, PART_BACKWARD_INPUT);
         clip_crossing_norms(c, clip);
         return;
     }
@@ -410,8 +411,8 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
 }
 
 // Returns the bytes of one sample in a message: activations for the next stage,
-// gradients for the stage before, a norm (with rows of the classifier's gradient, from the head),
-// or a clipping factor.
+// gradients for the stage before, a norm (from the head, where the table is tied, with rows of its
+// gradient), or a clipping factor.
 static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m,
                                          const Action *a) {
     const int64_t elements = shape->T * gpt_width(m);
@@ -422,7 +423,8 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     case ACT_RECV_BACKWARD: return elements * (int64_t)dtype_size(shape->dtype);
     case ACT_SEND_NORM:
     case ACT_RECV_NORM:
-        return (int64_t)sizeof(double) + (a->unit == m->units - 1 ? elements * sizeof(float) : 0);
+        return (int64_t)sizeof(double) +
+               (a->unit == m->units - 1 && clip_ties(&shape->clip) ? elements * sizeof(float) : 0);
     default: return sizeof(float);
     }
 }
@@ -443,7 +445,7 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
                                            const Placement *placement, int rank, const Program *a,
                                            const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
-    const int64_t word = crosses ? sizeof(float) : dtype_size(shape->dtype);
+    const int64_t word = clip_ties(&shape->clip) ? sizeof(float) : dtype_size(shape->dtype);
     const size_t row_bytes = shape->T * gpt_width(m) * word;
     if (placement->stages > 1 && row_bytes * shape->rows > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch",

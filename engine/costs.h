@@ -124,9 +124,9 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     // part, or by TIED; and so is the embedding's norm, if it crosses stages. A table of the head's
     // own is made by the head's weight part.
     const double classifier = head ? of_head : 0, table = c->clip.on ? of_head : 0;
-    const bool crosses = clip_crosses(&c->clip);
-    const bool makes_table = c->clip.tied ? !a->unit && !crosses : head;
-    const int of = !crosses || block ? a->unit : head ? 0 : -1; // whose norms
+    const bool ties = clip_ties(&c->clip);
+    const bool makes_table = c->clip.tied ? !a->unit && !ties : head;
+    const int of = !ties || block ? a->unit : head ? 0 : -1; // whose norms
     const double norms =
         of < 0 ? 0 : clip_norm_flops(&c->clip, c->model, of, a->rows, c->T) / products_per_s;
     double seconds = 0;
@@ -135,11 +135,11 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     case ACT_RECOMPUTE: seconds = product + (block ? 20 : 2) * pass; break;
     case ACT_BACKWARD_INPUT:
         seconds = product + (c->clip.on ? 2 : 3) * classifier +
-                  (c->clip.flat || (head && crosses) ? norms : 0) + (block ? 20 : 6) * pass;
+                  (c->clip.flat || (head && ties) ? norms : 0) + (block ? 20 : 6) * pass;
         break;
     case ACT_BACKWARD_WEIGHT:
         seconds = product + (makes_table ? table : 0) +
-                  (c->clip.flat || (head && crosses) ? 0 : norms) + 4 * pass;
+                  (c->clip.flat || (head && ties) ? 0 : norms) + 4 * pass;
         break;
     case ACT_CLIP: seconds = block ? 0 : norms; break;
     case ACT_TIED: seconds = table; break;

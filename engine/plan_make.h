@@ -106,12 +106,6 @@ static inline void plan_clipping(Plan *p) {
     p->pipeline.clips = o->dp_clip_style == DP_UNIT                  ? CLIPS_UNITS
                         : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES
                                                                      : CLIPS_ALL;
-    if (p->pipeline.clips == CLIPS_ALL && stages > 1 && !gpt_is_tied(&p->model)) {
-        die(EXIT_INPUT, "give --dp-clip-style unit or stage",
-            "--dp-clip-style flat over %d stages needs a model whose classifier is its embedding's "
-            "table; this one has a table of its own",
-            stages);
-    }
     ClipPolicy *clip = &p->shape.clip;
     *clip = clip_policy(&p->model, o->dp_clip, p->pipeline.clips, stages,
                         (ClipFunction)o->dp_clip_function);

@@ -26,11 +26,11 @@ typedef struct {
     int64_t capacity;
 } Schedule;
 
-// Which gradients of a sample are clipped together by one norm (dp.h). The first and the last stage
-// of a pipeline both use wte, so some norm needs parts from several stages. NORM sends the first
-// stage what another stage knows of it. CLIP makes the sample's factor from all parts. FACTOR sends
-// it to the other stages, where everything that is scaled by it waits. With groups inside stages
-// only TIED waits: the classifier's part of wte.
+// Which gradients of a sample are clipped together by one norm (dp.h). Where the first and the last
+// stage of a pipeline both use wte, some norm needs parts from several stages; so does the norm of
+// all units. NORM sends the first stage what another stage knows of it. CLIP makes the sample's
+// factor from all parts. FACTOR sends it to the other stages, where everything that is scaled by it
+// waits. With groups inside stages only TIED waits: the classifier's part of wte.
 typedef enum {
     CLIPS_NOTHING,
     CLIPS_UNITS,  // one norm for each unit
@@ -115,8 +115,14 @@ typedef struct {
     Clips clips;
     Schedule *rank;
 } Program;
+// Returns whether the gradient of wte has parts of two stages, and samples are clipped.
+static inline bool program_ties(const Program *p) {
+    return p->clips && p->map.head_maker == ACT_TIED;
+}
 // Returns whether a clipping norm needs parts from several stages.
-static inline bool program_crosses(const Program *p) { return p->clips && p->map.stage; }
+static inline bool program_crosses(const Program *p) {
+    return program_ties(p) || (p->clips == CLIPS_ALL && p->map.stage);
+}
 // Returns whether weight parts wait for a norm over several units.
 static inline bool program_waits(const Program *p) { return p->clips >= CLIPS_STAGES; }
 // Returns whether this unit is the last one of a stage that sends its norms to the first stage.

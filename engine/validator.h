@@ -197,7 +197,7 @@ static inline void validate_end_of_work(Validator *v) {
         for (int u = rank->first; u < rank->end; u++) {
             for (int m = 0; m < p->micro_batches; m++) {
                 const unsigned char d = unit_run(v, u, m)->done;
-                const bool tied = !program_crosses(p) || u < p->map.units - 1 || (d & DONE_TIED);
+                const bool tied = !program_ties(p) || u < p->map.units - 1 || (d & DONE_TIED);
                 const char *wrong =
                     (d & DONE_FORWARD) && !(d & DONE_WEIGHT)  ? "a forward but no backward weight"
                     : (d & DONE_FORWARD) && !tied             ? "a forward but no TIED"

@@ -257,7 +257,8 @@ static inline void validator_forget(Validator *v, int micro) {
     MicroRun *m = micro_run(v, micro);
     const unsigned char head = unit_run(v, p->map.units - 1, micro)->done;
     int64_t stages = 0;
-    if (!m->kept || m->open || ((head & DONE_FORWARD) && !(head & DONE_TIED))) { return; }
+    const bool waits = program_ties(p) && (head & DONE_FORWARD) && !(head & DONE_TIED);
+    if (!m->kept || m->open || waits) { return; }
     for (int u = 0; u < p->map.units; u++) { stages += program_sends_norms(p, u); }
     if (stages * unit_run(v, 0, micro)->rows > m->factors_sent) { return; }
     rank_run(v)->held.clips--;
@@ -333,6 +334,7 @@ static inline void validate_clip(Validator *v, const Action *a) {
 }
 static inline void validate_tied(Validator *v, const Action *a) {
     UnitRun *me = v->unit;
+    refuse(v, !program_ties(v->program), "no table crosses stages here");
     refuse(v, !(me->done & DONE_INPUT), "its backward input has not run");
     refuse(v, me->done & DONE_TIED, "runs twice");
     refuse(v, !received_all(&me->factors, a), "not all factors are there");

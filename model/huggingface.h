@@ -172,8 +172,9 @@ static inline void hf_expect_text(const HfConfig *c, const char *key, const char
     }
     hf_refuse(c, key, text_of("this program computes %s", text).at);
 }
-static inline void hf_expect_false(const HfConfig *c, const char *key) {
-    if (json_word_is(&c->json, json_get(&c->json, 0, key), "true")) {
+// A key that is missing has the value that is expected.
+static inline void hf_expect(const HfConfig *c, const char *key, bool value) {
+    if (json_word_is(&c->json, json_get(&c->json, 0, key), value ? "false" : "true")) {
         hf_refuse(c, key, "this program does not compute it");
     }
 }
@@ -197,8 +198,9 @@ static inline RotaryScaling hf_scaling(const HfConfig *c, int object, const char
 }
 static inline GptConfig hf_gpt2_config(const HfConfig *c) {
     hf_expect_text(c, "activation_function", "gelu_new", "gelu_pytorch_tanh");
-    hf_expect_false(c, "scale_attn_by_inverse_layer_idx");
-    hf_expect_false(c, "add_cross_attention");
+    hf_expect(c, "scale_attn_weights", true);
+    hf_expect(c, "scale_attn_by_inverse_layer_idx", false);
+    hf_expect(c, "add_cross_attention", false);
     if (fabs(hf_number(c, 0, "layer_norm_epsilon", 1e-5) / 1e-5 - 1) > 1e-6) {
         hf_refuse(c, "layer_norm_epsilon", "this program computes 1e-5");
     }
@@ -207,13 +209,16 @@ static inline GptConfig hf_gpt2_config(const HfConfig *c) {
                         .channels = hf_size(c, "n_embd", true),
                         .vocab = hf_size(c, "vocab_size", true),
                         .max_seq_len = hf_size(c, "n_positions", true)};
-    config.ffn = hf_size(c, "n_inner", false);
+    const int64_t inner = hf_size(c, "n_inner", false);
+    if (inner && inner != 4 * config.channels) {
+        hf_refuse(c, "n_inner", "this program computes 4 n_embd");
+    }
     return config;
 }
 static inline GptConfig hf_llama_config(const HfConfig *c, const char *activation) {
     const char *const never[] = {"attention_bias", "mlp_bias", "use_sliding_window"};
     const Json *j = &c->json;
-    for (int i = 0; i < LENGTH_OF(never); i++) { hf_expect_false(c, never[i]); }
+    for (int i = 0; i < LENGTH_OF(never); i++) { hf_expect(c, never[i], false); }
     hf_expect_text(c, "hidden_act", activation, activation);
     if (hf_number(c, 0, "partial_rotary_factor", 1) != 1) {
         hf_refuse(c, "partial_rotary_factor", "this program turns whole heads");

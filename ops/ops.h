@@ -480,9 +480,9 @@ static void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Re
 static void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table,
                            int64_t rows, int64_t T, int64_t C, int64_t Vp);
 // norms += sum over k < count of others[k * stride + b] + 2 sum over t of tied_t . dout_t, where
-// tied and dout are (rows*T, C). If the two uses of wte cancel each other 64-fold or more, what is
-// left may be rounding error. Then 2^-20 of the terms' sizes is added, so that no sample's norm is
-// too small.
+// tied and dout are (rows*T, C). Without tied (NULL) the second sum is 0. If the two uses of wte
+// cancel each other 64-fold or more, what is left may be rounding error. Then 2^-20 of the terms'
+// sizes is added, so that no sample's norm is too small.
 static void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count,
                                int64_t stride, const Real *dout, const float *tied, int64_t rows,
                                int64_t T, int64_t C);

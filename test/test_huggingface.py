@@ -7,6 +7,7 @@ them.
 
     RoundTrip     a model file -> a folder -> the same bytes: fp32 and bf16, made elsewhere and by
                   the program
+    Program       --model FOLDER and --export FOLDER do the same; what they refuse
     Layout        every element lies where an independent table says; the forms in which others
                   store the same
     Malformed     damaged and foreign input ends with exit status 2 and one message, and leaves
@@ -227,6 +228,42 @@ class RoundTrip(InFolder):
                 status=EXIT_INPUT,
             ).stderr,
         )
+
+
+# --------------------------------------------------------------------------------------------------
+class Program(InFolder):
+    """--model FOLDER and --export FOLDER beside the scripts."""
+
+    def test_there_and_back(self):
+        """The program reads and writes what the scripts read and write."""
+        folder, back = self.export(MODEL), self.folder / "program.bin"
+        plain = "--steps", 0, "--val-every", 0, "--seq-len", 8
+        program("--model", folder, *plain, "--export", back)
+        self.assertEqual(back.read_bytes(), MODEL.read_bytes())
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"n_inner": 4 * CHANNELS}))
+        program("--model", folder, *plain, "--export", self.folder / "hf2")
+        ours, theirs = (
+            read_safetensors(path / "model.safetensors") for path in (self.folder / "hf2", folder)
+        )
+        self.assertEqual(ours, theirs)
+
+    def test_what_it_does_not_compute(self):
+        folder = self.export(MODEL)
+        good = json.loads((folder / "config.json").read_text())
+        for key, value in (
+            ("activation_function", "gelu"),
+            ("layer_norm_epsilon", 1e-6),
+            ("scale_attn_weights", False),
+            ("scale_attn_by_inverse_layer_idx", True),
+            ("add_cross_attention", True),
+            ("tie_word_embeddings", False),
+            ("n_inner", 100),
+        ):
+            with self.subTest(key):
+                (folder / "config.json").write_text(json.dumps(good | {key: value}))
+                words = BINARY, "--model", folder, "--steps", 0, "--val-every", 0, "--seq-len", 8
+                self.assertIn(key, run(*words, status=EXIT_INPUT).stderr)
 
 
 # --------------------------------------------------------------------------------------------------

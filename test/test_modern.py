@@ -11,6 +11,7 @@ against reference_modern.py, the same mathematics a second time.
     Files         a Hugging Face folder is read and written without a change
     GoldenRuns    the program makes transformers' ten steps, on random layouts
     Random        random models, rules and layouts against the reference: plain, cyclic, shared
+    Systems       ZeRO++ and offload
     Private       clipped gradients of single samples
     InitialValues of each tensor: its deviation and distribution
     Presets       parameters of the models that --model knows by name
@@ -480,6 +481,57 @@ class Random(Check):
         at_once(check, range(200 if ALL else 16))
 
 
+class Systems(Check):
+    """What test_reference.py's layouts leave out: ZeRO++ and offload, in models of any shape. Every
+    run also compares its memory and its messages with the forecast."""
+
+    SAME = (
+        dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
+        dict(ranks=2, zero=2, offload="optimizer"),
+        dict(ranks=2, zero=3, offload="all", micro_batch=1),
+        dict(offload="params", micro_batch=2),
+        dict(ranks=2, pipeline="3:1,3:1", zero=1, offload="all", micro_batch=3),
+    )
+    ROUNDED = (
+        dict(ranks=2, zero=3, zero_quantized_weights=1),
+        dict(ranks=4, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1),
+        dict(ranks=4, zero=2, zero_quantized_gradients=1, ranks_per_node=2),
+        dict(ranks=2, zero=3, zero_quantized_gradients=1, zero_gradient_bits=8),
+    )
+    ROUNDING = 0.05  # of a loss
+
+    def run_of(self, number, where):
+        """Losses and weights of the program and of the reference."""
+        arch = ARCHITECTURES[number % len(ARCHITECTURES)]
+        config = random_config(random.Random(f"{SEED} systems {number}"), arch)
+        flags = {**test_reference.BASE, **test_reference.SGD, "steps": 4}
+        start, tokens = random_weights(config, f"{SEED} {number}"), tokens_for(config)
+        job = trained(config, start, tokens, **{**flags, **where})
+        ours = Run(config, start, Samples(tokens, test_reference.T), dashed(flags))
+        return job, [ours.step() for _ in range(flags["steps"])], ours.file(), start
+
+    def test_same_numbers(self):
+        def check(number):
+            where = self.SAME[number % len(self.SAME)]
+            with self.subTest(number, **where):
+                job, steps, weights, start = self.run_of(number, where)
+                self.assert_same(self.found(job), (steps, weights), start, (number, where))
+
+        at_once(check, range(20 if ALL else 5))
+
+    def test_rounded_messages(self):
+        def check(number):
+            where = self.ROUNDED[number // len(ARCHITECTURES) % len(self.ROUNDED)]
+            with self.subTest(number, **where):
+                job, steps, _, _ = self.run_of(number, where)
+                error = relative(job.losses(), [step[0] for step in steps])
+                self.assertLess(error, self.ROUNDING)
+                self.assertGreater(error, 1e-6, "nothing was rounded")
+
+        every = range(len(ARCHITECTURES) * len(self.ROUNDED))
+        at_once(check, every if ALL else harness.sample(every, 4))
+
+
 class Private(Check):
     """Noise 0: what is clipped, and how it is added up. The log tells the windows of each step."""
 
@@ -496,15 +548,47 @@ class Private(Check):
 
         at_once(check, cases)
 
+    def test_one_norm_over_stages(self):
+        """The classifier has a table of its own, with norms by ghosts (T 8) or not, or is tied."""
+
+        def check(number):
+            draw = random.Random(f"{SEED} stages {number}")
+            arch = ARCHITECTURES[number % len(ARCHITECTURES)]
+            tie = arch != "nano" and draw.random() < 0.2
+            config = random_config(draw, arch)._replace(tie=tie)
+            T = draw.choice((8, 40))
+            stages = draw.randrange(2, 5)
+            replicas = composition(draw, draw.randrange(stages, 5), stages)
+            parts = zip(composition(draw, 6, stages), replicas)
+            changes = dict(
+                pipeline=",".join(f"{units}:{ranks}" for units, ranks in parts),
+                ranks=sum(replicas),
+                pipeline_schedule=draw.choice(("gpipe", "dapple")),
+                micro_batch=draw.randrange(1, 4),
+                zero=draw.randrange(4),
+                seq_len=T,
+                batch_tokens=3 * T,
+                dp_clip=1,
+                dp_clip_style="flat",
+            )
+            with self.subTest(number, config=config, **changes):
+                other = dict(dp_clip_style="unit")
+                self.compare(f"stages {number}", config, changes, other)
+
+        at_once(check, range(40 if ALL else 4))
+
     def check(self, name, config, **program):
-        changes, without = test_reference.Private.ROWS[name]
+        self.compare(name, config, *test_reference.Private.ROWS[name], **program)
+
+    def compare(self, name, config, changes, without, **program):
+        """The rules `without` would lead elsewhere."""
         flags = {**test_reference.BASE, **test_reference.Private.FLAGS, **changes}
         start, tokens = random_weights(config, f"{SEED} {name}"), tokens_for(config)
         job = trained(config, start, tokens, **flags, **program)
 
         def steps(other=()):
             rules = {**flags, **dict(other), "shuffle": 0}
-            ours = Run(config, start, Samples(tokens, test_reference.T), dashed(rules))
+            ours = Run(config, start, Samples(tokens, flags["seq_len"]), dashed(rules))
             stages = [1, 1, 2, 2, 2, 2] if rules.get("dp_clip_style") == "stage" else None
             return [ours.step(drawn, stages) for (drawn,) in job.steps("samples")], ours.file()
 
@@ -655,6 +739,14 @@ PROGRAM_FAULTS = [
         "chunk_squares(dq_weights + b * a.D, a.D) + "
         "{chunk_squares(dk_weights + b * a.D, a.D) ==> 0.0};",
     ),
+    # one norm over stages, a classifier with a table of its own
+    (
+        "stages: llama",
+        "dp.h",
+        "if ({clip->policy.tied ==> true}) { return; } clip_classifier_norms",
+    ),
+    ("stages: qwen3", "ops/cpu/clip_cpu.h", "sum += {others[k * stride + b] ==> others[b]}; }"),
+    ("stages: nano", "dp.h", "if ({all ==> false} || (first && c->policy.flat)) { c->factors ="),
 ]
 
 
@@ -668,6 +760,11 @@ class Faults(test_reference.Faults):
             arch = where.split()[1]
             config = Config(arch, 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
             Private().check("unit, abadi", config, **program)
+            return
+        if where.startswith("stages: "):
+            config = Config(where.split()[1], 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
+            flat = dict(dp_clip=1, dp_clip_style="flat", ranks=3, pipeline="1:1,4:1,1:1")
+            Private().compare(where, config, dict(flat, micro_batch=1), None, **program)
             return
         (golden,) = [golden for golden in GOLDENS if golden.name == where]
         GoldenRuns().check(golden, **program)

@@ -218,6 +218,7 @@ static const Case cases[] = {
     {CROSSING_NORMS, 3, 9, 37, 0, 0, 3},
     {CROSSING_NORMS, 2, 65, 300, 0, 0, 2},
     {CROSSING_NORMS, 4, 20, 33, 0, 1, 2},
+    {CROSSING_NORMS, 3, 9, 37, 0, 2, 2},
     {CROSSING_NORMS, 0, 9, 37, 0, 0, 2},
     // rows, -, n
     {SAMPLE_NORMS, 1, 1, 1, 0, 0, 1},
@@ -1119,7 +1120,7 @@ static void token_rows_run(const Case *c, Stream *s, float **in, float *out, con
 }
 // in: dout, tied, a number of each sample, 3 and 5 times which two others tell. Variant 1: tied =
 // -dout, and they tell what makes the norm 0 but for what rounding may hide: 2^-20 of |E|^2 + |H|^2
-// + 2 |E| |H|, of which each is Q
+// + 2 |E| |H|, of which each is Q. Variant 2: no tied rows; one of the others tells Q
 static void crossing_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
     in[0] = in[1] = positions(c) * c->C;
     in[2] = c->rows;
@@ -1130,9 +1131,10 @@ static void crossing_norms_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) {
         double product = 0.0;
         for (int64_t i = b * n; i < (b + 1) * n; i++) { product += in[0][i] * in[1][i]; }
-        reference_norm(out + NORM_FLOATS * b, 8.0 * (2.0 + in[2][b]) * (double)n + 2.0 * product,
-                       1.0);
-        if (c->variant) { out[NORM_FLOATS * b] = 0x1p-20 * 4.0 * squares_of(in[0] + b * n, n); }
+        const double told = (2.0 + in[2][b]) * (double)n, squares = squares_of(in[0] + b * n, n);
+        reference_norm(out + NORM_FLOATS * b,
+                       c->variant == 2 ? 5.0 * told + squares : 8.0 * told + 2.0 * product, 1.0);
+        if (c->variant == 1) { out[NORM_FLOATS * b] = 0x1p-20 * 4.0 * squares; }
     }
 }
 static void crossing_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
@@ -1143,18 +1145,20 @@ static void crossing_norms_run(const Case *c, Stream *s, float **in, float *out,
     const int64_t n = c->T * c->C, stride = c->rows + 1;
     double *norms = norms_before(c), *others = (double *)(void *)floats(4 * stride);
     float *tied = floats(c->rows * n);
-    for (int64_t i = 0; i < c->rows * n; i++) { tied[i] = c->variant ? -in[0][i] : in[1][i]; }
+    for (int64_t i = 0; i < c->rows * n; i++) { tied[i] = c->variant == 1 ? -in[0][i] : in[1][i]; }
     for (int64_t b = 0; b < c->rows; b++) {
         double squares = 0.0;
         for (int64_t i = b * n; i < (b + 1) * n; i++) {
             squares += (double)in[0][i] * (double)in[0][i];
         }
-        others[b] =
-            c->variant ? 2.0 * squares - norm_before : 3.0 * (2.0 + (double)in[2][b]) * (double)n;
-        others[stride + b] = c->variant ? 0.0 : 5.0 * (2.0 + (double)in[2][b]) * (double)n;
+        const double told = (2.0 + (double)in[2][b]) * (double)n;
+        others[b] = c->variant == 1   ? 2.0 * squares - norm_before
+                    : c->variant == 2 ? squares
+                                      : 3.0 * told;
+        others[stride + b] = c->variant == 1 ? 0.0 : 5.0 * told;
     }
-    ops_crossing_norms(s, norms, others, 2, stride, in_real(s, in[0], c->rows * n), tied, c->rows,
-                       c->T, c->C);
+    ops_crossing_norms(s, norms, others, 2, stride, in_real(s, in[0], c->rows * n),
+                       c->variant == 2 ? NULL : tied, c->rows, c->T, c->C);
     put_norms(c, s, out, norms, 0, 1.0);
     ops_free(others);
     ops_free(tied);

@@ -544,6 +544,10 @@ class Private(Check):
             dict(dp_clip=1, dp_clip_style="stage", ranks=2, pipeline="2:1,4:1", micro_batch=2),
             dict(dp_clip_style="flat"),
         ),
+        "flat over stages": (
+            dict(dp_clip=1, dp_clip_style="flat", ranks=2, pipeline="2:1,4:1", micro_batch=2),
+            dict(dp_clip_style="unit"),
+        ),
         "adamw, clip": (dict(ADAM, dp_clip=1, grad_clip=0.3, weight_decay=0.1), dict(grad_clip=0)),
         "v1": (dict(cyclic="v1", cyclic_stages=2, dp_clip=0.8), dict(cyclic="off")),
         "v2": (dict(cyclic="v2", cyclic_stages=2, dp_clip=0.8, grad_clip=None), dict(cyclic="v1")),

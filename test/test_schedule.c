@@ -182,11 +182,12 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
 // A pipeline that clips: 3 micro-batches of 3 samples, 4 units. By unit: rank 0, then 1 and 2, with
 // 2 units each; by stage: ranks 0 and 1, then 2; by the norm of all: stages of 1, 2 and 1 units, a
 // rank each.
-static Program private_pipeline(Clips clips) {
+static Program private_pipeline(Clips clips, const char *arch) {
     const char *const text = clips == CLIPS_UNITS    ? "2:1,2:2"
                              : clips == CLIPS_STAGES ? "2:2,2:1"
                                                      : "1:1,2:1,1:1";
     GptConfig config = {2, 1, 4, 8, 128, 4};
+    config.arch = gpt_architecture(arch, strlen(arch), -1);
     GptModel m = gpt_model(config);
     PipelinePlan plan = {
         pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
@@ -219,6 +220,7 @@ typedef enum {
     BASE_TIED,
     BASE_TIED_STAGES,
     BASE_TIED_ALL,
+    BASE_UNTIED_ALL,
     BASE_DEVICE_UPDATES,
     BASE_HOST_UPDATES,
     BASE_SUMS,
@@ -248,9 +250,10 @@ static Program base_program(Base base) {
     case BASE_JOIN: return built(false, PIPELINE_DAPPLE, false, NOT_CLIPPED);
     case BASE_REMADE: return built(true, PIPELINE_DAPPLE, true, NOT_CLIPPED);
     case BASE_STAGE_CLIP: return built(true, PIPELINE_DAPPLE, false, CLIPPED_FLAT);
-    case BASE_TIED: return private_pipeline(CLIPS_UNITS);
-    case BASE_TIED_STAGES: return private_pipeline(CLIPS_STAGES);
-    case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
+    case BASE_TIED: return private_pipeline(CLIPS_UNITS, "gpt2");
+    case BASE_TIED_STAGES: return private_pipeline(CLIPS_STAGES, "gpt2");
+    case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL, "gpt2");
+    case BASE_UNTIED_ALL: return private_pipeline(CLIPS_ALL, "nano");
     // pieces: 2 of storage 0, 1 of each of the others
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates);
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
@@ -891,6 +894,8 @@ static const Damage damages[] = {
      "rank 1: BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors"},
     {"a stage that sums before its factors come", BASE_TIED_ALL, 1, ACT_BACKWARD_WEIGHT, 2, 0,
      MOVE_UP, 12, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors are there"},
+    {"a classifier that sums before its factors come", BASE_UNTIED_ALL, 2, ACT_BACKWARD_WEIGHT, 3,
+     0, MOVE_UP, 12, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: not all factors are there"},
     {"the classifier's part before its factor", BASE_TIED, 1, ACT_TIED, 3, 0, MOVE_UP, 10,
      "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
     {"no classifier's part", BASE_TIED, 1, ACT_TIED, 3, 1, DROP, 0,

@@ -5,7 +5,7 @@
 #include "ops/cpu/device_cpu.h" // the team, polling, e^x
 
 // --- SwiGLU: passes over rows --------------------------------------------------------------------
-static inline float silu_sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
+INLINED float silu_sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 
 TYPED void swiglu_row(const DType type, Real *out, const Real *gate, const Real *up, int64_t F) {
 #pragma omp simd

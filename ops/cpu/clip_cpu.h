@@ -503,7 +503,7 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
     for (int64_t b = 0; b < rows; b++) {
         double sum = norms[b], product = 0.0, size = 0.0;
         for (int64_t k = 0; k < count; k++) { sum += others[k * stride + b]; }
-        for (int64_t t = b * T; t < (b + 1) * T; t++) {
+        for (int64_t t = b * T; tied && t < (b + 1) * T; t++) {
             const Real *e = real_at_const(dout, t * C);
             const float *u = tied + t * C;
             product += FOR_TYPE(dot_with_floats, e, u, C);

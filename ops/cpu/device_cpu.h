@@ -233,12 +233,12 @@ static inline float *take_floats(float **at, int64_t n) {
     return p;
 }
 
-// --- scalar functions that the vectoriser can inline ---------------------------------------------
+// --- scalar functions of loops that are vectorised -----------------------------------------------
 // e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split into two parts, so r is
 // exact to its last bit. A polynomial of degree 7 (coefficients from Moshier's Cephes) gives e^r.
 // The error is below 1.5 units in the last place. Below -87.3 the result is 0 (it would be
 // denormal); above 88.3 it is e^88.3. NaN stays NaN.
-static inline float fast_exp(float x) {
+INLINED float fast_exp(float x) {
     float t = x > 88.3f ? 88.3f : x;
     t = t < -87.3f ? -87.3f : t;
     float n = rintf(t * 1.44269504f);
@@ -259,7 +259,7 @@ static inline float fast_exp(float x) {
 
 // ln x of a positive x that is not denormal, below 2 units in the last place. x = 2^n m with m
 // from sqrt(1/2) to sqrt(2); the polynomial is Cephes', of degree 9. ln 2 is split as above.
-static inline float fast_log(float x) {
+INLINED float fast_log(float x) {
     const uint32_t half = 0x3f3504f3u; // sqrt(1/2)
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -282,7 +282,7 @@ static inline float fast_log(float x) {
 }
 // tanh x, below 4 units in the last place: 1 - 2 / (1 + e^2|x|) with the sign of x; near 0, where
 // that cancels, Cephes' polynomial
-static inline float fast_tanh(float x) {
+INLINED float fast_tanh(float x) {
     const float z = x * x;
     float p = -5.70498872745e-3f;
     p = p * z + 2.06390887954e-2f;
@@ -295,11 +295,9 @@ static inline float fast_tanh(float x) {
 
 // GELU(x) = x/2 (1 + tanh u) = x / (1 + e^-2u), where u = sqrt(2/pi) (x + 0.044715 x^3). This form
 // needs no tanh and has no cancellation for x << 0. gelu_sigmoid_power() returns -2u.
-static inline float gelu_sigmoid_power(float x) {
-    return -1.5957691216f * (x + 0.044715f * x * x * x);
-}
-static inline float gelu_value(float x) { return x / (1.0f + fast_exp(gelu_sigmoid_power(x))); }
-static inline float gelu_slope(float x) {
+INLINED float gelu_sigmoid_power(float x) { return -1.5957691216f * (x + 0.044715f * x * x * x); }
+INLINED float gelu_value(float x) { return x / (1.0f + fast_exp(gelu_sigmoid_power(x))); }
+INLINED float gelu_slope(float x) {
     float e = fast_exp(gelu_sigmoid_power(x)), sigmoid = 1.0f / (1.0f + e);
     return sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x);
 }

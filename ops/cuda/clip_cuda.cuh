@@ -465,7 +465,7 @@ __global__ void crossing_norms_kernel(double *norms, const double *others, int64
                                       int64_t C) {
     const int lane = (int)threadIdx.x % 32;
     double product = 0.0, size = 0.0;
-    for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) {
+    for (int64_t t = threadIdx.x / 32; tied && t < T; t += WARPS) {
         const R *e = dout + (blockIdx.x * T + t) * C;
         const float *u = tied + (blockIdx.x * T + t) * C;
         const double lengths = length_of(e, C) * length_of(u, C);
