@@ -24,6 +24,8 @@ quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`
          at the best of the same learning rates, which is chosen with other seeds than those that
          are told. Many steps of 64 bytes: where steps are large and few, rates are as high as
          stability allows, and that is lower for gradients a step old.
+settings the same text with warm-up over 40 % of the steps: SGD without momentum, and AdamW. Does
+         that make up for the delay? Differences by seed.
 zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
          over an unlimited link, at c = F + B, with ranks
          that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
@@ -37,7 +39,7 @@ causes   the same images in few steps of 16, where v1 and v2 fall behind, and wh
 --quick takes less than 5 minutes on 2 quiet cores; --full some hours. --steps replaces the
 number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
 out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the samples
-traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The
+traffic.jsonl), the tables as table.md, and plots (memory.png, traffic.png, quality.png, ...). The
 same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process
 and no cluster. Where no cluster can be made, its parts say so.
 
@@ -848,22 +850,48 @@ TEXT_MODEL = (
     0,
 )
 IMAGE_CUT, SMALL_STEP, LARGE_STEP = 4, 4, 16  # stages, images a step
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by number of seeds
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all rules share. Flags come after those of training()."""
+
+    optimizer: str
+    steps: int
+    rates: tuple
+    flags: tuple
+
+
+SETTINGS = {
+    "SGD without momentum": Setting(
+        "sgd", 3000, ("1e-1", "2e-1", "3e-1"), ("--momentum", 0, "--warmup", 1200)
+    ),
+    "AdamW": Setting("adamw", 6000, ("4e-3", "8e-3"), ("--warmup", 2400)),
+}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is compared at its best learning rate. DP knows no N."""
+    """What is compared at its best learning rate. DP knows no N. setting: of SETTINGS, or none."""
 
     rule: str
     N: int = 0
     optimizer: str = "adamw"
+    setting: str = ""
 
     def __str__(self):
         return (
             self.rule
             + (f", N={self.N}" if self.N else "")
-            + (f", {self.optimizer}" if self.optimizer != "adamw" else "")
+            + (f", {self.setting or self.optimizer}" if self != self.plain() else "")
         )
+
+    def plain(self):
+        return Candidate(self.rule, self.N)
+
+    def base(self):
+        return Candidate(DP, 0, self.optimizer, self.setting)
 
     def flags(self):
         return [
@@ -871,6 +899,7 @@ class Candidate:
             self.optimizer,
             *RULES[self.rule],
             *(["--cyclic-stages", self.N] if self.N else []),
+            *(SETTINGS[self.setting].flags if self.setting else ()),
         ]
 
 
@@ -891,10 +920,13 @@ class Tuned:
     def mean(self):
         return statistics.mean(self.scores)
 
-    def doubt(self):
-        """The standard error of the mean, 0 of a single run."""
-        n = len(self.scores)
-        return statistics.stdev(self.scores) / n**0.5 if n > 1 else 0.0
+    def against(self, base):
+        """The mean difference by seed, and half of its 95 % interval (Student's t): 0 of a
+        single run."""
+        differences = [mine - its for mine, its in zip(self.scores, base.scores, strict=True)]
+        n = len(differences)
+        doubt = STUDENT[n] * statistics.stdev(differences) / n**0.5 if n > 1 else 0.0
+        return statistics.mean(differences), doubt
 
 
 def run_name(part, one, rate, seed):
@@ -962,16 +994,16 @@ def training(bench, data, steps, model, validation, one, rate, seed):
 
 
 def against(one, base, number):
-    """How far a candidate is from DP, and two standard errors of that."""
-    doubt = 2 * (one.doubt() ** 2 + base.doubt() ** 2) ** 0.5
-    return number(one.mean - base.mean) + (f" ± {number(doubt).lstrip('+')}" if doubt else "")
+    """How far a candidate is from DP, and the 95 % interval of that."""
+    mean, doubt = one.against(base)
+    return number(mean) + (f" ± {number(doubt).lstrip('+')}" if doubt else "")
 
 
 def quality_table(title, found, number, difference):
     """Of candidates of one or several optimizers; number and difference print a score."""
     rows = []
     for one, result in found.items():
-        base = found[Candidate(DP, 0, one.optimizer)]
+        base = found[one.base()]
         rows.append(
             [
                 str(one),
@@ -988,7 +1020,7 @@ def quality_table(title, found, number, difference):
         "rate",
         "by seed",
         "mean",
-        "against DP, ± two standard errors",
+        "against DP by seed, 95 % interval",
     ]
     return markdown(header, rows)
 
@@ -1008,14 +1040,14 @@ def draw_quality(bench, name, found, label):
 
 
 def quality_lines(bench, found, what, paper, difference, why):
-    """One line for each rule and optimizer; whether each candidate is DP's equal: within two
-    standard errors, of a single run within 1 %."""
+    """One line for each rule and optimizer; whether each candidate is DP's equal: 0 is in its
+    interval, or it is within 1 %."""
     bench.found.setdefault("delay", []).extend(
-        (one, abs(result.mean / base.mean - 1) <= max(0.01, 2 * doubt / base.mean))
+        (one, abs(mean) <= max(0.01 * base.mean, doubt))
         for one, result in found.items()
         if one.rule != DP
-        for base in (found[Candidate(DP, 0, one.optimizer)],)
-        for doubt in ((result.doubt() ** 2 + base.doubt() ** 2) ** 0.5,)
+        for base in (found[one.base()],)
+        for mean, doubt in (result.against(base),)
     )
     rows = []
     for optimizer in dict.fromkeys(one.optimizer for one in found):
@@ -1063,6 +1095,39 @@ def quality(bench):
         "a small GPT, many small steps (docs/results/cyclic.md)",
     )
     return table, lines
+
+
+def settings(bench):
+    """Each setting is a comparison of its own: rates and seeds are chosen within it."""
+    found = {}
+    for name, setting in SETTINGS.items():
+        steps = bench.options.steps or setting.steps
+        found |= tuned(
+            bench,
+            "settings",
+            [
+                Candidate(rule, 0 if rule == DP else RANKS, setting.optimizer, name)
+                for rule in (DP, V1, V2)
+            ],
+            {setting.optimizer: setting.rates},
+            lambda *job, steps=steps: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
+            lambda log: last_validation(log)["loss"],
+            min,
+        )
+    table = quality_table(
+        "text, steps of 64 bytes, validation loss", found, "{:.4f}".format, "{:+.4f}".format
+    )
+    draw_quality(bench, "settings", found, "validation loss")
+    return table, []
+
+
+def settings_runs(bench):
+    plan = bench.plan
+    return {
+        "settings": sum(
+            tuned_runs(plan, {one.optimizer: one.rates}, 3) for one in SETTINGS.values()
+        )
+    }
 
 
 def image_model(prefix, images):
@@ -1396,6 +1461,7 @@ PARTS = {
             "quality": tuned_runs(bench.plan, bench.plan.text_rates, 1 + 2 * len(bench.plan.cuts))
         },
     ),
+    "settings": (settings, settings_runs),
     "zero": (zero, cluster_runs("zero", zero_runs)),
     "images": with_images(
         images, lambda bench: {"images": tuned_runs(bench.plan, bench.plan.image_rates, 3)}

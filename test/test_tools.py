@@ -1712,6 +1712,25 @@ class Cyclic(Reproduces):
         )
         self.assertEqual(reproduce_cyclic.mean_of([(0, 4), (1, 0), (3, 8), (4, 1)]), 3)
 
+    def test_differences_by_seed(self):
+        """Seeds far apart, of which each is worse by 1 to 5: their mean is 3, and t for 4 degrees
+        of freedom is 2.776."""
+        base = reproduce_cyclic.Tuned({}, "1", [10, 20, 30, 40, 50])
+        worse = reproduce_cyclic.Tuned({}, "1", [11, 22, 33, 44, 55])
+        mean, doubt = worse.against(base)
+        self.assertAlmostEqual(mean, 3)
+        self.assertAlmostEqual(doubt, 2.776 * (2.5 / 5) ** 0.5)
+        alone = reproduce_cyclic.Tuned({}, "1", [11])
+        self.assertEqual(alone.against(reproduce_cyclic.Tuned({}, "1", [10])), (1, 0))
+
+    def test_settings_have_their_own_base(self):
+        """A rule is compared with plain training of the same setting."""
+        for name, setting in reproduce_cyclic.SETTINGS.items():
+            one = reproduce_cyclic.Candidate("CDP-v1", 4, setting.optimizer, name)
+            base = one.base()
+            self.assertEqual((base.rule, base.N, base.setting), ("DP", 0, name))
+            self.assertEqual(base.flags()[-len(setting.flags) :], list(setting.flags))
+
     def test_traffic(self):
         """A step of 100 ms; node 0 sends all of a step in its first tenth, the others evenly."""
         samples = [
