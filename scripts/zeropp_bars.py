@@ -7,7 +7,7 @@ published.
     scripts/zeropp_bars.py --draw FILE    also draws both, a panel for each row of the table
     scripts/zeropp_bars.py --fit     finds FITTED again, from the bars of FIT_ROW alone
     scripts/zeropp_bars.py --held-out    predicts the times of the release's logs (64 V100),
-                                     which had no part in the fit
+                                     to which nothing is fitted
 
 The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each)
 at 1024 or 2048 tokens a GPU and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are
