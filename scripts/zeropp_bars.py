@@ -6,6 +6,8 @@ published.
                                      than 15 %
     scripts/zeropp_bars.py --draw FILE    also draws both, a panel for each row of the table
     scripts/zeropp_bars.py --fit     finds FITTED again, from the bars of FIT_ROW alone
+    scripts/zeropp_bars.py --held-out    predicts the times of the release's logs (64 V100),
+                                     to which nothing is fitted
 
 The bars: TFLOP/s per GPU of GPT models on 384 V100 (24 DGX-2 with 1 to 8 links of 100 Gbit/s each)
 at 1024 or 2048 tokens a GPU and step, ZeRO-3 and ZeRO++ (the release's figures 6 to 8, labels are
@@ -62,6 +64,8 @@ BARS = {  # ZeRO-3, ZeRO++
     Row(8, 2048): {"18B": (47, 54), "138B": (48, 55)},
 }
 METHODS = ("ZeRO-3", "ZeRO++")
+LOGGED_NODES, LOGGED_TOKENS = 4, 512  # the logs of the 18B, one sequence of 512 a GPU
+LOGGED_MS = (9956, 3681)  # ms of step 40, by method
 ZEROPP = [
     "--zero-quantized-weights",
     "--zero-hpz-partition-size",
@@ -73,14 +77,10 @@ FIT_ROW = Row(1, 2048)
 FITTED = {"links": 0.859, "half": 1947, "overlap": 0.390}
 
 
-def predict(row, model, method, fitted):
-    """TFLOP/s per GPU, as the bars count them."""
-    shape, T = SHAPES[model], 1024
+def step_ms(shape, nodes, row, length, method, overlap, fitted):
+    """The time of a step that `--dry-run` predicts for this shape on nodes of GPUS V100."""
     rates = dict(
-        GIVEN,
-        inter=12.5 * row.links * fitted["links"],
-        half=fitted["half"],
-        overlap=fitted["overlap"] if model == "18B" else 0,
+        GIVEN, inter=12.5 * row.links * fitted["links"], half=fitted["half"], overlap=overlap
     )
     words = [
         PROGRAM,
@@ -92,9 +92,9 @@ def predict(row, model, method, fitted):
             f"heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
         ),
         "--seq-len",
-        T,
+        length,
         "--micro-batch",
-        row.tokens // T,
+        row.tokens // length,
         "--dtype",
         "bf16",
         "--reduce-dtype",
@@ -104,7 +104,7 @@ def predict(row, model, method, fitted):
         "--zero",
         3,
         "--cluster",
-        f"{NODES}x{GPUS}," + ",".join(f"{name}={value:.12g}" for name, value in rates.items()),
+        f"{nodes}x{GPUS}," + ",".join(f"{name}={value:.12g}" for name, value in rates.items()),
     ]
     with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster alone
         environment = dict(
@@ -117,9 +117,31 @@ def predict(row, model, method, fitted):
             check=True,
             env=environment,
         )
-    seconds = json.loads(done.stdout)["predicted"]["step_ms"] / 1000
+    return json.loads(done.stdout)["predicted"]["step_ms"]
+
+
+def predict(row, model, method, fitted):
+    """TFLOP/s per GPU, as the bars count them."""
+    shape, T = SHAPES[model], 1024
+    overlap = fitted["overlap"] if model == "18B" else 0
+    seconds = step_ms(shape, NODES, row, T, method, overlap, fitted) / 1000
     L, C = shape
     return 96 * row.tokens * L * C * C * (1 + T / (6 * C) + VOCAB / (16 * L * C)) / seconds / 1e12
+
+
+def held_out():
+    """The times of the release's logs, which nothing was fitted to, at each number of links that a
+    node may have had: the logs do not tell it."""
+    print("| links assumed | method | published, ms | predicted, ms | error |")
+    print("|---|---|---|---|---|")
+    for links in (1, 2, 4, 8):
+        for method, published in enumerate(LOGGED_MS):
+            row = Row(links, LOGGED_TOKENS)
+            found = step_ms(
+                SHAPES["18B"], LOGGED_NODES, row, row.tokens, method, FITTED["overlap"], FITTED
+            )
+            error = 100 * (found / published - 1)
+            print(f"| {links} | {METHODS[method]} | {published} | {found:.0f} | {error:+.0f} % |")
 
 
 def predict_rows(rows, fitted):
@@ -227,10 +249,13 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--draw", metavar="FILE")
     options = parser.parse_args()
     if options.fit:
         return fit()
+    if options.held_out:
+        return held_out()
     bars = predict_rows(BARS, FITTED)
     if options.draw:
         draw(bars, options.draw)
