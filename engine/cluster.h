@@ -8,7 +8,8 @@
 
 #include "base/base.h" // die
 
-#include <ctype.h> // isdigit
+#include <ctype.h>   // isdigit
+#include <strings.h> // strncasecmp
 
 // Nodes with equally many ranks each. Ranks are numbered node by node, part by part.
 typedef struct {
@@ -214,7 +215,8 @@ cluster_refuse(const char *format, ...) {
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     die(EXIT_INPUT,
-        "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help cluster has the keys",
+        "such as --cluster 2x8,gpu=h100 or 2x8,intra=25,inter=3,tflops=100,memory=900; "
+        "--help cluster has the keys",
         "--cluster %s", what);
 }
 // Ends the program (EXIT_INPUT) if a rate that a prediction needs is not given.
@@ -251,7 +253,7 @@ static inline void cluster_fill(Cluster *c, const bool seen[CLUSTER_KEYS]) {
 static inline double cluster_find_gpu(const char *name, const char **end) {
     const size_t n = strcspn(name, ",");
     for (int i = 0; i < CLUSTER_GPUS; i++) {
-        if (strlen(cluster_gpus[i].name) == n && !strncmp(cluster_gpus[i].name, name, n)) {
+        if (strlen(cluster_gpus[i].name) == n && !strncasecmp(cluster_gpus[i].name, name, n)) {
             *end = name + n;
             return i + 1;
         }
