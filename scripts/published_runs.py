@@ -9,8 +9,8 @@ predicts for the same runs.
 
 The runs are those that this program can express: data parallelism and ZeRO, without tensor
 parallelism. So of Megatron's table of GPT-3 sizes (arXiv 2104.04473, table 1) only its first row is
-here: all others use tensor parallelism. Of LLMQ's tables those in bf16 without partial recomputation
-are here. The ZeRO++ bars are in scripts/zeropp_bars.py.
+here: all others use tensor parallelism. Of LLMQ's tables those in bf16 without partial
+recomputation are here. The ZeRO++ bars are in scripts/zeropp_bars.py.
 
 Sources
     MPT       MosaicML's table, in published_mpt.txt: FSDP, which is ZeRO-3 (or 2), in PyTorch
@@ -96,7 +96,8 @@ def llmq(model, gpus, micro_batch, published):
 
 def megatron(model, gpus, micro_batch, batch, published, zero=3):
     words = "--zero", zero, *AGAIN
-    return Run("Megatron", model, "a100_80gb", gpus // 8, 8, 2048, micro_batch, batch, words, published)
+    gpu, nodes = "a100_80gb", gpus // 8
+    return Run("Megatron", model, gpu, nodes, 8, 2048, micro_batch, batch, words, published)
 
 
 OTHERS = [
@@ -278,7 +279,8 @@ def summary(what, found):
 
 
 def summaries(found):
-    """Prints a line for each table; returns how many rows that nothing was fitted to are not met."""
+    """Prints a line for each table; returns how many rows are not met, of those that nothing was
+    fitted to."""
     print("| table | rows | within 15 % | mean error | median size | largest |")
     print("|---|---|---|---|---|---|")
     for fitted in (True, False):

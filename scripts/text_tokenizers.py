@@ -101,8 +101,8 @@ class Gpt2Tokenizer(TextTokenizer):
 
     Of a run of white space before a word, GPT-2's pattern leaves the last character for the next
     token. Without such runs a simpler pattern, which looks at nothing behind a token, finds the
-    same tokens in two thirds of the time. So a text with few runs is cut inside them; in a text with many
-    a mark, which is a token of its own, is put there and then taken out.
+    same tokens in two thirds of the time. So a text with few runs is cut inside them; in a
+    text with many a mark, which is a token of its own, is put there and then taken out.
     """
 
     SIMPLE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
@@ -132,7 +132,9 @@ class Gpt2Tokenizer(TextTokenizer):
         self.mark = ranks[self.MARK.encode()]
         patterns = self.PATTERN, self.SIMPLE, self.MARKED
         self.model, self.simple, self.marked = (
-            tiktoken.Encoding(f"gpt2_{i}", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+            tiktoken.Encoding(
+                f"gpt2_{i}", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+            )
             for i, pattern in enumerate(patterns)
         )
 
