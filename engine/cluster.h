@@ -8,7 +8,8 @@
 
 #include "base/base.h" // die
 
-#include <ctype.h> // isdigit
+#include <ctype.h>   // isdigit
+#include <strings.h> // strncasecmp
 
 // Nodes with equally many ranks each. Ranks are numbered node by node, part by part.
 typedef struct {
@@ -23,7 +24,7 @@ typedef struct {
     // row of cluster_gpus, counted from 1; 0: none
     double gpu;
     // in the units of the keys; 0: not given
-    double intra, inter, gather, latency, tflops, peak, half, memory, capacity, overlap;
+    double intra, inter, gather, latency, tflops, peak, half, attention, memory, capacity, overlap;
     double link, host, disk;
 } Cluster;
 // What gpu= stands for: the figures of the maker, with typical machines around the GPU, and the
@@ -32,7 +33,8 @@ typedef struct {
     const char *name;
     Cluster figures;    // inter: GB/s of a node's link for each of its GPUs
     double products;    // share of tflops
-    const char *source; // of that share
+    double attention;   // the same for attention; 0: as products
+    const char *source; // of the share of products
 } ClusterGpu;
 // Shares of memory, link and host, and of intra and inter: assumed, for all kinds of GPU.
 #define CLUSTER_COPIES 0.8
@@ -43,8 +45,10 @@ typedef struct {
 // and A100 have a port of 400 (A100: 200) Gbit/s for each GPU, DGX-2 one of 100 for two; L40S: 100.
 // Large products alone reach 0.869 of an A100, 0.803 of an H100 and 0.776 of a B200 (S. Bekman,
 // Machine Learning Engineering, "Maximum achievable matmul FLOPS"); in training they reach less:
-// products, and half (tokens of a micro-step at which they reach half of that), are fitted to one
-// published run each (scripts/published_runs.py; V100: scripts/zeropp_bars.py).
+// products, and half (tokens of a micro-step at which they reach half of that), are fitted to
+// published runs (scripts/published_runs.py; V100: scripts/zeropp_bars.py). attention: what
+// FlashAttention-2 reaches, at least 0.5 of an A100 (abstract of arXiv 2307.08691) and 0.35 of an
+// H100 (abstract of arXiv 2407.08608). On V100 it is part of the fitted products.
 static const ClusterGpu cluster_gpus[] = {
     {.name = "v100",
      .figures = {.intra = 150,
@@ -63,60 +67,65 @@ static const ClusterGpu cluster_gpus[] = {
                  .inter = 25,
                  .latency = 20,
                  .tflops = 312,
-                 .half = 545,
+                 .half = 465,
                  .memory = 2039,
                  .capacity = 79,
                  .link = 32,
                  .host = 51},
-     .products = 0.694,
-     .source = "fitted to MPT-7B and 13B"},
+     .products = 0.785,
+     .attention = 0.5,
+     .source = "fitted to MPT"},
     {.name = "l40s",
      .figures = {.intra = 32,
                  .inter = 12.5,
                  .latency = 20,
                  .tflops = 362,
-                 .half = 545,
+                 .half = 465,
                  .memory = 864,
                  .capacity = 44,
                  .link = 32,
                  .host = 57},
-     .products = 0.694,
+     .products = 0.785,
+     .attention = 0.5,
      .source = "assumed, as of a100"},
     {.name = "h100",
      .figures = {.intra = 450,
                  .inter = 50,
                  .latency = 20,
                  .tflops = 989,
-                 .half = 1157,
+                 .half = 1374,
                  .memory = 3350,
                  .capacity = 79,
                  .link = 64,
                  .host = 76},
-     .products = 0.546,
-     .source = "fitted to MPT-7B and 13B"},
+     .products = 0.657,
+     .attention = 0.35,
+     .source = "fitted to MPT"},
     {.name = "h200",
      .figures = {.intra = 450,
                  .inter = 50,
                  .latency = 20,
                  .tflops = 989,
-                 .half = 1157,
+                 .half = 1374,
                  .memory = 4800,
                  .capacity = 139,
                  .link = 64,
                  .host = 89},
-     .products = 0.546,
+     .products = 0.657,
+     .attention = 0.35,
      .source = "assumed, as of h100"},
     {.name = "b200",
      .figures = {.intra = 900,
                  .inter = 50,
                  .latency = 20,
                  .tflops = 2250,
-                 .half = 1157,
+                 .half = 1374,
                  .memory = 8000,
                  .capacity = 178,
                  .link = 64,
                  .host = 89},
-     .products = 0.546,
+     .products = 0.657,
+     .attention = 0.35,
      .source = "assumed, as of h100"},
 };
 enum { CLUSTER_GPUS = (int)(sizeof cluster_gpus / sizeof cluster_gpus[0]) };
@@ -129,6 +138,7 @@ enum {
     CLUSTER_TFLOPS,
     CLUSTER_PEAK,
     CLUSTER_HALF,
+    CLUSTER_ATTENTION,
     CLUSTER_MEMORY,
     CLUSTER_CAPACITY,
     CLUSTER_OVERLAP,
@@ -158,6 +168,8 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"peak", offsetof(Cluster, peak), 1e-6, 1e6, 0, "TFLOP/s of which MFU is a share (tflops)"},
     {"half", offsetof(Cluster, half), 0, 1e9, 0,
      "tokens in a micro-step at which products reach half of that (0)"},
+    {"attention", offsetof(Cluster, attention), 1e-6, 1e6, 0,
+     "TFLOP/s of a rank's attention (as products)"},
     {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0, "GB/s of a rank's memory"},
     {"capacity", offsetof(Cluster, capacity), 1e-6, 1e6, 0,
      "GiB of a rank's device: what a run must fit into"},
@@ -203,7 +215,8 @@ cluster_refuse(const char *format, ...) {
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     die(EXIT_INPUT,
-        "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help cluster has the keys",
+        "such as --cluster 2x8,gpu=h100 or 2x8,intra=25,inter=3,tflops=100,memory=900; "
+        "--help cluster has the keys",
         "--cluster %s", what);
 }
 // Ends the program (EXIT_INPUT) if a rate that a prediction needs is not given.
@@ -223,6 +236,7 @@ static inline void cluster_fill(Cluster *c, const bool seen[CLUSTER_KEYS]) {
     if (!gpu) { return; }
     Cluster rates = gpu->figures;
     rates.peak = rates.tflops;
+    rates.attention = rates.tflops * gpu->attention;
     rates.tflops *= gpu->products;
     rates.memory *= CLUSTER_COPIES;
     rates.link *= CLUSTER_COPIES;
@@ -239,7 +253,7 @@ static inline void cluster_fill(Cluster *c, const bool seen[CLUSTER_KEYS]) {
 static inline double cluster_find_gpu(const char *name, const char **end) {
     const size_t n = strcspn(name, ",");
     for (int i = 0; i < CLUSTER_GPUS; i++) {
-        if (strlen(cluster_gpus[i].name) == n && !strncmp(cluster_gpus[i].name, name, n)) {
+        if (strlen(cluster_gpus[i].name) == n && !strncasecmp(cluster_gpus[i].name, name, n)) {
             *end = name + n;
             return i + 1;
         }

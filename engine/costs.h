@@ -104,6 +104,15 @@ static inline ActionCost sum_cost(const Costs *c, const Store *store, const Acti
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
+// Seconds of the products of a unit's forward pass.
+static inline double product_seconds(const Costs *c, UnitClass class_of_unit, double tokens) {
+    if (!(tokens > 0)) { return 0; }
+    const double flops = gpt_forward_flops(c->model, class_of_unit, tokens, c->T),
+                 of_attention = gpt_attention_flops(c->model, class_of_unit, tokens, c->T),
+                 rate = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens),
+                 attention = c->rates.attention_flops_per_s;
+    return (flops - of_attention) / rate + of_attention / (attention > 0 ? attention : rate);
+}
 // Seconds of a compute action: as this machine's units were timed, else from the rates of products
 // and of memory.
 static inline double compute_seconds(const Costs *c, const Action *a) {
@@ -116,9 +125,12 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     // without rows: any rate
     double products_per_s =
         tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
-    double product =
-        block ? gpt_forward_flops(c->model, UNIT_BLOCK, tokens, c->T) / products_per_s : 0;
-    const double of_head = gpt_forward_flops(c->model, UNIT_HEAD, tokens, c->T) / products_per_s;
+    const double product = block ? product_seconds(c, UNIT_BLOCK, tokens) : 0;
+    const double of_head = product_seconds(c, UNIT_HEAD, tokens);
+    // logits are written, read, and replaced by their gradient
+    const double logits = head ? 3 * tokens * (double)c->model->config.padded_vocab *
+                                     (double)ops_real_bytes() / c->rates.bytes_per_s
+                               : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
     // part, or by TIED; and so is the embedding's norm, if it crosses stages. A table of the head's
@@ -134,7 +146,7 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: seconds = product + (block ? 20 : 2) * pass; break;
     case ACT_BACKWARD_INPUT:
-        seconds = product + (c->clip.on ? 2 : 3) * classifier +
+        seconds = product + (c->clip.on ? 2 : 3) * classifier + logits +
                   (c->clip.flat || (head && ties) ? norms : 0) + (block ? 20 : 6) * pass;
         break;
     case ACT_BACKWARD_WEIGHT:

@@ -30,13 +30,12 @@ static inline void print_gpu(FILE *to, const Cluster *c) {
     const Cluster *f = &gpu->figures;
     fprintf(
         to,
-        "rates      gpu=%s: %g TFLOP/s x %g x N / (N + %g) for N tokens (%s); memory of %g GiB, "
-        "%g GB/s x %g\n"
-        "           a rank sends %g GB/s inside its node, %g between nodes, x %g, after %g us; "
-        "PCIe %g GB/s, host %g, x %g (assumed)\n",
-        gpu->name, f->tflops, gpu->products, f->half, gpu->source, f->capacity, f->memory,
-        CLUSTER_COPIES, f->intra, f->inter, CLUSTER_MESSAGES, f->latency, f->link, f->host,
-        CLUSTER_COPIES);
+        "rates      gpu=%s: %g TFLOP/s x %g x N / (N + %g) for N tokens (%s), attention x %g\n"
+        "           memory of %g GiB, %g GB/s x %g; PCIe %g GB/s, host %g, x %g (assumed)\n"
+        "           a rank sends %g GB/s inside its node, %g between nodes, x %g, after %g us\n",
+        gpu->name, f->tflops, gpu->products, f->half, gpu->source,
+        gpu->attention > 0 ? gpu->attention : gpu->products, f->capacity, f->memory, CLUSTER_COPIES,
+        f->link, f->host, CLUSTER_COPIES, f->intra, f->inter, CLUSTER_MESSAGES, f->latency);
 }
 // Prints speed and memory. tokens: of the run; 0: not known. remedy: flags with which it would fit;
 // "": none are known.

@@ -24,6 +24,7 @@ typedef struct {
     double message_s[LINK_KINDS]; // latency
     // tokens of a micro-step with which products reach half of their rate
     double half_tokens;
+    double attention_flops_per_s; // 0: attention is as fast as products of so many tokens
     // share of a message's time in which its rank cannot compute, because its cores move the bytes
     double lost[LINK_KINDS];
     // rates between host and device, in each direction; of the host's memory with this rank's
@@ -250,6 +251,7 @@ static inline Rates cluster_rates(const Cluster *c, DType dtype) {
     rates.message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
     rates.message_s[LINK_INTRA] = rates.message_s[LINK_INTER] = c->latency * 1e-6;
     rates.half_tokens = c->half;
+    rates.attention_flops_per_s = c->attention * 1e12;
     rates.lost[LINK_INTRA] = rates.lost[LINK_INTER] = 1 - c->overlap;
     rates.link_bytes_per_s = c->link > 0 ? c->link * 1e9 : (double)INFINITY;
     rates.host_bytes_per_s = c->host > 0 ? c->host * 1e9 : (double)INFINITY;

