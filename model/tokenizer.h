@@ -24,6 +24,7 @@ typedef struct {
     // read from a file: end-of-text has no text; else every token below 256 is one byte
     bool from_file;
     TokenizerId id;  // of a tokenizer file
+    char *path;      // of that file; NULL without one
     uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
     unsigned char *text;
 } Tokenizer;
@@ -136,6 +137,8 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
     Tokenizer t = {};
     t.from_file = true;
+    t.path = new_array(char, strlen(path) + 1, "the tokenizer");
+    strcpy(t.path, path);
     size_t bytes, size;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
     t.text = *(const char *)map == '{' ? tokenizer_json_read(path, &t.vocab, &t.eot, &size)
@@ -153,8 +156,7 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
 }
 
 static inline void tokenizer_close(Tokenizer *t) {
-    free(t->begin);
-    free(t->text);
+    free_all(t->begin, t->text, t->path);
     memset(t, 0, sizeof *t);
 }
 
