@@ -23,6 +23,7 @@ typedef struct {
     int32_t eot;   // end-of-text token; -1 if unknown
     // read from a file: end-of-text has no text; else every token below 256 is one byte
     bool from_file;
+    bool from_json;  // that file is a tokenizer.json
     TokenizerId id;  // of a tokenizer file
     char *path;      // of that file; NULL without one
     uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
@@ -32,6 +33,7 @@ typedef struct {
 // Hash of a tokenizer: FNV-1a of the vocabulary and the end-of-text token as int32, then of all
 // tokens as in the file (length byte and bytes). prepare_data.py writes the same hash into shard
 // headers.
+#define FNV1A_BEGIN UINT64_C(0xcbf29ce484222325)
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
     for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) {
         hash = (hash ^ *p) * UINT64_C(0x100000001b3);
@@ -40,7 +42,7 @@ static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
 }
 static inline uint64_t tokenizer_hash(int32_t vocab, int32_t eot, const void *text, size_t bytes) {
     const int32_t words[2] = {vocab, eot};
-    return fnv1a(fnv1a(UINT64_C(0xcbf29ce484222325), words, sizeof words), text, bytes);
+    return fnv1a(fnv1a(FNV1A_BEGIN, words, sizeof words), text, bytes);
 }
 static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
     return a.vocab == b.vocab && a.hash == b.hash;
@@ -131,6 +133,16 @@ static inline unsigned char *tokenizer_copy(Tokenizer *t, const char *path, cons
     return text;
 }
 
+// Reads a tokenizer.json. Returns its tokens as in a tokenizer file, and sets their size.
+static inline unsigned char *tokenizer_read_json(Tokenizer *t, const char *path, size_t *size) {
+    TokenizerJson json = tokenizer_json_open(path);
+    unsigned char *text = tokenizer_json_text(&json, size);
+    t->vocab = json.vocab;
+    t->eot = tokenizer_json_end(&json);
+    tokenizer_json_close(&json);
+    return text;
+}
+
 // Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank may call it alone. Ends the
 // program (EXIT_INPUT) if the file is bad.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
@@ -141,8 +153,9 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     strcpy(t.path, path);
     size_t bytes, size;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
-    t.text = *(const char *)map == '{' ? tokenizer_json_read(path, &t.vocab, &t.eot, &size)
-                                       : tokenizer_copy(&t, path, map, bytes, &size);
+    t.from_json = *(const char *)map == '{';
+    t.text = t.from_json ? tokenizer_read_json(&t, path, &size)
+                         : tokenizer_copy(&t, path, map, bytes, &size);
     munmap(map, bytes);
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,

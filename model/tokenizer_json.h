@@ -34,6 +34,7 @@ typedef struct {
     int *value;  // [vocab] index of the JSON value that has the token's text; -1: none
     bool *added; // [vocab] it is an added token, whose text is literal
     int16_t bytes_of[ALPHABET_END]; // the byte for which a character stands; -1: none
+    unsigned char *scratch;         // space for the longest string of the file
 } TokenizerJson;
 
 __attribute__((noreturn)) static inline void
@@ -116,24 +117,22 @@ static inline int64_t tokenizer_json_bytes(const TokenizerJson *t, unsigned char
 }
 
 // Writes a token as in a tokenizer file: its length and its bytes. Returns how many bytes that is.
-// `scratch` has space for the longest string of the file.
-static inline int tokenizer_json_token(const TokenizerJson *t, int32_t id, unsigned char *scratch,
-                                       unsigned char *out) {
+static inline int tokenizer_json_token(const TokenizerJson *t, int32_t id, unsigned char *out) {
     const int value = t->value[id];
     if (value < 0) {
         out[0] = (unsigned char)snprintf((char *)out + 1, TOKEN_BYTES_MAX, "[%d]", (int)id);
         return 1 + out[0];
     }
     const JsonValue *v = &t->json.values[value];
-    int64_t n = t->added[id] ? json_unescape(v->text, v->bytes, scratch)
-                             : json_unescape(v->name, v->name_bytes, scratch);
-    if (n > 0 && !t->added[id]) { n = tokenizer_json_bytes(t, scratch, n); }
+    int64_t n = t->added[id] ? json_unescape(v->text, v->bytes, t->scratch)
+                             : json_unescape(v->name, v->name_bytes, t->scratch);
+    if (n > 0 && !t->added[id]) { n = tokenizer_json_bytes(t, t->scratch, n); }
     if (n < 1 || n > TOKEN_BYTES_MAX) {
         tokenizer_json_refuse(t, "tokens of 1 to 255 bytes in GPT-2's alphabet (byte-level BPE)",
                               value);
     }
     out[0] = (unsigned char)n;
-    memcpy(out + 1, scratch, (size_t)n);
+    memcpy(out + 1, t->scratch, (size_t)n);
     return 1 + (int)n;
 }
 
@@ -155,42 +154,43 @@ static inline int32_t tokenizer_json_end(const TokenizerJson *t) {
         t->path);
 }
 
-// Reads a file. Sets the vocabulary, the end-of-text token and the size of the text that it
-// returns: all tokens as in a tokenizer file. Ends the program (EXIT_INPUT) if the file is bad.
-static inline unsigned char *tokenizer_json_read(const char *path, int32_t *vocab, int32_t *eot,
-                                                 size_t *size) {
+// Opens a file and finds its tokens. Ends the program (EXIT_INPUT) if the file is bad.
+static inline TokenizerJson tokenizer_json_open(const char *path) {
     TokenizerJson t = {};
     t.path = path;
     t.json = json_open(TOKENIZER_HINT, path);
-    size_t longest = 0, all = 0, capacity = 0;
+    size_t longest = 0;
     for (int i = 0; i < t.json.count; i++) {
         const JsonValue *v = &t.json.values[i];
         longest = v->bytes > longest ? v->bytes : longest;
         longest = v->name_bytes > longest ? v->name_bytes : longest;
     }
+    t.scratch = new_array(unsigned char, longest + 1, "the tokenizer");
     tokenizer_json_alphabet(&t);
     tokenizer_json_walk(&t);
     t.value = new_array(int, t.vocab + 1, "the tokenizer");
     t.added = new_array(bool, t.vocab + 1, "the tokenizer");
     memset(t.value, -1, (t.vocab + 1) * sizeof *t.value);
     tokenizer_json_walk(&t);
-    unsigned char *scratch = new_array(unsigned char, longest + 1, "the tokenizer");
+    return t;
+}
+static inline void tokenizer_json_close(TokenizerJson *t) {
+    free_all(t->scratch, t->value, t->added);
+    json_free(&t->json);
+}
+
+// Returns all tokens as in a tokenizer file, and sets the size of that.
+static inline unsigned char *tokenizer_json_text(const TokenizerJson *t, size_t *size) {
     unsigned char *text = NULL;
-    for (int32_t id = 0; id < t.vocab; id++) {
+    size_t all = 0, capacity = 0;
+    for (int32_t id = 0; id < t->vocab; id++) {
         if (all + 1 + TOKEN_BYTES_MAX > capacity) {
             capacity = 2 * capacity + (1 << 16);
-            text = (unsigned char *)realloc(text, capacity);
-            if (!text) { die(EXIT_RESOURCES, NULL, "cannot hold the tokens of %s", path); }
+            text = resize_array(unsigned char, text, (int64_t)capacity, "the tokenizer");
         }
-        all += (size_t)tokenizer_json_token(&t, id, scratch, text + all);
+        all += (size_t)tokenizer_json_token(t, id, text + all);
     }
-    *vocab = t.vocab;
-    *eot = tokenizer_json_end(&t);
     *size = all;
-    free(scratch);
-    free(t.value);
-    free(t.added);
-    json_free(&t.json);
     return text;
 }
 
