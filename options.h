@@ -111,6 +111,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "score multiple choices (llm.c's hellaswag_val.bin) with each validation")                   \
     INT("run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps",                           \
       "print generated text every N steps and at the end; 0: never")                               \
+    TEXT("run", prompt, "prompt", "", "", "text",                                                  \
+      "print what the model goes on with, alone on standard output, and stop; -: for each line of "\
+      "standard input; trains and saves nothing")                                                  \
     INT("run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")     \
     NUM("run", temperature, "temperature", "", "1.0", 0, 100, "",                                  \
       "of generated text; 0: the likeliest token")                                                 \
@@ -366,6 +369,13 @@ static inline bool options_gives_stages(const Options *o) {
 // Returns whether the program only prints something and trains nothing.
 static inline bool options_only_prints(const Options *o) {
     return o->compat || *o->dp_account || o->dry_run || o->show_schedule || o->plan;
+}
+// Returns whether the program continues texts (--prompt), and trains nothing.
+static inline bool options_prompts(const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_prompt];
+}
+static inline bool options_generates(const Options *o, const OptionsGiven *g) {
+    return options_prompts(g) || o->sample_every > 0;
 }
 // Returns whether states may be offloaded. The planner chooses stages that fit without offloading.
 static inline bool options_offloads(const Options *o) {

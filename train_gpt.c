@@ -22,6 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/auto_stages.h"
+#include "engine/data.h"
 #include "engine/fit.h"
 #include "engine/option_parser.h"
 #include "engine/version.h"
@@ -29,6 +30,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/memory_plan.h"
 #include "engine/model_names.h"
 #include "engine/outputs.h"
+#include "engine/prompt.h"
 #include "engine/report.h"
 #include "engine/trainer.h"
 #include "model/huggingface.h"
@@ -47,6 +49,7 @@ typedef struct {
     RunPlans plans;        // what will happen
     Run run;               // what happens
     MatmulChoices matmuls; // algorithms of the device's library
+    FILE *answers;         // where --prompt prints: standard output; NULL: nowhere
 } Job;
 
 // -------------------------------------------------------------------------------------------------
@@ -95,8 +98,8 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
 // dtype and shape are read here. All ranks call it.
-static ModelSpec read_model(const Config *c, Comm *comm) {
-    const Options *o = &c->options;
+static ModelSpec read_model(Config *c, Comm *comm) {
+    Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
     ModelSpec spec = {};
@@ -119,70 +122,14 @@ static ModelSpec read_model(const Config *c, Comm *comm) {
         die(EXIT_INPUT, "give --dtype bf16",
             "--stochastic-rounding rounds bf16 parameters, and these are fp32");
     }
+    if (options_prompts(&c->given) && !c->given.at[OPTION_INDEX_seq_len]) {
+        o->seq_len = min_i64(config.max_seq_len, PROMPT_CONTEXT);
+    }
     model_check_length(&config, o->seq_len, o->model);
     spec.model = gpt_model_shared(config, choose_share(o, &spec, &config, share, comm));
     check_begun(c, &spec);
     export_check(o->export_file, &spec.model);
     return spec;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The data
-
-// Returns the samples of one validation. Labelled samples are used once at most.
-static int64_t validation_samples(const Config *c, const Dataset *val) {
-    int64_t all = val->windows, asked = c->options.val_batches * c->samples;
-    return asked < 0 || (val->labels && asked > all) ? all : asked;
-}
-// Returns the tokenizer file of the run: --tokenizer, or one that is stored next to the shards,
-// those for training first; NULL if none exists. `path` (of `bytes` bytes) is space for its name.
-static const char *find_tokenizer(const Config *c, bool validates, char *path, size_t bytes) {
-    const Options *o = &c->options;
-    const bool trains = o->steps || c->given.at[OPTION_INDEX_train];
-    if (*o->tokenizer) { return o->tokenizer; }
-    const char *file = trains ? tokenizer_find(o->train, path, bytes) : NULL;
-    return file || !validates ? file : tokenizer_find(o->val, path, bytes);
-}
-// Refuses data made by several tokenizers, or by one that does not fit the model: training or
-// evaluating on them would mean nothing.
-static void check_tokenizers(const Options *o, const Data *d, int32_t vocab, const char *file) {
-    const Dataset *data[] = {&d->train, &d->val, &d->hellaswag};
-    const char *names[] = {o->train, o->val, o->hellaswag};
-    CommonTokenizer common = {};
-    common_tokenizer_add(&common, d->tokenizer.id, "the file", file);
-    for (int i = 0; i < 3; i++) {
-        common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]);
-    }
-    common_tokenizer_check_model(&common, vocab);
-    for (int i = 0; i < 3; i++) { common_tokenizer_check(&common, data[i], names[i]); }
-}
-static Data open_data(const Config *c, int32_t vocab) {
-    const Options *o = &c->options;
-    const bool validates = o->val_every && (*o->val || c->given.at[OPTION_INDEX_val]);
-    char path[1100];
-    Data d = {};
-    const char *file = find_tokenizer(c, validates, path, sizeof path);
-    d.tokenizer = tokenizer_open(file, vocab);
-    const DatasetOptions val = {.flag = "--val",
-                                .T = o->seq_len,
-                                .vocab = vocab,
-                                .eot = d.tokenizer.eot,
-                                .windows = WINDOWS_CONTINUOUS};
-    DatasetOptions hellaswag = val, train = val;
-    hellaswag.flag = "--hellaswag";
-    train.flag = "--train";
-    train.windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    train.shuffle = o->shuffle != 0;
-    train.seed = o->seed;
-    train.windows_per_document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0;
-    if (o->steps) { d.train = dataset_open(o->train, train); }
-    if (validates) { d.val = dataset_open(o->val, val); }
-    if (*o->hellaswag) { d.hellaswag = choices_open(o->hellaswag, hellaswag); }
-    check_tokenizers(o, &d, vocab, file);
-    if (validates) {
-        d.val_bytes = dataset_target_bytes(&d.val, &d.tokenizer, validation_samples(c, &d.val));
-    }
-    return d;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -258,7 +205,7 @@ static void configure(Job *j) {
         cyclic_free(&cyclic);
     }
     if (!o->dry_run && !o->show_schedule) {
-        j->data = open_data(c, (int32_t)j->spec.model.config.vocab);
+        j->data = open_data(c, &j->spec);
         c->steps = o->steps < 0 ? j->data.train.windows / c->samples : o->steps;
     }
     if (o->steps) { // without training there is nothing to protect
@@ -427,29 +374,6 @@ static void score_hellaswag(Run *r) {
     }
 }
 
-// All ranks call this and compute the same text; rank 0 prints it.
-static void print_sample(Run *r) {
-    const Options *o = run_options(r);
-    const Tokenizer *tokenizer = &r->data->tokenizer;
-    int32_t *text = new_array(int32_t, o->sample_tokens, "sample");
-    const Draws draws = {.temperature = o->temperature,
-                         .top_p = o->top_p,
-                         .top_k = o->top_k,
-                         .seed = (uint64_t)o->seed ^ 0x67656e6572617465u,
-                         .step = (uint64_t)r->progress.step};
-    executor_generate(&r->executor, &r->plan->pipeline.placement,
-                      (int32_t)max_i64(tokenizer->eot, 0), text, o->sample_tokens, draws);
-    if (r->comm->rank == 0) {
-        log_break(&r->journal.log);
-        printf("--- sample at step %" PRId64 " ---\n", r->progress.step);
-        for (int64_t i = 0; i < o->sample_tokens; i++) {
-            tokenizer_print(tokenizer, text[i], stdout);
-        }
-        printf("\n---\n");
-    }
-    free(text);
-}
-
 static void save_checkpoint(Run *r, const char *command) {
     Text path;
     const Options *o = run_options(r);
@@ -544,6 +468,7 @@ static void start(Job *j, int argc, char **argv) {
         exit(EXIT_DONE);
     }
     options_parse(o, &j->config.given, j->argc, j->argv);
+    if (options_prompts(&j->config.given)) { j->answers = prompt_take_output(); }
     if (j->comm.rank == 0) { outputs_check(o); }
     comm_place(&j->comm, (int)o->ranks_per_node);
     j->comm.timeout_s = o->watchdog;
@@ -593,11 +518,11 @@ static void prepare(Job *j) {
     Run *r = &j->run;
     const Options *o = &j->config.options;
     const Plan *plan = j->plans.first;
-    const bool first = j->comm.rank == 0;
+    const bool first = j->comm.rank == 0, saves = *o->out && !options_prompts(&j->config.given);
     if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
     check_memory(plan, &j->comm);
     const EventFile board = event_file_open(first ? o->tensorboard : "");
-    if (*o->out && first) { out_folder_prepare(o->out, o->resume != 0); }
+    if (saves && first) { out_folder_prepare(o->out, o->resume != 0); }
     r->journal.log = log_open(first ? o->log : "", o->resume != 0);
     r->journal.log.board = board;
     comm_barrier(&j->comm);
@@ -688,7 +613,11 @@ static void perform(Job *j) {
         return;
     }
     prepare(j);
-    train(&j->run, &j->plans, j->command);
+    if (options_prompts(&j->config.given)) {
+        answer_prompts(&j->run, j->answers);
+    } else {
+        train(&j->run, &j->plans, j->command);
+    }
     finish(j);
 }
 

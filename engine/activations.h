@@ -63,6 +63,7 @@ typedef struct {
     int64_t rows, T; // of a micro-batch, at most
     bool recompute;
     int64_t logits; // rows of logits computed at a time, where logits are not kept
+    bool generates; // text: keys and values are kept
     ClipPolicy clip;
     int first, end; // units of this rank: [first, end)
     Limits limits;
@@ -113,6 +114,7 @@ typedef struct {
     int64_t clips;
     P2pBuffer *norms, *tied, *factors; // [clips] data that cross stages (dp.h: Crossing)
     Real *logits;                      // (Vp) one row, for text generation
+    KeyCache *caches;                  // [units] of T positions, for text generation
     char *activations, *buffers;       // the two allocations that hold all of these
     // [actions of a step][2] begin and end of each action, for a profile; then block work is not
     // replayed as a whole. NULL: no profile
@@ -310,6 +312,17 @@ static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers
         if (executor_has(&e->shape, u)) { grads->unit[u] = executor_carve_block_gradients(e, a); }
     }
 }
+// The keys and values of one sequence in the blocks of this rank.
+static inline void executor_carve_caches(Executor *e, Arena *a) {
+    const int64_t T = e->shape.T,
+                  half = key_cache_elements(gpt_attention(e->model, 1, T), T) / 2;
+    for (int u = e->shape.first; u < e->shape.end; u++) {
+        if (gpt_unit_class(e->model, u) != UNIT_BLOCK) { continue; }
+        e->caches[u].keys = arena_reals(a, half);
+        e->caches[u].values = arena_reals(a, half);
+        e->caches[u].most = T;
+    }
+}
 static inline void executor_carve_buffers(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
     const int64_t n = shape->rows * shape->T * gpt_width(e->model);
@@ -321,6 +334,7 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
     for (int64_t i = 0; i < shape->limits.gradients; i++) { e->received[i].p = arena_reals(a, n); }
     for (int i = 0; i < SEND_BUFFERS && shape->first; i++) { e->sent[i].p = arena_reals(a, n); }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
+    if (shape->generates) { executor_carve_caches(e, a); }
     for (int64_t i = 0; i < e->clips; i++) {
         const ClipUnits units = {shape->first, shape->end};
         clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, units, shape->rows,
@@ -373,6 +387,7 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
         e.clip[i].sums = new_array(UnitSums, units, "executor");
     }
     e.held = new_array(const Real *, m->storages, "executor");
+    e.caches = new_array(KeyCache, units, "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
     executor_carve_activations(&e, &activations);
     executor_carve_buffers(&e, &buffers);
@@ -398,7 +413,7 @@ static inline void executor_free(Executor *e) {
     }
     for (int64_t i = 0; i < e->transit_count; i++) { free(e->transits[i].open); }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
-    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->host_logits,
+    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->caches, e->host_logits,
              e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
 }

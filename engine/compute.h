@@ -22,6 +22,9 @@ typedef struct {
     const GradientBuffers *grads;
     const Clip *clip;
     float *weights; // of samples, if they are clipped
+    // generated text (UnitCall)
+    int64_t first;
+    KeyCache cache;
 } Work;
 
 static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t rows, int64_t T) {
@@ -192,6 +195,8 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     c.targets = w->acts->targets;
     c.rows = w->rows;
     c.T = w->T;
+    c.first = w->first;
+    c.cache = w->cache;
     return c;
 }
 

@@ -25,6 +25,10 @@
     X("json", "dry-run", o->json && !o->dry_run && !o->plan && !*o->dp_account,                    \
       "only this, --plan and --dp-account print an object; training writes JSON lines to --log "   \
       "FILE")                                                                                      \
+    X("prompt", "dry-run", GIVEN(prompt) && options_only_prints(o),                                \
+      "(or another flag that prints and stops) both print and stop: give one")                     \
+    X("prompt", "fit", GIVEN(prompt) && o->fit,                                                    \
+      "no step is made that could be fast: leave --fit out")                                       \
     X("cluster", "dry-run", *o->cluster && !o->dry_run && !o->plan,                                \
       "a real run is on the ranks that there are")                                                 \
     X("fit", "plan", o->fit && o->plan,                                                            \

@@ -226,6 +226,15 @@ static inline void options_choose_validation(Options *o, const OptionsGiven *giv
     if (!*o->hellaswag) { o->val_every = 0; }
 }
 
+// --prompt neither trains nor validates nor saves, whatever the other flags say: it may stand behind
+// the command of a training run. One sequence passes through the model.
+static inline void options_choose_prompt(Options *o, const OptionsGiven *given) {
+    if (!options_prompts(given)) { return; }
+    o->steps = o->val_every = o->sample_every = o->save_every = 0;
+    o->hellaswag = o->profile_steps = "";
+    if (!given->at[OPTION_INDEX_micro_batch]) { o->micro_batch = 1; }
+}
+
 // Sets the defaults, then what a file says unless `config` is empty, then what the command line
 // says.
 static inline void options_take(Options *options, OptionsGiven *given, const char *config, int argc,
@@ -263,6 +272,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
             pair->b, pair->why);
     }
     options_choose_validation(options, given);
+    options_choose_prompt(options, given);
     options_hide_secrets(options);
 }
 

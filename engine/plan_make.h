@@ -93,6 +93,7 @@ static inline void plan_micro_batches(Plan *p) {
     p->shape.rows = ceil_div(p->pipeline.micro_rows, p->cyclic.rule ? 1 : p->stage->replicas);
     p->shape.T = c->options.seq_len;
     p->shape.logits = LOGITS_PLENTY;
+    p->shape.generates = options_generates(&c->options, &c->given);
     gpt_work_check(&p->model.config, p->shape.rows, p->shape.T);
 }
 // Private runs: how samples are clipped. Each step draws its samples, so it may have more of them

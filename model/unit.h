@@ -124,6 +124,9 @@ typedef struct {
     const int32_t *tokens, *targets;
     int64_t rows, T;
     bool recompute;               // forward: only what the backward pass reads
+    // generated text: position of the first token, and where a block's keys and values are kept
+    int64_t first;
+    KeyCache cache; // most 0: they are not kept
     ClassifierResults classifier; // backward
     // of samples
     const UnitSums *sums;
@@ -213,8 +216,10 @@ static inline void vector_sample_sum(const OpCall *o, int i) {
 // -------------------------------------------------------------------------------------------------
 // Embedding
 static inline void embedding_forward(const OpCall *o) {
-    ops_embedding_forward(o->s, o->out[0], o->call->tokens, o->params[0], o->params[1], o->rows,
-                          o->T, o->width);
+    const Real *positions =
+        o->params[1] ? real_at_const(o->params[1], o->call->first * o->width) : NULL;
+    ops_embedding_forward(o->s, o->out[0], o->call->tokens, o->params[0], positions, o->rows, o->T,
+                          o->width);
 }
 // factors may be NULL (ops.h).
 static inline void embedding_backward(const UnitCall *c, const OpNode *n, const float *factors) {
@@ -301,6 +306,11 @@ static inline void rmsnorm_sample_sum(const OpCall *o) { vector_sample_sum(o, 0)
 // Linear layers
 static inline void linear_forward(const OpCall *o) {
     Real *gelu = o->node->kind == OP_LINEAR_GELU ? o->out[1] : NULL;
+    if (o->call->cache.most && o->N == 1) {
+        ops_vector_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], o->params[1], o->in_width,
+                           o->width);
+        return;
+    }
     ops_matmul_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], o->params[1], o->N,
                        o->in_width, o->width);
 }
@@ -336,14 +346,25 @@ static inline double linear_flops(const GptModel *m, const UnitSpec *u, const Op
 
 // -------------------------------------------------------------------------------------------------
 // Attention
+static inline AttentionShape op_attention(const OpCall *o) {
+    AttentionShape a = gpt_attention(o->call->model, o->rows, o->T);
+    a.first = o->call->first;
+    return a;
+}
 static inline void attention_forward(const OpCall *o) {
-    ops_attention_forward(o->s, o->out[0], o->stats[0], o->in[0],
-                          gpt_attention(o->call->model, o->rows, o->T));
+    const AttentionShape a = op_attention(o);
+    const KeyCache cache = o->call->cache;
+    if (cache.most) { ops_keep_keys(o->s, cache, o->in[0], a); }
+    if (a.first) {
+        ops_attention_kept(o->s, o->out[0], o->in[0], cache, a);
+    } else {
+        ops_attention_forward(o->s, o->out[0], o->stats[0], o->in[0], a);
+    }
 }
 static inline void attention_backward_input(const OpCall *o) {
     first_write(o, o->node->in[0]);
     ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0],
-                           gpt_attention(o->call->model, o->rows, o->T));
+                           op_attention(o));
 }
 static inline double attention_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
                                      double T) {
@@ -353,17 +374,15 @@ static inline double attention_flops(const GptModel *m, const UnitSpec *u, const
 // -------------------------------------------------------------------------------------------------
 // Rotary positions, and the norms of heads of q and k
 static inline void rotary_forward(const OpCall *o) {
-    const GptModel *m = o->call->model;
-    ops_rotary(o->s, o->out[0], gpt_attention(m, o->rows, o->T), &m->rotary, false);
+    ops_rotary(o->s, o->out[0], op_attention(o), &o->call->model->rotary, false);
 }
 // The gradient of q and k is turned back in place.
 static inline void rotary_backward_input(const OpCall *o) {
-    const GptModel *m = o->call->model;
-    ops_rotary(o->s, o->dout[0], gpt_attention(m, o->rows, o->T), &m->rotary, true);
+    ops_rotary(o->s, o->dout[0], op_attention(o), &o->call->model->rotary, true);
 }
 static inline HeadNorm qk_norm_of(const OpCall *o) {
     const GptModel *m = o->call->model;
-    const HeadNorm h = {.shape = gpt_attention(m, o->rows, o->T),
+    const HeadNorm h = {.shape = op_attention(o),
                         .rotary = &m->rotary,
                         .eps = (float)m->config.eps,
                         .scale = m->arch->qk_scale};
@@ -542,11 +561,14 @@ static inline float *head_losses(const GptModel *m, const UnitBuffers *b) {
 // classifier's input.
 static inline void head_logits(Stream *s, const GptModel *m, const UnitStates *u, Real *logits,
                                const Real *classified, int64_t rows, int64_t first, int64_t count) {
-    const OpNode *n = gpt_classifier(m);
     const int64_t width = gpt_width(m);
-    ops_matmul_forward(s, logits, NULL, classified,
-                       real_at_const(unit_param(m, u, n->params[0]), first * width), NULL, rows,
-                       width, count);
+    const Real *table =
+        real_at_const(unit_param(m, u, gpt_classifier(m)->params[0]), first * width);
+    if (rows == 1) {
+        ops_vector_forward(s, logits, NULL, classified, table, NULL, width, count);
+    } else {
+        ops_matmul_forward(s, logits, NULL, classified, table, NULL, rows, width, count);
+    }
     if (m->arch->softcap > 0) { ops_softcap(s, logits, rows * count, m->arch->softcap); }
 }
 

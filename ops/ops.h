@@ -49,9 +49,10 @@ typedef struct {
 enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
 // The shape of attention: heads of D elements. `heads` query heads share `kv_heads` heads of keys
 // and values, in groups of neighbours: query head h reads head h * kv_heads / heads, which is an
-// integer division.
+// integer division. The tokens of each row have the positions first .. first + T - 1; first is 0
+// unless earlier tokens are in a cache of keys and values.
 typedef struct {
-    int64_t rows, T, heads, kv_heads, D;
+    int64_t rows, T, heads, kv_heads, D, first;
 } AttentionShape;
 // Returns the largest shape of attention.
 static inline AttentionShape ops_attention_shape(OpsShape s) {
@@ -288,6 +289,9 @@ static void ops_rmsnorm_backward_weight(Stream *s, float *dweight, const Real *d
 // GELU_tanh(out) too.
 static void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight,
                                const Real *bias, int64_t N, int64_t C, int64_t OC);
+// The same for one row, N = 1. It may add in another order than ops_matmul_forward().
+static void ops_vector_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight,
+                               const Real *bias, int64_t C, int64_t OC);
 // din(N, C) = dout(N, OC) weight. If pre_gelu(N, C) is given, din is multiplied by
 // GELU_tanh'(pre_gelu).
 static void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight,
@@ -302,7 +306,7 @@ static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int
 // --- rotary positions (arXiv 2104.09864), and the norm of each head of q and k -------------------
 // Element i < D/2 of a head turns with element i + D/2 by the angle position * frequency[i], in
 // fp32 ("rotate half"): y_i = x_i cos - x_(i+D/2) sin, y_(i+D/2) = x_(i+D/2) cos + x_i sin. The
-// position is the row's number in its sequence.
+// position is AttentionShape.first, plus the row's number in its sequence.
 enum { ROTARY_PAIRS = 128 }; // at most, so D <= 256
 typedef struct {
     float frequency[ROTARY_PAIRS];
@@ -346,6 +350,24 @@ static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *
                                   AttentionShape a);
 static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv,
                                    const Real *out, const float *lse, AttentionShape a);
+
+// --- attention to tokens whose keys and values are kept ------------------------------------------
+// The keys and values of one sequence: keys(kv_heads, most, D), then values(kv_heads, most, D), as
+// they are in qkv after rotary positions. A head's positions lie behind each other.
+typedef struct {
+    Real *keys, *values;
+    int64_t most; // positions that there is memory for; 0: nothing is kept
+} KeyCache;
+// Returns the elements of a cache for `most` positions, keys and values together.
+static inline int64_t key_cache_elements(AttentionShape a, int64_t most) {
+    return 2 * a.kv_heads * most * a.D;
+}
+// Keeps the keys and values of qkv(1, T, (heads + 2 kv_heads) D), at the positions from a.first on.
+static void ops_keep_keys(Stream *s, KeyCache cache, const Real *qkv, AttentionShape a);
+// out(1, T, heads D): attention of T queries, each to the kept keys and values of all positions up
+// to its own, which ops_keep_keys() has kept before. For few queries: nothing is shared among them.
+static void ops_attention_kept(Stream *s, Real *out, const Real *qkv, KeyCache cache,
+                               AttentionShape a);
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
 // losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,

@@ -236,7 +236,7 @@ static void test_logits(void **state) {
         Rig *r = rig_make(setting);
         float logits[VP];
         for (int i = 0; i < B * T; i++) {
-            executor_logits(&r->executor, &r->placement, golden.x[i / T], i % T + 1, logits);
+            executor_logits(&r->executor, &r->placement, golden.x[i / T], 0, i % T + 1, logits);
             check_close("logits", logits, golden.logits[i / T][i % T], V, GRADIENT_FP32);
         }
         rig_free(r);

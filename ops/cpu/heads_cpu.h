@@ -25,7 +25,7 @@ static inline void rotary_fill(float *table, AttentionShape a, const Rotary *r, 
     for (int64_t t = 0; t < a.T; t++) {
         float *cosines = table + t * a.D, *sines = cosines + pairs;
         for (int64_t i = 0; i < pairs; i++) {
-            const float angle = (float)t * r->frequency[i];
+            const float angle = (float)(a.first + t) * r->frequency[i];
             cosines[i] = cosf(angle);
             sines[i] = turn * sinf(angle);
         }

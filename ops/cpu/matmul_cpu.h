@@ -113,6 +113,55 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     }
 }
 
+// --- one row: a vector ---------------------------------------------------------------------------
+// A product with one row reads each weight once, so memory is the limit. A library packs the matrix
+// first, or runs in one thread.
+enum { VECTOR_ROWS = 4, VECTOR_BLOCK = 16 }; // rows of weights at once; of a piece of work
+// sums(VECTOR_ROWS) = rows of weight(VECTOR_ROWS, C) times x(C)
+TYPED void vector_rows(const DType type, float *sums, const Real *weight, const Real *x,
+                       int64_t C) {
+    const Real *w[VECTOR_ROWS];
+    for (int r = 0; r < VECTOR_ROWS; r++) { w[r] = real_at_const(weight, r * C); }
+    float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
+#pragma omp simd reduction(+ : a, b, c, d)
+    for (int64_t i = 0; i < C; i++) {
+        const float value = load_real(type, x, i);
+        a += value * load_real(type, w[0], i);
+        b += value * load_real(type, w[1], i);
+        c += value * load_real(type, w[2], i);
+        d += value * load_real(type, w[3], i);
+    }
+    sums[0] = a;
+    sums[1] = b;
+    sums[2] = c;
+    sums[3] = d;
+}
+TYPED void vector_row(const DType type, float *sum, const Real *weight, const Real *x, int64_t C) {
+    float a = 0.0f;
+#pragma omp simd reduction(+ : a)
+    for (int64_t i = 0; i < C; i++) { a += load_real(type, x, i) * load_real(type, weight, i); }
+    *sum = a;
+}
+static inline void ops_vector_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                      const Real *weight, const Real *bias, int64_t C, int64_t OC) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t block = 0; block < ceil_div(OC, VECTOR_BLOCK); block++) {
+        const int64_t first = block * VECTOR_BLOCK, n = min_i64(VECTOR_BLOCK, OC - first);
+        float rounded[VECTOR_BLOCK];
+        float *y = cpu_real == DTYPE_FP32 ? (float *)real_at(out, first) : rounded;
+        int64_t r = 0;
+        for (; r + VECTOR_ROWS <= n; r += VECTOR_ROWS) {
+            FOR_TYPE(vector_rows, y + r, real_at_const(weight, (first + r) * C), in, C);
+        }
+        for (; r < n; r++) {
+            FOR_TYPE(vector_row, y + r, real_at_const(weight, (first + r) * C), in, C);
+        }
+        FOR_TYPE(finish_forward, real_at(out, first), gelu ? real_at(gelu, first) : NULL,
+                 bias ? real_at_const(bias, first) : NULL, y, n);
+        poll_after_wide_row(s, block, VECTOR_BLOCK * C);
+    }
+}
+
 TYPED void finish_input(const DType type, Real *din, const Real *pre_gelu, const float *sums,
                         int64_t n) {
     if (pre_gelu) {

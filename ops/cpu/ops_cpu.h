@@ -17,7 +17,7 @@
 #define OPS_CPU_H
 
 #include "ops/cpu/activation_cpu.h" // activations, soft caps
-#include "ops/cpu/attention_cpu.h"  // attention
+#include "ops/cpu/attention_kept_cpu.h" // attention
 #include "ops/cpu/classifier_cpu.h" // the classifier
 #include "ops/cpu/clip_cpu.h"       // gradients of single samples
 #include "ops/cpu/heads_cpu.h"      // rotary positions, norms of heads

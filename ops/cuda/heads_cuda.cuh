@@ -13,7 +13,7 @@ typedef struct {
 } Turn;
 // The turn of a pair at the position of token n. back: by the negative angle.
 __device__ Turn turn_of(const Rotary &r, AttentionShape a, int64_t n, int64_t pair, bool back) {
-    const float angle = (float)(n % a.T) * r.frequency[pair];
+    const float angle = (float)(a.first + n % a.T) * r.frequency[pair];
     const Turn t = {cosf(angle), back ? -sinf(angle) : sinf(angle)};
     return t;
 }

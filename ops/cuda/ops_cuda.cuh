@@ -10,6 +10,7 @@
 #define OPS_CUDA_CUH
 
 #include "ops/cuda/attention_cuda.cuh" // attention
+#include "ops/cuda/attention_kept_cuda.cuh" // attention to keys that are kept
 #include "ops/cuda/matmul_cuda.cuh"    // matrix products by cuBLASLt
 #include "ops/cuda/quantize_cuda.cuh"  // quantization
 
@@ -266,6 +267,10 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     x.d = out;
     plain_matmul(s, &x, bias);
     if (gelu) { LAUNCH_REAL(s, gelu_kernel, blocks_for(N * OC, THREADS), gelu, out, N * OC); }
+}
+static inline void ops_vector_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                      const Real *weight, const Real *bias, int64_t C, int64_t OC) {
+    ops_matmul_forward(s, out, gelu, in, weight, bias, 1, C, OC);
 }
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
                                              const Real *weight, const Real *pre_gelu, int64_t N,
