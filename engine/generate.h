@@ -133,20 +133,31 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
 // -------------------------------------------------------------------------------------------------
 // Generating
 
+// What passes took: those that compute all tokens of a sequence, and those of one more token.
+typedef struct {
+    int64_t tokens[2]; // computed
+    double seconds[2];
+} GenerateSpeed;
+enum { SPEED_ALL, SPEED_ONE };
 // Generates up to `count` tokens that follow prompt(given), 1 <= given <= T, and ends after the
 // token `stop` (-1: none). Returns how many there are, with `stop`. When T tokens are full, the
-// newer half of them goes on as a sequence of its own, computed anew. Every rank calls it and gets
-// the same tokens.
+// newer half of them goes on as a sequence of its own, computed anew. Adds to *speed. Every rank
+// calls it and gets the same tokens.
 static inline int64_t executor_generate(Executor *e, const Placement *placement,
                                         const int32_t *prompt, int64_t given, int32_t stop,
-                                        int32_t *out, int64_t count, Draws draws) {
+                                        int32_t *out, int64_t count, Draws draws,
+                                        GenerateSpeed *speed) {
     const int64_t T = e->shape.T;
     int64_t n = given, kept = 0, made = 0;
     int32_t *tokens = new_array(int32_t, T, "sample");
     memcpy(tokens, prompt, (size_t)given * sizeof(int32_t));
     while (made < count && (made == 0 || out[made - 1] != stop)) {
+        const double start = seconds_now();
+        const int pass = kept ? SPEED_ONE : SPEED_ALL;
         executor_logits(e, placement, tokens, kept, n, e->host_logits);
         out[made] = choose_token(draws, e->host_logits, e->model->config.vocab, made);
+        speed->tokens[pass] += n - kept;
+        speed->seconds[pass] += seconds_now() - start;
         kept = e->shape.generates ? n : 0;
         if (n == T) {
             memmove(tokens, tokens + T / 2, (T - T / 2) * sizeof(int32_t));

@@ -34,8 +34,9 @@ static inline void print_sample(Run *r) {
     const Tokenizer *tokenizer = &r->data->tokenizer;
     const int32_t begin = first_token(tokenizer);
     int32_t *text = new_array(int32_t, o->sample_tokens, "sample");
+    GenerateSpeed speed = {};
     executor_generate(&r->executor, &r->plan->pipeline.placement, &begin, 1, -1, text,
-                      o->sample_tokens, run_draws(r));
+                      o->sample_tokens, run_draws(r), &speed);
     if (r->comm->rank == 0) {
         log_break(&r->journal.log);
         printf("--- sample at step %" PRId64 " ---\n", r->progress.step);
@@ -156,15 +157,22 @@ static inline void print_continuation(const Tokenizer *t, const int32_t *tokens,
     }
 }
 
+static inline void print_generate_speed(const GenerateSpeed *s) {
+    printf("texts      %" PRId64 " tokens read, %.2f ms each; %" PRId64
+           " tokens more, one at a time, %.2f ms each\n",
+           s->tokens[SPEED_ALL], 1e3 * s->seconds[SPEED_ALL] / max_i64(s->tokens[SPEED_ALL], 1),
+           s->tokens[SPEED_ONE], 1e3 * s->seconds[SPEED_ONE] / max_i64(s->tokens[SPEED_ONE], 1));
+}
 // Continues prompt(given), and prints the continuation: up to --sample-tokens tokens, or up to
 // end-of-text, which is not printed. All ranks call it; rank 0 alone must know the prompt.
-static inline void answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *to) {
+static inline void answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *to,
+                                 GenerateSpeed *speed) {
     const Tokenizer *t = &r->data->tokenizer;
     const int64_t most = run_options(r)->sample_tokens;
     int32_t *answer = new_array(int32_t, (size_t)most, "the continuation");
     comm_broadcast(r->comm, prompt, (size_t)given * sizeof *prompt, 0);
     int64_t n = executor_generate(&r->executor, &r->plan->pipeline.placement, prompt, given, t->eot,
-                                  answer, most, run_draws(r));
+                                  answer, most, run_draws(r), speed);
     if (answer[n - 1] == t->eot) { n--; }
     if (r->comm->rank == 0) { print_continuation(t, answer, n, to); }
     free(answer);
@@ -174,6 +182,7 @@ static inline void answer_prompts(Run *r, FILE *to) {
     const char *text = run_options(r)->prompt;
     const bool reads = !strcmp(text, "-"), first = r->comm->rank == 0;
     int32_t *prompt = new_array(int32_t, (size_t)r->plan->shape.T, "the prompt");
+    GenerateSpeed speed = {};
     Lines lines = {};
     if (reads && first) { lines.bytes = new_array(char, PROMPT_BYTES, "standard input"); }
     int64_t given = 1;
@@ -184,8 +193,9 @@ static inline void answer_prompts(Run *r, FILE *to) {
             given = line ? prompt_tokens(r, line, bytes, lines.number, prompt) : 0;
         }
         comm_broadcast(r->comm, &given, sizeof given, 0);
-        if (given) { answer_prompt(r, prompt, given, to); }
+        if (given) { answer_prompt(r, prompt, given, to, &speed); }
     }
+    if (first) { print_generate_speed(&speed); }
     free_all(prompt, lines.bytes);
 }
 
