@@ -27,7 +27,7 @@ typedef struct {
     TokenTable added[ADDED_SETS];
     unsigned char *strip;   // [vocabulary] of added tokens
     Normalizer *normalizer; // NULL: none
-    Words cut[ENCODER_CUTS];
+    WordPattern cut[ENCODER_CUTS];
     int cuts;
     bool byte_level;     // the last cut is the one after which characters stand for bytes
     bool space_in_front; // of what the last cut gets
@@ -52,6 +52,7 @@ static inline Encoder encoder_open(const Tokenizer *t, int64_t added, int64_t wo
     return e;
 }
 static inline void encoder_close(Encoder *e) {
+    if (e->normalizer) { normalizer_close(e->normalizer); }
     free_all(e->added[0].token, e->added[1].token, e->strip, e->normalizer, e->words.token,
              e->text.text, e->normal.text, e->spaced.text);
     bpe_close(&e->bpe);
@@ -147,7 +148,7 @@ static inline const char *encode_space_before(const char *begin, const char *end
 static inline void encode_between(Encoder *e, const char *at, const char *end, AddedSet set);
 // Cuts the added tokens of a set out of a text, and encodes what is between them.
 static inline void encode_added(Encoder *e, const char *at, const char *end, AddedSet set) {
-    const Words space = {.kind = WORDS_ALL};
+    const WordPattern space = {.kind = WORDS_ALL};
     const char *rest = at; // begin of what is not encoded yet
     while (at < end) {
         int length = 0;

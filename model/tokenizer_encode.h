@@ -79,7 +79,7 @@ static inline void encode_read_normalizer(Encoder *e, const TokenizerJson *t, in
     }
 }
 
-static inline Words encode_read_pattern(const TokenizerJson *t, int part) {
+static inline WordPattern encode_read_pattern(const TokenizerJson *t, int part) {
     const int pattern = json_get(&t->json, json_get(&t->json, part, "pattern"), "Regex");
     const bool invert = encode_flag(t, part, "invert", false);
     const int behavior = json_get(&t->json, part, "behavior");
@@ -87,7 +87,7 @@ static inline Words encode_read_pattern(const TokenizerJson *t, int part) {
         encode_refuse(t, "a Regex to split by", pattern);
     }
     const JsonValue *v = &t->json.values[pattern];
-    const Words *words =
+    const WordPattern *words =
         words_find((const char *)t->scratch, json_unescape(v->text, v->bytes, t->scratch));
     if (!words) { encode_refuse(t, "the pattern of GPT-2, GPT-4, Llama 3 or Qwen", pattern); }
     // what the patterns of words do not match is nothing, so removing it changes nothing
@@ -101,7 +101,7 @@ static inline Words encode_read_pattern(const TokenizerJson *t, int part) {
 static inline void encode_read_cut(Encoder *e, const TokenizerJson *t, int part) {
     const int type = json_get(&t->json, part, "type");
     const bool bytes = e->byte_level;
-    Words words = {.kind = WORDS_ALL};
+    WordPattern words = {.kind = WORDS_ALL};
     if (encode_is(t, type, "Split")) {
         words = encode_read_pattern(t, part);
     } else if (encode_is(t, type, "Digits")) {

@@ -128,6 +128,11 @@ static inline void normalizer_open(Normalizer *n) {
     qsort(n->pairs, (size_t)n->pair_count, sizeof *n->pairs, compare_u64);
 }
 
+static inline void normalizer_close(Normalizer *n) {
+    free(n->of);
+    memset(n, 0, sizeof *n);
+}
+
 // Returns the index of the first number of a sorted array that is not below `least`.
 static inline int first_at_least(const uint64_t *sorted, int count, uint64_t least) {
     int low = 0;

@@ -24,11 +24,11 @@ typedef struct {
     bool marks;
     int digits;
     const char *pattern; // in a tokenizer.json, with JSON's escapes replaced
-} Words;
+} WordPattern;
 
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 #define SPACES "\\s+(?!\\S)|\\s+"
-static const Words words_patterns[] = {
+static const WordPattern words_patterns[] = {
     {.kind = WORDS_GPT2,
      .pattern = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|" SPACES},
     // Llama 3
@@ -65,7 +65,7 @@ static const Words words_patterns[] = {
 };
 
 // Returns the row of a pattern; NULL if it is unknown.
-static inline const Words *words_find(const char *pattern, int64_t bytes) {
+static inline const WordPattern *words_find(const char *pattern, int64_t bytes) {
     enum { COUNT = sizeof words_patterns / sizeof *words_patterns };
     for (int i = 0; i < COUNT; i++) {
         const char *known = words_patterns[i].pattern;
@@ -78,7 +78,7 @@ static inline const Words *words_find(const char *pattern, int64_t bytes) {
 
 // What a character is in a pattern.
 typedef enum { SIGN_END, SIGN_LETTER, SIGN_DIGIT, SIGN_OTHER, SIGN_SPACE } Sign;
-static inline Sign words_sign(const Words *w, Character c) {
+static inline Sign words_sign(const WordPattern *w, Character c) {
     // by class
     static const Sign signs[] = {SIGN_OTHER, SIGN_LETTER, SIGN_DIGIT, SIGN_OTHER, SIGN_SPACE};
     const int class_of = character_class(c.code);
@@ -88,7 +88,7 @@ static inline Sign words_sign(const Words *w, Character c) {
 static inline bool ends_line(Character c) { return c.code == '\r' || c.code == '\n'; }
 
 // Returns where a run of at most `most` characters of this sign ends (0: of any length).
-static inline const char *words_run(const Words *w, Sign sign, const char *at, const char *end,
+static inline const char *words_run(const WordPattern *w, Sign sign, const char *at, const char *end,
                                     int most) {
     for (int n = 0; !most || n < most; n++) {
         const Character c = character_at(at, end);
@@ -99,7 +99,7 @@ static inline const char *words_run(const Words *w, Sign sign, const char *at, c
 }
 
 // Returns where the first digit is.
-static inline const char *words_digit(const Words *w, const char *at, const char *end) {
+static inline const char *words_digit(const WordPattern *w, const char *at, const char *end) {
     for (Character c; at < end; at += c.bytes) {
         c = character_at(at, end);
         if (words_sign(w, c) == SIGN_DIGIT) { break; }
@@ -108,7 +108,7 @@ static inline const char *words_digit(const Words *w, const char *at, const char
 }
 
 // Returns where an ending such as 's ends; `at` if there is none.
-static inline const char *words_ending(const Words *w, const char *at, const char *end) {
+static inline const char *words_ending(const WordPattern *w, const char *at, const char *end) {
     static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
     // the long s is an s in another case
     const bool any_case = w->kind == WORDS_LATER;
@@ -127,7 +127,7 @@ static inline const char *words_ending(const Words *w, const char *at, const cha
 }
 
 // Returns where a word of white space ends.
-static inline const char *words_space(const Words *w, const char *at, const char *end) {
+static inline const char *words_space(const WordPattern *w, const char *at, const char *end) {
     const char *last = at, *line = NULL;
     const char *stop = at;
     for (Character c; words_sign(w, c = character_at(stop, end)) == SIGN_SPACE; stop += c.bytes) {
@@ -139,7 +139,7 @@ static inline const char *words_space(const Words *w, const char *at, const char
 }
 
 // Returns where the word ends that begins at `at`, which is before `end`.
-static inline const char *words_end(const Words *w, const char *at, const char *end) {
+static inline const char *words_end(const WordPattern *w, const char *at, const char *end) {
     const Character c = character_at(at, end), d = character_at(at + c.bytes, end);
     const Sign sign = words_sign(w, c), next = words_sign(w, d);
     if (w->kind == WORDS_ALL) { return end; }
