@@ -371,9 +371,7 @@ static inline bool options_only_prints(const Options *o) {
     return o->compat || *o->dp_account || o->dry_run || o->show_schedule || o->plan;
 }
 // Returns whether the program continues texts (--prompt), and trains nothing.
-static inline bool options_prompts(const OptionsGiven *g) {
-    return g->at[OPTION_INDEX_prompt];
-}
+static inline bool options_prompts(const OptionsGiven *g) { return g->at[OPTION_INDEX_prompt]; }
 static inline bool options_generates(const Options *o, const OptionsGiven *g) {
     return options_prompts(g) || o->sample_every > 0;
 }

@@ -314,8 +314,7 @@ static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers
 }
 // The keys and values of one sequence in the blocks of this rank.
 static inline void executor_carve_caches(Executor *e, Arena *a) {
-    const int64_t T = e->shape.T,
-                  half = key_cache_elements(gpt_attention(e->model, 1, T), T) / 2;
+    const int64_t T = e->shape.T, half = key_cache_elements(gpt_attention(e->model, 1, T), T) / 2;
     for (int u = e->shape.first; u < e->shape.end; u++) {
         if (gpt_unit_class(e->model, u) != UNIT_BLOCK) { continue; }
         e->caches[u].keys = arena_reals(a, half);
@@ -413,8 +412,8 @@ static inline void executor_free(Executor *e) {
     }
     for (int64_t i = 0; i < e->transit_count; i++) { free(e->transits[i].open); }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
-    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->caches, e->host_logits,
-             e->host_weights, e->message, e->part, e->losses, e->right);
+    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->caches,
+             e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
 }
 // Returns the bytes of everything that an executor works with: activations, buffers, workspace.

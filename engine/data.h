@@ -35,7 +35,8 @@ static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec,
 }
 // Refuses data made by several tokenizers, or by one that does not fit the model: training or
 // evaluating on them would mean nothing.
-static inline void check_tokenizers(const Options *o, const Data *d, int32_t vocab, const char *file) {
+static inline void check_tokenizers(const Options *o, const Data *d, int32_t vocab,
+                                    const char *file) {
     const Dataset *data[] = {&d->train, &d->val, &d->hellaswag};
     const char *names[] = {o->train, o->val, o->hellaswag};
     CommonTokenizer common = {};
@@ -56,7 +57,8 @@ static inline Data open_data(const Config *c, const ModelSpec *spec) {
     d.tokenizer = tokenizer_open(file, vocab);
     if (options_prompts(&c->given) && !d.tokenizer.vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
-            "--prompt: no tokenizer for the model's vocabulary of %d: --tokenizer is not given, and "
+            "--prompt: no tokenizer for the model's vocabulary of %d: --tokenizer is not given, "
+            "and "
             "none is beside the shards or in the model's folder",
             vocab);
     }

@@ -113,7 +113,8 @@ static inline int64_t prompt_tokens(const Run *r, const char *text, int64_t byte
                   most = tokenizer_encode_most(bytes);
     int32_t *tokens = new_array(int32_t, (size_t)most, "the prompt");
     const int64_t n = tokenizer_encode(t, text, bytes, tokens, most);
-    const Text of = line ? text_of("line %" PRId64 " of standard input", line) : text_of("--prompt");
+    const Text of =
+        line ? text_of("line %" PRId64 " of standard input", line) : text_of("--prompt");
     if (n > T) {
         die(EXIT_INPUT, "give a shorter text, or a larger --seq-len, up to the model's positions",
             "%s has %" PRId64 " tokens, and the context only %" PRId64, of.at, n, T);
@@ -133,7 +134,8 @@ static inline int64_t prompt_tokens(const Run *r, const char *text, int64_t byte
 
 // Prints a continuation of n tokens and a newline in one piece, its bytes as they are. A token
 // without a text is [number].
-static inline void print_continuation(const Tokenizer *t, const int32_t *tokens, int64_t n, FILE *to) {
+static inline void print_continuation(const Tokenizer *t, const int32_t *tokens, int64_t n,
+                                      FILE *to) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *memory = open_memstream(&text, &bytes);

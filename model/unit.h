@@ -123,10 +123,10 @@ typedef struct {
     UnitBuffers buffers; // with those of the boundaries
     const int32_t *tokens, *targets;
     int64_t rows, T;
-    bool recompute;               // forward: only what the backward pass reads
+    bool recompute; // forward: only what the backward pass reads
     // generated text: position of the first token, and where a block's keys and values are kept
     int64_t first;
-    KeyCache cache; // most 0: they are not kept
+    KeyCache cache;               // most 0: they are not kept
     ClassifierResults classifier; // backward
     // of samples
     const UnitSums *sums;

@@ -524,6 +524,14 @@ static void matmul_reference_gelu(const Case *c, double **in, double *out) {
     matmul_reference(c, with_x, out);
     free(with_x[3]);
 }
+// Writes the last row of an odd number of them once more, as a row alone.
+static void matmul_row(const Case *c, Stream *s, Real *out, Real *gelu, const Real *in,
+                       const Real *weight, const Real *bias) {
+    const int64_t row = positions(c) - 1;
+    if (row % 2) { return; }
+    ops_vector_forward(s, real_at(out, row * c->other), gelu ? real_at(gelu, row * c->other) : NULL,
+                       real_at_const(in, row * c->C), weight, bias, c->C, c->other);
+}
 static void matmul_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                        float **grad, bool accumulate) {
     int64_t N = positions(c), C = c->C, OC = c->other;
@@ -533,9 +541,11 @@ static void matmul_run(const Case *c, Stream *s, float **in, float *out, const f
     }
     const Real *input = in_real(s, x, N * C), *weight = in_real(s, in[1], OC * C),
                *dy = in_real(s, dout, N * OC);
-    ops_matmul_forward(s, out_real(s, out, N * OC),
-                       c->variant == 2 ? out_real(s, out + N * OC, N * OC) : NULL, input, weight,
-                       c->variant == 1 ? NULL : in_real(s, in[2], OC), N, C, OC);
+    Real *y = out_real(s, out, N * OC),
+         *gelu = c->variant == 2 ? out_real(s, out + N * OC, N * OC) : NULL;
+    const Real *bias = c->variant == 1 ? NULL : in_real(s, in[2], OC);
+    ops_matmul_forward(s, y, gelu, input, weight, bias, N, C, OC);
+    matmul_row(c, s, y, gelu, input, weight, bias);
     ops_matmul_backward_input(s, out_real(s, grad[0], N * C), dy, weight,
                               c->variant == 2 ? in_real(s, in[0], N * C) : NULL, N, C, OC);
     ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], dy, input, N, C, OC,
@@ -611,6 +621,27 @@ static void attention_reference(const Case *c, double **in, double *out) {
     }
     free(p);
 }
+// Writes the last queries of each second row once more, from keys and values that are kept: those
+// of the first positions first, then those of the queries.
+static void attention_again(Stream *s, Real *out, const Real *qkv, AttentionShape a) {
+    AttentionShape first = a, last = a;
+    first.rows = last.rows = 1;
+    last.T = min_i64(a.T, 3);
+    first.T = last.first = a.T - last.T;
+    const int64_t half = key_cache_elements(a, a.T + 2) / 2;
+    Real *kept = (Real *)ops_alloc(2 * (size_t)half * ops_real_bytes());
+    const KeyCache cache = {.keys = kept, .values = real_at(kept, half), .most = a.T + 2};
+    for (int64_t row = 1; row < a.rows; row += 2) {
+        const Real *of_row = real_at_const(qkv, row * a.T * attention_qkv_width(a)),
+                   *queries = real_at_const(of_row, first.T * attention_qkv_width(a));
+        if (first.T) { ops_keep_keys(s, cache, of_row, first); }
+        ops_keep_keys(s, cache, queries, last);
+        ops_attention_kept(s, real_at(out, (row * a.T + first.T) * attention_q_width(a)), queries,
+                           cache, last);
+    }
+    ops_wait(s);
+    ops_free(kept);
+}
 static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                           float **grad, bool accumulate) {
     (void)accumulate;
@@ -621,6 +652,7 @@ static void attention_run(const Case *c, Stream *s, float **in, float *out, cons
     Real *attended = out_real(s, out, n);
     const Real *qkv = in_real(s, in[0], wide);
     ops_attention_forward(s, attended, lse, qkv, a);
+    attention_again(s, attended, qkv, a);
     ops_attention_backward(s, out_real(s, grad[0], wide), in_real(s, dout, n), qkv, attended, lse,
                            a);
 }

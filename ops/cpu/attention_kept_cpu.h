@@ -39,7 +39,9 @@ TYPED void kept_values(const DType type, float *out, const float *weights, const
                        int64_t n, int64_t D) {
     for (int64_t k = 0; k < n; k++) {
 #pragma omp simd
-        for (int64_t d = 0; d < D; d++) { out[d] += weights[k] * load_real(type, values, k * D + d); }
+        for (int64_t d = 0; d < D; d++) {
+            out[d] += weights[k] * load_real(type, values, k * D + d);
+        }
     }
 }
 // Computes one query head with the keys and values of the first `n` positions.

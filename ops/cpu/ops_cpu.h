@@ -16,15 +16,15 @@
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
-#include "ops/cpu/activation_cpu.h" // activations, soft caps
+#include "ops/cpu/activation_cpu.h"     // activations, soft caps
 #include "ops/cpu/attention_kept_cpu.h" // attention
-#include "ops/cpu/classifier_cpu.h" // the classifier
-#include "ops/cpu/clip_cpu.h"       // gradients of single samples
-#include "ops/cpu/heads_cpu.h"      // rotary positions, norms of heads
-#include "ops/cpu/matmul_cpu.h"     // matrix products
-#include "ops/cpu/noise_cpu.h"      // noise
-#include "ops/cpu/quantize_cpu.h"   // quantization
-#include "ops/cpu/rmsnorm_cpu.h"    // RMSNorm
+#include "ops/cpu/classifier_cpu.h"     // the classifier
+#include "ops/cpu/clip_cpu.h"           // gradients of single samples
+#include "ops/cpu/heads_cpu.h"          // rotary positions, norms of heads
+#include "ops/cpu/matmul_cpu.h"         // matrix products
+#include "ops/cpu/noise_cpu.h"          // noise
+#include "ops/cpu/quantize_cpu.h"       // quantization
+#include "ops/cpu/rmsnorm_cpu.h"        // RMSNorm
 
 // --- embedding -----------------------------------------------------------------------------------
 static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,

@@ -9,10 +9,10 @@
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "ops/cuda/attention_cuda.cuh" // attention
+#include "ops/cuda/attention_cuda.cuh"      // attention
 #include "ops/cuda/attention_kept_cuda.cuh" // attention to keys that are kept
-#include "ops/cuda/matmul_cuda.cuh"    // matrix products by cuBLASLt
-#include "ops/cuda/quantize_cuda.cuh"  // quantization
+#include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
+#include "ops/cuda/quantize_cuda.cuh"       // quantization
 
 // --- embedding -----------------------------------------------------------------------------------
 template <class R>
