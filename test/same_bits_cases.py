@@ -131,6 +131,7 @@ RUNS = {  # name: ranks, flags
     "samples zero 3": (3, "--sample-every 2 --sample-tokens 9 --zero 3 --temperature 0.7"),
     "samples likeliest": (2, "--sample-every 2 --sample-tokens 9 --top-k 9 --top-p 0.8"),
     "samples greedy": (2, "--sample-every 2 --sample-tokens 9 --pipeline 2 --temperature 0"),
+    "prompt": (2, "--zero 3 --prompt abcd --sample-tokens 20 --temperature 0.7"),
     "tokenizer": (1, "--sample-every 4 --sample-tokens 20 --tokenizer data/text_tokenizer.bin"),
     "cosine": (1, "--lr-schedule cosine --warmup 2 --final-lr-fraction 0.1 --steps 7"),
     "linear": (1, "--lr-schedule linear --warmup 2 --final-lr-fraction 0.1 --steps 7"),

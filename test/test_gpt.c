@@ -6,7 +6,7 @@
 // are checked.
 #include "ops/cpu/ops_cpu.h"
 #include "state/checkpoint.h"
-#include "engine/executor.h"
+#include "engine/generate.h"
 #include "pipeline.h"
 
 #include "harness.h"

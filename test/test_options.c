@@ -603,6 +603,9 @@ static const char *const clashes[][3] = {
     {"--hellaswag file --val-every 0", "hellaswag", "val-every"},
     {"--json", "json", "dry-run"},
     {"--json --dry-run 0", "json", "dry-run"},
+    {"--prompt x --plan", "prompt", "dry-run"},
+    {"--prompt - --dry-run", "prompt", "dry-run"},
+    {"--prompt x --fit", "prompt", "fit"},
     {"--cluster 1x1", "cluster", "dry-run"},
     {"--cluster 1x1 --plan 0", "cluster", "dry-run"},
     {"--fit --plan", "fit", "plan"},
@@ -748,6 +751,7 @@ static void test_near_misses_are_accepted(void **state) {
     (void)state;
     static const char *const lines[] = {
         "--resume 0",
+        "--prompt x --steps 5 --sample-every 1",
         "--save-every 0",
         "--save-every 5 --out x",
         "--resume --out x",
