@@ -243,11 +243,11 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
 }
 
 // Returns the bytes that an update moves to the device (in) or to the host, for each element of a
-// storage.
-static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
+// storage. again: with its second part (state/matrices.h).
+static inline int64_t offload_element_bytes(const Store *s, int storage, bool in, bool again) {
     PiecePart parts[PIECE_PARTS];
     int64_t bytes = 0;
-    for (int k = store_piece_parts(s, s->policy.offload, storage, parts) - 1; k >= 0; k--) {
+    for (int k = store_piece_parts(s, s->policy.offload, storage, again, parts) - 1; k >= 0; k--) {
         bytes += (in ? parts[k].in : parts[k].out) ? parts[k].size : 0;
     }
     return bytes;
@@ -263,7 +263,10 @@ static inline void offload_moves(const Store *s, const Schedule *step, size_t bl
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
         for (int i = 0; i < s->model->storages; i++) {
-            moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way);
+            for (int part = 0; part <= store_in_parts(s, i); part++) {
+                moved[way] +=
+                    store_own_elements(s, i) * offload_element_bytes(s, i, !way, part > 0);
+            }
         }
     }
     for (int i = 0; i < step->count; i++) {

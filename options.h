@@ -135,6 +135,15 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "measured with --profile-steps")                                                             \
     PICK("optimizer", optimizer, "optimizer", "", "adamw", OPTIMIZER_CHOICES, "")                  \
     NUM("optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                   \
+    NUM("optimizer", muon_lr, "muon-lr", "", "0.02", 0, 1e6, "",                                   \
+      "peak learning rate of muon's matrices, on the schedule of --lr")                            \
+    NUM("optimizer", muon_momentum, "muon-momentum", "", "0.95", 0, 0.999999, "", "of muon")       \
+    INT("optimizer", muon_momentum_warmup, "muon-momentum-warmup", "", "0", 0, 1e12, "steps",      \
+      "muon's momentum rises from 0.85 over so many steps")                                        \
+    INT("optimizer", muon_steps, "muon-steps", "", "5", 1, 100, "iterations",                      \
+      "of Newton-Schulz, which makes a matrix orthogonal")                                         \
+    NUM("optimizer", muon_weight_decay, "muon-weight-decay", "", "0.1", 0, 100, "",                \
+      "on muon's matrices, times their learning rate")                                             \
     NUM("optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                      \
     PICK("optimizer", lr_schedule, "lr-schedule", "k", "cosine", "cosine|linear|constant|wsd",     \
       "wsd: the last 20 % decay by 1 - sqrt")                                                      \
@@ -419,20 +428,27 @@ static inline double option_size(const char *name, const char *text) {
     }
     return bytes;
 }
-// Returns the learning rate of a step (counted from 0) of a run of `steps` steps.
-static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
-    if (step < o->warmup) { return o->lr * (step + 1) / o->warmup; }
-    double last = o->lr * o->final_lr_fraction,
+// Returns a rate with this peak in a step (counted from 0) of a run of `steps` steps.
+static inline double options_rate(const Options *o, double peak, int64_t step, int64_t steps) {
+    if (step < o->warmup) { return peak * (step + 1) / o->warmup; }
+    double last = peak * o->final_lr_fraction,
            done = (step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
     double from = 0.8 * steps;
     switch (o->lr_schedule) {
-    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
-    case LR_LINEAR: return o->lr + (last - o->lr) * done;
+    case LR_COSINE: return last + (peak - last) * 0.5 * (1 + cos(3.141592653589793 * done));
+    case LR_LINEAR: return peak + (last - peak) * done;
     case LR_WSD:
-        return step < from ? o->lr
-                           : last + (o->lr - last) * (1 - sqrt((step - from) / (steps - from)));
-    default: return o->lr;
+        return step < from ? peak
+                           : last + (peak - last) * (1 - sqrt((step - from) / (steps - from)));
+    default: return peak;
     }
+}
+// Returns the learning rate of a step, and how much of its peak that is.
+static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
+    return options_rate(o, o->lr, step, steps);
+}
+static inline double options_schedule(const Options *o, int64_t step, int64_t steps) {
+    return options_rate(o, 1, step, steps);
 }
 // Returns whether --profile-steps reaches beyond the run's last step. A run of 0 steps profiles
 // nothing.

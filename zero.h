@@ -50,6 +50,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.reduces_often = new_array(bool, storages, "unit map");
     map.tied = new_array(bool, storages, "unit map");
     map.pieces = new_array(int, storages, "unit map");
+    map.wave = new_array(int, storages, "unit map");
     map.on_disk = new_array(bool, storages, "unit map");
     map.sums = new_array(SumPlace, storages, "unit map");
     map.cpu_update = o && o->cpu_update;
@@ -74,6 +75,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
         map.sums[s] = zero_sum_place(o, &owners, s);
         map.pieces[s] = offload_pieces(m, policy, &owners, s);
+        map.wave[s] = zero_wave(m, policy, &owners, s);
         map.on_disk[s] = offload_stored(o, s) > 0;
         map.gathers[s] = zero_gathers(policy, &owners, s);
         map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
@@ -273,7 +275,20 @@ typedef struct {
     bool on_disk;     // only pieces on disk
     ActionKind kind;  // of the action that brings a piece
     int storage, piece;
+    bool again; // the pieces of the storage's wave come for the second time
 } PieceCursor;
+// Moves on to the next storage: of a wave, all storages come twice.
+static inline void lower_next_storage(PieceCursor *c) {
+    const UnitMap *map = c->map;
+    const bool last = map->wave[c->storage] == c->storage;
+    c->piece = 0;
+    c->storage++;
+    if (!last) { return; }
+    c->again = !c->again;
+    for (const int wave = c->storage - 1; c->again && c->storage > 0; c->storage--) {
+        if (map->wave[c->storage - 1] != wave) { break; }
+    }
+}
 // Adds the actions that bring the next `count` pieces.
 static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
     const UnitMap *map = c->map;
@@ -281,25 +296,27 @@ static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
         while (c->storage < map->storages &&
                (!c->used[c->storage] || (c->on_disk && !map->on_disk[c->storage]) ||
                 c->piece >= map->pieces[c->storage])) {
-            c->storage++;
-            c->piece = 0;
+            lower_next_storage(c);
         }
         if (c->storage == map->storages) { return; }
         Action a = action_make(c->kind, -1, c->storage, -1);
-        a.use = c->piece++;
+        a.use = c->piece++ + (c->again ? map->pieces[c->storage] : 0);
         schedule_add(s, a);
     }
 }
-// Adds UPDATE of a storage, piece by piece if states are on the host. Each piece returns after its
-// update, which frees a buffer for the next piece but one. A piece on disk is also written there,
-// which frees its buffer on the host.
-static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule *s, int storage) {
+// Adds UPDATE of a storage (or DIRECT), piece by piece if states are on the host. Each piece returns
+// after its update, which frees a buffer for the next piece but one. A piece on disk is also written
+// there, which frees its buffer on the host.
+static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule *s, int storage,
+                                ActionKind kind) {
     const UnitMap *map = moves->map;
     Action write = action_make(ACT_WRITE, -1, storage, -1),
-           update = action_make(ACT_UPDATE, -1, storage, -1),
+           update = action_make(kind, -1, storage, -1),
            back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
+    const int first =
+        kind == ACT_UPDATE && map_has_matrices(map, storage) ? map->pieces[storage] : 0;
     if (!map->pieces[storage]) { schedule_add(s, update); }
-    for (int piece = 0; piece < map->pieces[storage]; piece++) {
+    for (int piece = first; piece < first + map->pieces[storage]; piece++) {
         update.use = back.use = write.use = piece;
         schedule_add(s, update);
         schedule_add(s, back);
@@ -308,6 +325,16 @@ static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule
             lower_next_pieces(reads, s, 1);
         }
         lower_next_pieces(moves, s, 1);
+    }
+}
+// Adds what comes before the UPDATEs of a wave of storages with matrices.
+static inline void lower_wave(PieceCursor *moves, PieceCursor *reads, Schedule *s, int first) {
+    const UnitMap *map = moves->map;
+    for (int i = first; i <= map->wave[first]; i++) {
+        if (moves->used[i]) { lower_update(moves, reads, s, i, ACT_DIRECT); }
+    }
+    for (int i = first; i <= map->wave[first]; i++) {
+        if (moves->used[i]) { lower_add(s, ACT_ORTHOGONALISE, i); }
     }
 }
 // Adds the FETCHes of the parameters of a storage, whose delayed update was made during the step.
@@ -366,8 +393,13 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
+        const bool opens = map_has_matrices(map, storage) &&
+                           (!storage || map->wave[storage - 1] != map->wave[storage]);
+        if (opens) { lower_wave(&moves, &reads, s, storage); }
         if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
-        if (used[storage] && !map->delays) { lower_update(&moves, &reads, s, storage); }
+        if (used[storage] && !map->delays) {
+            lower_update(&moves, &reads, s, storage, ACT_UPDATE);
+        }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);

@@ -88,6 +88,10 @@ enum {
     ROW(UPDATE, 'U',                                                                               \
         OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM | BEFORE_GRADIENT | BEFORE_USE |           \
             BEFORE_STATISTICS)                                                                     \
+    /* the first parts of an update with whole matrices (state/matrices.h): moments and             \
+       directions, which begin to travel home; matrices at home, which begin to travel back */     \
+    ROW(DIRECT, 'U', OF_STORAGE | OF_PIECES | COLLECTIVE)                                          \
+    ROW(ORTHOGONALISE, 'O', OF_STORAGE | COLLECTIVE)                                               \
     /* adds a received part to a sum */                                                            \
     ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_NORM)                                      \
     /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */        \

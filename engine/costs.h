@@ -10,9 +10,14 @@
 #include "engine/rates.h"     // rates
 #include "engine/simulator.h" // ActionCost
 
-// Writes the collectives of a PREFETCH or REDUCE to m. Returns how many.
+// Writes the collectives of an action to m. Returns how many.
 static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
+    if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
+        const bool back = a->kind == ACT_ORTHOGONALISE;
+        m[0] = store_matrix_message(store, a->storage, back);
+        return back || a->use + 1 >= store->pieces[a->storage]; // with the last piece
+    }
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
 }
@@ -36,6 +41,7 @@ typedef struct {
     Rates rates;
     double T;
     ClipPolicy clip;
+    double iterations; // of Newton-Schulz
 } Costs;
 static inline double slice_elements(const Costs *c, const Store *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) /
@@ -48,17 +54,10 @@ static inline ActionCost link_cost(const Costs *c, double bytes) {
     ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
-// Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages
-// on each kind of link, and the conversion to and from quantized records.
-static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
-    const ActionCost nothing = {0, 0};
+// Returns the cost of the messages of an action on each kind of link.
+static inline ActionCost collectives_cost(const Costs *c, const Store *store, const Action *a) {
     ZeroMessage m[2];
-    ActionCost cost =
-        offload_brings(store, a)
-            ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
-            : nothing;
-    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
-                      c->rates.bytes_per_s;
+    ActionCost cost = {0, 0};
     for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
@@ -74,6 +73,20 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
     }
     return cost;
 }
+// Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,
+// and the conversion to and from quantized records.
+static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+    const ActionCost nothing = {0, 0}, messages = collectives_cost(c, store, a);
+    ActionCost cost =
+        offload_brings(store, a)
+            ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
+            : nothing;
+    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
+                      c->rates.bytes_per_s;
+    cost.compute_s += messages.compute_s;
+    cost.message_s += messages.message_s;
+    return cost;
+}
 // Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
 // the owner updates.
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
@@ -82,6 +95,29 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     return elements / (store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
            optimizer_update_bytes(store->optimizer) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+}
+// Returns the seconds in which this rank makes the matrices of a storage orthogonal.
+static inline double matrices_seconds(const Costs *c, const Store *store, int storage) {
+    const Matrices *x = &store->matrices;
+    const int me = store_process_group(store, storage)->all.me;
+    double seconds = 0;
+    for (int k = 0; k < x->count; k++) {
+        const StoragePart *p = &x->part[k];
+        if (!p->is_matrix || x->of[storage].home[k] != me) { continue; }
+        // as products of the model with as many rows
+        const double longer = (double)max_i64(p->rows, p->cols);
+        seconds += c->iterations * orthogonalise_flops(p->rows, p->cols) *
+                   (1 + c->rates.half_tokens / longer) / c->rates.flops_per_s;
+    }
+    return seconds;
+}
+// Returns the cost of DIRECT or ORTHOGONALISE.
+static inline ActionCost matrices_cost(const Costs *c, const Store *store, const Action *a) {
+    ActionCost cost = collectives_cost(c, store, a);
+    cost.compute_s += a->kind == ACT_ORTHOGONALISE
+                          ? matrices_seconds(c, store, a->storage)
+                          : update_seconds(c, store, a->storage) / 2;
+    return cost;
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
@@ -92,7 +128,8 @@ static inline ActionCost store_cost(const Costs *c, const Store *store, const Ac
 }
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) /
+    const bool again = a->use >= store->pieces[a->storage];
+    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, again) /
                          (double)store->pieces[a->storage];
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
@@ -211,6 +248,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) =
             update_seconds(c, store, a->storage);
         break;
+    case ACT_DIRECT:
+    case ACT_ORTHOGONALISE: return matrices_cost(c, store, a);
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:

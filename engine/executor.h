@@ -97,6 +97,8 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
             store_update(e->store, a->storage, of, *optimizer, a->use);
         }
         break;
+    case ACT_DIRECT: store_direct(e->store, a->storage, of, *optimizer, a->use); break;
+    case ACT_ORTHOGONALISE: store_orthogonalise(e->store, a->storage, of, *optimizer); break;
     case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
     case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
     case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;

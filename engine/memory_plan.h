@@ -114,6 +114,7 @@ static inline void plan_offloaded(Plan **plan, Config *c, const ModelSpec *spec,
 // Returns whether the CPU updates offloaded states.
 static inline bool choose_updater(const Options *o, const Rates *rates, const Store *s) {
     return o->offload_delay                   ? true
+           : s->policy.matrices               ? false // the device makes them orthogonal
            : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, s)
                                               : o->offload_update == UPDATE_HOST;
 }

@@ -10,6 +10,7 @@
 #define GIVEN(field) g->at[OPTION_INDEX_##field]
 #define LACKS(field) options_lack(o, g, OPTION_INDEX_##field)
 #define PRIVATE options_private(o, g)
+#define MATRICES (optimizers[o->optimizer].cut == CUT_MATRICES)
 // a flag of private runs alone
 #define ONLY_PRIVATE(X, name, field)                                                               \
     X(name, "dp-noise", GIVEN(field) && !PRIVATE,                                                  \
@@ -80,14 +81,26 @@
     X("offload-delay", "offload-dir", o->offload_delay && *o->offload_dir,                         \
       "all states are updated on the host while the device computes, and none is on its way "      \
       "there")                                                                                     \
+    X("offload-update", "optimizer",                                                               \
+      GIVEN(offload_update) && o->offload_update == UPDATE_HOST && MATRICES,                       \
+      "(of host, with muon) the device makes matrices orthogonal: leave --offload-update out")     \
+    X("offload-delay", "optimizer", o->offload_delay && MATRICES,                                  \
+      "(of muon) the device makes matrices orthogonal, and would wait for the host's part")        \
+    X("offload-dir", "optimizer", *o->offload_dir && MATRICES,                                     \
+      "(of muon) its states come twice in a step, and are not read twice from a disk")             \
     X("offload-dir", "offload", *o->offload_dir && !options_offloads(o),                           \
       "nothing leaves the device: give --device-memory, or --offload optimizer")                   \
     X("cluster", "ranks-per-node", *o->cluster && GIVEN(ranks_per_node),                           \
       "the cluster says how many there are")                                                       \
     X("momentum", "optimizer", LACKS(momentum),                                                    \
-      "only sgd has momentum; adamw has --beta1")                                                  \
+      "only sgd has momentum; adamw has --beta1, muon --muon-momentum")                            \
+    X("muon-lr", "optimizer",                                                                      \
+      LACKS(muon_lr) || LACKS(muon_momentum) || LACKS(muon_momentum_warmup) ||                     \
+          LACKS(muon_steps) || LACKS(muon_weight_decay),                                           \
+      "flags of muon need --optimizer muon")                                                       \
     X("beta1", "optimizer", LACKS(beta1) || LACKS(beta2) || LACKS(eps),                            \
-      "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum")                            \
+      "--beta1, --beta2 and --eps belong to adamw (and to what muon leaves to it); sgd has "       \
+      "--momentum")                                                                                \
     X("profile-steps", "steps", options_profiles_beyond(o),                                        \
       "the run ends before")                                                                       \
     X("trace", "profile-steps", *o->trace && !*o->profile_steps && !o->show_schedule,              \

@@ -63,6 +63,10 @@ typedef struct {
     bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
     bool *tied;          // [storages] used by several stages: its gradient is reduced last
     int *pieces;         // [storages] pieces in which states on the host are updated; 0: none there
+    // [storages] last storage of the wave in which its matrices are made orthogonal, which is in
+    // sequence (state/matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE.
+    // NULL: no storage has matrices
+    int *wave;
     // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
     // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
@@ -132,6 +136,10 @@ static inline bool program_sends_norms(const Program *p, int unit) {
            (p->clips == CLIPS_ALL && p->map.stage[unit + 1] != p->map.stage[unit]);
 }
 
+// Does a storage's update have the parts DIRECT and ORTHOGONALISE before UPDATE?
+static inline bool map_has_matrices(const UnitMap *map, int storage) {
+    return map->wave && map->wave[storage] >= 0;
+}
 static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
     return (map->of_unit_count[unit] > 0 && map->of_unit[unit][0] == storage) ||
            (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
@@ -184,8 +192,8 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.param_slot, p->map.grad_slot,
-             p->map.gathers, p->map.reduces_often, p->map.tied, p->map.pieces, p->map.on_disk,
-             p->map.sums, p->map.stage, p->map.stash, p->limits);
+             p->map.gathers, p->map.reduces_often, p->map.tied, p->map.pieces, p->map.wave,
+             p->map.on_disk, p->map.sums, p->map.stage, p->map.stash, p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.

@@ -126,7 +126,9 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
     const StorageTimes *storage = simulator_storage(s, rank, a->storage);
     if (a->kind == ACT_ACQUIRE) { simulator_wait(me, storage->ready); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { simulator_wait(me, storage->sum); }
-    if (a->kind == ACT_UPDATE && !map->delays && map->pieces && map->pieces[a->storage]) {
+    if (a->kind == ACT_ORTHOGONALISE) { simulator_wait(me, me->comm); }
+    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->pieces &&
+        map->pieces[a->storage]) {
         simulator_wait(me, me->link);
     }
     if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->on_disk &&

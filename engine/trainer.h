@@ -243,9 +243,27 @@ static inline Pass make_pass(Run *r, int ahead) {
     };
     return pass;
 }
-static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
+// Returns what Muon does with matrices in a step (counted from 0). factor: of the schedule.
+static inline MatrixStep make_matrix_step(const Options *o, int64_t step, double factor) {
+    const double first = 0.85, warm = (double)o->muon_momentum_warmup,
+                 part = step < o->muon_momentum_warmup ? (double)step / warm : 1;
+    const MatrixStep m = {
+        .lr = (float)(o->muon_lr * factor),
+        .weight_decay = (float)o->muon_weight_decay,
+        .momentum = (float)(part < 1 ? first + (o->muon_momentum - first) * part
+                                     : o->muon_momentum),
+        .iterations = (int)o->muon_steps,
+    };
+    return m;
+}
+// The rates of a step: of the schedule, and as a factor of its peak, for rates with another one.
+typedef struct {
+    double lr, factor;
+    int64_t step;
+} StepRates;
+static inline OptimizerStep make_update(const Options *o, StepRates rates, double norm) {
     const OptimizerStep u = {
-        .lr = (float)lr,
+        .lr = (float)rates.lr,
         .beta1 = (float)o->beta1,
         .beta2 = (float)o->beta2,
         .eps = (float)o->eps,
@@ -253,6 +271,7 @@ static inline OptimizerStep make_update(const Options *o, double lr, double norm
         .momentum = (float)o->momentum,
         .grad_scale = (float)(o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0),
         .rounding = round_to_nearest(),
+        .matrices = make_matrix_step(o, rates.step, rates.factor),
     };
     return u;
 }
@@ -271,14 +290,14 @@ typedef struct {
     double loss, norm;
 } StepResult;
 // Runs the window of a cyclic step, in which the next step begins.
-static inline StepResult run_window(Run *r, Pass *pass, double lr) {
+static inline StepResult run_window(Run *r, Pass *pass, StepRates rates) {
     Pass passes[3] = {make_pass(r, -1), *pass, make_pass(r, 1)};
     const int64_t step = r->progress.step;
     if (r->privacy.on) { draw_samples(r, step + 1, &passes[2]); }
     const bool pauses = pauses_after(run_options(r), step + 1, r->end);
     const StepStats stats = overlap_run_window(&r->executor, step_schedule_of, r, passes, step,
                                                pauses, asked_to_stop(r->stop_file),
-                                               make_update(run_options(r), lr, 0), &r->stopping);
+                                               make_update(run_options(r), rates, 0), &r->stopping);
     const int64_t counted = r->privacy.on ? pass->samples : step_targets(r, 0);
     const StepResult result = {stats.loss / max_i64(counted, 1), sqrt(exact_value(stats.squares))};
     r->progress.updates += isfinite(result.norm);
@@ -300,11 +319,11 @@ static inline void keep_gradient(Run *r, const Schedule *schedule, int *at, cons
     r->progress.pending_norm = norm;
 }
 // Runs a step completely, before the next one begins.
-static inline StepResult run_step(Run *r, Pass *pass, double lr) {
+static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     const Program *program = step_program(r, r->progress.step);
     const Schedule *schedule = &program->rank[r->comm->rank];
     const Options *o = run_options(r);
-    const OptimizerStep delayed = make_update(o, lr, r->progress.pending_norm);
+    const OptimizerStep delayed = make_update(o, rates, r->progress.pending_norm);
     StepResult result = {0, 0};
     int at = 0;
     executor_run(&r->executor, schedule, &at, pass, &delayed, r->progress.step, &result.norm);
@@ -317,7 +336,7 @@ static inline StepResult run_step(Run *r, Pass *pass, double lr) {
     if (store_delays(&r->store)) {
         keep_gradient(r, schedule, &at, pass, result.norm, skip != NULL);
     } else if (!skip) {
-        const OptimizerStep update = make_update(o, lr, result.norm);
+        const OptimizerStep update = make_update(o, rates, result.norm);
         executor_run(&r->executor, schedule, &at, pass, &update, r->progress.step, &result.norm);
         r->progress.updates++;
     }
@@ -342,8 +361,13 @@ static inline void begin_private_step(Run *r, Pass *pass) {
 static inline void train_step(Run *r) {
     const double start = seconds_now(), waited = r->comm->waited_s;
     const Options *o = run_options(r);
-    const double lr = options_learning_rate(o, r->progress.step, r->plan->config->steps) *
-                      delink_rate(o, &r->plan->model, &r->progress);
+    const int64_t step = r->progress.step, steps = r->plan->config->steps;
+    const double changed = delink_rate(o, &r->plan->model, &r->progress);
+    const StepRates rates = {
+        .lr = options_learning_rate(o, step, steps) * changed,
+        .factor = options_schedule(o, step, steps) * changed,
+        .step = step,
+    };
     Journal *j = &r->journal;
     Pass pass = make_pass(r, 0);
     if (r->progress.step == j->start_step + 1) { memset(&j->spent, 0, sizeof j->spent); }
@@ -351,7 +375,7 @@ static inline void train_step(Run *r) {
     ops_range_begin("step", "", -1);
     profile_begin(&r->profile, &r->executor, r->progress.step + 1);
     const StepResult result =
-        r->plan->cyclic.rule ? run_window(r, &pass, lr) : run_step(r, &pass, lr);
+        r->plan->cyclic.rule ? run_window(r, &pass, rates) : run_step(r, &pass, rates);
     const Program *program = step_program(r, r->progress.step);
     profile_end(&r->profile, &r->executor, &program->rank[r->comm->rank]);
     ops_range_end();
@@ -361,7 +385,7 @@ static inline void train_step(Run *r) {
     j->spent.steps++;
     j->spent.steps_s += seconds;
     j->spent.waiting_s += r->comm->waited_s - waited;
-    trainer_report_step(r, &pass, result.loss, result.norm, lr, seconds);
+    trainer_report_step(r, &pass, result.loss, result.norm, rates.lr, seconds);
     if (r->progress.step == r->profile.last) {
         profile_report(&r->profile, r->comm, program, o->trace, &j->log);
     }

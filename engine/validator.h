@@ -104,6 +104,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RELEASE: validate_release(v, a); break;
     case ACT_REDUCE: validate_reduce(v, a); break;
     case ACT_UPDATE: validate_update(v, a); break;
+    case ACT_DIRECT: validate_direct(v, a); break;
+    case ACT_ORTHOGONALISE: validate_orthogonalise(v); break;
     case ACT_FETCH:
     case ACT_EVICT: validate_piece(v, a); break;
     case ACT_FETCH_STASH:

@@ -61,6 +61,7 @@ typedef struct {
     bool acquired, updated; // parameters are in use; the new version exists
     bool flying, gathered;  // a gather has started and was not released; a gather has been done
     SumState sum;           // if the sum is kept on the host
+    bool directed, orthogonal; // of an update in parts: DIRECT and ORTHOGONALISE have run
     int begun, made,
         ended;         // pieces of states that arrived for their update; are updated; went back
     int read, written; // pieces that were read from the disk, written to it
@@ -520,10 +521,38 @@ static inline void validate_after_norm(Validator *v, const Action *a) {
     refuse(v, !span_run(v, 0, a->storage)->reduced || !rank_run(v)->normed,
            "needs REDUCE and NORM first");
 }
+// Returns how often a piece of a storage's states comes in a step, times the storage's pieces.
+static inline int validator_pieces(const Validator *v, int storage) {
+    const UnitMap *map = v->map;
+    return map->pieces ? map->pieces[storage] * (map_has_matrices(map, storage) ? 2 : 1) : 0;
+}
+static inline void validate_there(Validator *v, const Action *a, int pieces) {
+    const StorageRun *me = v->storage;
+    refuse(v,
+           pieces && (a->use != me->made || a->use >= me->begun ||
+                      (v->map->on_disk[a->storage] && a->use >= me->read)),
+           "piece %d is not there", a->use);
+}
+// DIRECT: the first part of an update with whole matrices.
+static inline void validate_direct(Validator *v, const Action *a) {
+    StorageRun *me = v->storage;
+    const int pieces = validator_pieces(v, a->storage);
+    validate_after_norm(v, a);
+    refuse(v, !map_has_matrices(v->map, a->storage), "the storage has no matrices");
+    refuse(v, me->directed, "runs twice");
+    validate_there(v, a, pieces);
+    me->directed = 2 * ++me->made >= pieces;
+}
+static inline void validate_orthogonalise(Validator *v) {
+    StorageRun *me = v->storage;
+    refuse(v, !me->directed, "its directions are not there");
+    refuse(v, me->orthogonal, "runs twice");
+    me->orthogonal = true;
+}
 static inline void validate_update(Validator *v, const Action *a) {
     const UnitMap *map = v->map;
     StorageRun *me = v->storage;
-    const int pieces = map->pieces ? map->pieces[a->storage] : 0;
+    const int pieces = validator_pieces(v, a->storage);
     if (map->delays) {
         refuse(v, me->begun, "runs twice");
         refuse(v, me->sum != SUM_BEGINS && me->sum != SUM_IN_SLOT, "its gradient is written over");
@@ -533,17 +562,16 @@ static inline void validate_update(Validator *v, const Action *a) {
     validate_after_norm(v, a);
     refuse(v, me->acquired, "its parameters are in use");
     refuse(v, me->updated, "runs twice");
-    refuse(v,
-           pieces && (a->use != me->made || a->use >= me->begun ||
-                      (map->on_disk[a->storage] && a->use >= me->read)),
-           "piece %d is not there", a->use);
+    refuse(v, map_has_matrices(map, a->storage) && !me->orthogonal,
+           "its matrices are not orthogonal");
+    validate_there(v, a, pieces);
     me->updated = ++me->made >= pieces && !(pieces && map->cpu_update);
 }
 // A piece of states on the host goes to its update and takes a slot (begins), or goes back. If the
 // host updates, the gradient is what goes to the update, and new parameters go back.
 static inline void validate_piece(Validator *v, const Action *a) {
     const UnitMap *map = v->map;
-    const int pieces = map->pieces[a->storage];
+    const int pieces = validator_pieces(v, a->storage);
     StorageRun *me = v->storage;
     const bool begins = (a->kind == ACT_EVICT) == map->cpu_update;
     int *count = begins ? &me->begun : &me->ended, *slots = &rank_run(v)->slots;
@@ -567,7 +595,8 @@ static inline void validate_stored(Validator *v, const Action *a) {
     const bool reads = a->kind == ACT_READ;
     int *count = reads ? &me->read : &me->written, *stored = &rank_run(v)->stored;
     refuse(v,
-           !v->map->on_disk[a->storage] || a->use != *count || a->use >= v->map->pieces[a->storage],
+           !v->map->on_disk[a->storage] || a->use != *count ||
+               a->use >= validator_pieces(v, a->storage),
            "piece %d is not the next one on disk", a->use);
     refuse(v, reads && *stored == DISK_PIECES, "its buffer on the host is taken");
     refuse(v, !reads && a->use >= me->ended, "piece %d is not back from its update", a->use);

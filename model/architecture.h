@@ -60,11 +60,19 @@ typedef struct {
 // the layers that write to the residual stream; or a uniform one, where the deviation is divided by
 // sqrt(channels).
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM } TensorInit;
-enum { NO_TENSOR = -1, MOST_TENSORS = 24 };
+enum { NO_TENSOR = -1, MOST_TENSORS = 24, MOST_RANGES = 3 };
+// A run of a tensor's rows that is a matrix of its own, such as q of a fused qkv. A vector's rows
+// have one element. Names of Hugging Face's tensors and optimizers of whole matrices refer to it.
+typedef struct {
+    const char *name;
+    Dim rows;
+} RowRange;
 typedef struct {
     const char *name;
     StorageClass storage; // NO_STORAGE: this architecture does not have the tensor
     Dim rows, cols;       // without rows: a vector, to which no weight decay applies
+    // all its rows, in their order; none: the tensor is one matrix, or one vector
+    RowRange ranges[MOST_RANGES];
     TensorInit init;
     double deviation; // 0: 0.02
 } TensorSpec;
@@ -158,6 +166,15 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     { 4, OF_CHANNELS }
 #define ONE_OF(quantity)                                                                           \
     { 1, quantity }
+// Rows of q, then of k, then of v; rows of gate, then of up
+#define RANGES_QKV                                                                                 \
+    {                                                                                              \
+        {"q", ONE_OF(OF_Q)}, {"k", ONE_OF(OF_KV)}, { "v", ONE_OF(OF_KV) }                          \
+    }
+#define RANGES_GATE_UP                                                                             \
+    {                                                                                              \
+        {"gate", ONE_OF(OF_FFN)}, { "up", ONE_OF(OF_FFN) }                                         \
+    }
 #define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
 #define LENGTH_OF(table) (int)(sizeof(table) / sizeof((table)[0]))
 // The first rows of each table of values and of gradients, and the tables of a unit

@@ -253,6 +253,55 @@ static inline int gpt_storage_parts(const GptModel *m, int storage,
     }
     return n;
 }
+// A run of a tensor's rows, and the columns of the tensor; 1 for a vector.
+typedef struct {
+    const char *name; // NULL: the tensor has no parts, and this is all of it
+    Dim dim;          // what its number of rows follows from
+    int64_t begin, rows, cols;
+} TensorRange;
+// Writes the ranges of a tensor in order, and returns their number, at least 1.
+static inline int gpt_tensor_ranges(const GptModel *m, int tensor, TensorRange out[MOST_RANGES]) {
+    const TensorSpec *spec = &m->arch->tensors[tensor];
+    const bool matrix = spec->rows.times > 0;
+    const RowRange whole = {NULL, matrix ? spec->rows : spec->cols};
+    int n = 0;
+    for (int64_t at = 0; n < MOST_RANGES && (n == 0 || spec->ranges[n].name); n++) {
+        const RowRange *r = spec->ranges[0].name ? &spec->ranges[n] : &whole;
+        const TensorRange range = {.name = r->name,
+                                   .dim = r->rows,
+                                   .begin = at,
+                                   .rows = gpt_dim(m, r->rows),
+                                   .cols = matrix ? gpt_dim(m, spec->cols) : 1};
+        out[n] = range;
+        at += range.rows;
+    }
+    return n;
+}
+// A part of a storage: one range of a tensor.
+typedef struct {
+    int64_t offset, rows, cols; // offset: within the storage
+    bool is_matrix;
+} StoragePart;
+enum { MOST_PARTS = MOST_TENSORS + 4 };
+// Writes all ranges of a storage's tensors in order, and returns their number.
+static inline int gpt_storage_ranges(const GptModel *m, int storage, StoragePart out[MOST_PARTS]) {
+    TensorPart parts[MOST_TENSORS];
+    int n = 0;
+    for (int i = 0, count = gpt_storage_parts(m, storage, parts); i < count; i++) {
+        TensorRange ranges[MOST_RANGES];
+        const int of_tensor = gpt_tensor_ranges(m, parts[i].tensor, ranges);
+        for (int k = 0; k < of_tensor; k++) {
+            const TensorRange *r = &ranges[k];
+            const StoragePart part = {.offset = parts[i].offset + r->begin * r->cols,
+                                      .rows = r->rows,
+                                      .cols = r->cols,
+                                      .is_matrix = parts[i].decays};
+            assert(n < MOST_PARTS);
+            out[n++] = part;
+        }
+    }
+    return n;
+}
 // Returns the elements of a tensor that are parameters: all but rows of vocabulary padding, which
 // come last and stay zero.
 static inline int64_t gpt_real_elements(const GptModel *m, int tensor) {

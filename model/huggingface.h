@@ -12,12 +12,11 @@
     "--export wrote"
 
 // --- tensors -------------------------------------------------------------------------------------
-// A run of rows of one of our tensors, and its name there; %d is the layer. A tensor's runs stand
-// in the order of its rows. A vector's rows have one element.
+// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there; %d is
+// the layer.
 typedef struct {
-    const char *tensor;
+    const char *tensor, *range; // range NULL: the whole tensor
     const char *name;
-    Dim rows;
     bool transposed; // there: (inputs, outputs)
 } HfPart;
 typedef struct {
@@ -27,44 +26,44 @@ typedef struct {
 } HfModel;
 
 static const HfPart hf_gpt2[] = {
-    {"wte", "transformer.wte.weight", ONE_OF(OF_VOCAB), false},
-    {"wpe", "transformer.wpe.weight", ONE_OF(OF_POSITIONS), false},
-    {"ln1w", "transformer.h.%d.ln_1.weight", CHANNELS_X1, false},
-    {"ln1b", "transformer.h.%d.ln_1.bias", CHANNELS_X1, false},
-    {"qkvw", "transformer.h.%d.attn.c_attn.weight", CHANNELS_X3, true},
-    {"qkvb", "transformer.h.%d.attn.c_attn.bias", CHANNELS_X3, false},
-    {"attprojw", "transformer.h.%d.attn.c_proj.weight", CHANNELS_X1, true},
-    {"attprojb", "transformer.h.%d.attn.c_proj.bias", CHANNELS_X1, false},
-    {"ln2w", "transformer.h.%d.ln_2.weight", CHANNELS_X1, false},
-    {"ln2b", "transformer.h.%d.ln_2.bias", CHANNELS_X1, false},
-    {"fcw", "transformer.h.%d.mlp.c_fc.weight", CHANNELS_X4, true},
-    {"fcb", "transformer.h.%d.mlp.c_fc.bias", CHANNELS_X4, false},
-    {"fcprojw", "transformer.h.%d.mlp.c_proj.weight", CHANNELS_X1, true},
-    {"fcprojb", "transformer.h.%d.mlp.c_proj.bias", CHANNELS_X1, false},
-    {"lnfw", "transformer.ln_f.weight", CHANNELS_X1, false},
-    {"lnfb", "transformer.ln_f.bias", CHANNELS_X1, false},
+    {"wte", NULL, "transformer.wte.weight", false},
+    {"wpe", NULL, "transformer.wpe.weight", false},
+    {"ln1w", NULL, "transformer.h.%d.ln_1.weight", false},
+    {"ln1b", NULL, "transformer.h.%d.ln_1.bias", false},
+    {"qkvw", NULL, "transformer.h.%d.attn.c_attn.weight", true},
+    {"qkvb", NULL, "transformer.h.%d.attn.c_attn.bias", false},
+    {"attprojw", NULL, "transformer.h.%d.attn.c_proj.weight", true},
+    {"attprojb", NULL, "transformer.h.%d.attn.c_proj.bias", false},
+    {"ln2w", NULL, "transformer.h.%d.ln_2.weight", false},
+    {"ln2b", NULL, "transformer.h.%d.ln_2.bias", false},
+    {"fcw", NULL, "transformer.h.%d.mlp.c_fc.weight", true},
+    {"fcb", NULL, "transformer.h.%d.mlp.c_fc.bias", false},
+    {"fcprojw", NULL, "transformer.h.%d.mlp.c_proj.weight", true},
+    {"fcprojb", NULL, "transformer.h.%d.mlp.c_proj.bias", false},
+    {"lnfw", NULL, "transformer.ln_f.weight", false},
+    {"lnfb", NULL, "transformer.ln_f.bias", false},
 };
 // Llama's names; a model leaves out what its architecture does not have.
 static const HfPart hf_llama[] = {
-    {"wte", "model.embed_tokens.weight", ONE_OF(OF_VOCAB), false},
-    {"ln1w", "model.layers.%d.input_layernorm.weight", CHANNELS_X1, false},
-    {"qkvw", "model.layers.%d.self_attn.q_proj.weight", ONE_OF(OF_Q), false},
-    {"qkvw", "model.layers.%d.self_attn.k_proj.weight", ONE_OF(OF_KV), false},
-    {"qkvw", "model.layers.%d.self_attn.v_proj.weight", ONE_OF(OF_KV), false},
-    {"qkvb", "model.layers.%d.self_attn.q_proj.bias", ONE_OF(OF_Q), false},
-    {"qkvb", "model.layers.%d.self_attn.k_proj.bias", ONE_OF(OF_KV), false},
-    {"qkvb", "model.layers.%d.self_attn.v_proj.bias", ONE_OF(OF_KV), false},
-    {"qnormw", "model.layers.%d.self_attn.q_norm.weight", ONE_OF(OF_HEAD_DIM), false},
-    {"knormw", "model.layers.%d.self_attn.k_norm.weight", ONE_OF(OF_HEAD_DIM), false},
-    {"attprojw", "model.layers.%d.self_attn.o_proj.weight", CHANNELS_X1, false},
-    {"ln2w", "model.layers.%d.post_attention_layernorm.weight", CHANNELS_X1, false},
-    {"gateupw", "model.layers.%d.mlp.gate_proj.weight", ONE_OF(OF_FFN), false},
-    {"gateupw", "model.layers.%d.mlp.up_proj.weight", ONE_OF(OF_FFN), false},
-    {"downw", "model.layers.%d.mlp.down_proj.weight", CHANNELS_X1, false},
-    {"fcw", "model.layers.%d.mlp.fc_proj.weight", ONE_OF(OF_FFN), false},
-    {"fcprojw", "model.layers.%d.mlp.down_proj.weight", CHANNELS_X1, false},
-    {"lnfw", "model.norm.weight", CHANNELS_X1, false},
-    {"headw", "lm_head.weight", ONE_OF(OF_VOCAB), false},
+    {"wte", NULL, "model.embed_tokens.weight", false},
+    {"ln1w", NULL, "model.layers.%d.input_layernorm.weight", false},
+    {"qkvw", "q", "model.layers.%d.self_attn.q_proj.weight", false},
+    {"qkvw", "k", "model.layers.%d.self_attn.k_proj.weight", false},
+    {"qkvw", "v", "model.layers.%d.self_attn.v_proj.weight", false},
+    {"qkvb", "q", "model.layers.%d.self_attn.q_proj.bias", false},
+    {"qkvb", "k", "model.layers.%d.self_attn.k_proj.bias", false},
+    {"qkvb", "v", "model.layers.%d.self_attn.v_proj.bias", false},
+    {"qnormw", NULL, "model.layers.%d.self_attn.q_norm.weight", false},
+    {"knormw", NULL, "model.layers.%d.self_attn.k_norm.weight", false},
+    {"attprojw", NULL, "model.layers.%d.self_attn.o_proj.weight", false},
+    {"ln2w", NULL, "model.layers.%d.post_attention_layernorm.weight", false},
+    {"gateupw", "gate", "model.layers.%d.mlp.gate_proj.weight", false},
+    {"gateupw", "up", "model.layers.%d.mlp.up_proj.weight", false},
+    {"downw", NULL, "model.layers.%d.mlp.down_proj.weight", false},
+    {"fcw", NULL, "model.layers.%d.mlp.fc_proj.weight", false},
+    {"fcprojw", NULL, "model.layers.%d.mlp.down_proj.weight", false},
+    {"lnfw", NULL, "model.norm.weight", false},
+    {"headw", NULL, "lm_head.weight", false},
 };
 // nano is a type of our own, which only this program reads.
 static const HfModel hf_models[] = {
@@ -97,17 +96,20 @@ static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer,
                                 void (*visit)(void *context, const HfTensor *t), void *context) {
     const HfModel *model = hf_model_of(m);
     const TensorSpec *spec = &m->arch->tensors[tensor];
-    int64_t at = 0;
+    TensorRange ranges[MOST_RANGES];
+    const int count = gpt_tensor_ranges(m, tensor, ranges);
     for (int i = 0; i < model->count; i++) {
         const HfPart *part = &model->parts[i];
         if (strcmp(part->tensor, spec->name)) { continue; }
-        HfTensor t = {.part = part, .begin = at, .cols = 1};
-        t.rows = part->rows.of == OF_VOCAB ? m->config.vocab : gpt_dim(m, part->rows);
+        HfTensor t = {.part = part, .name = hf_name(part, layer), .cols = ranges[0].cols};
+        for (int k = 0; k < count; k++) {
+            const TensorRange *r = &ranges[k];
+            if (part->range && strcmp(part->range, r->name)) { continue; }
+            if (part->range) { t.begin = r->begin * r->cols; }
+            t.rows += r->dim.of == OF_VOCAB ? m->config.vocab : r->rows;
+        }
         t.is_matrix = spec->rows.times > 0;
-        if (t.is_matrix) { t.cols = gpt_dim(m, spec->cols); }
-        t.name = hf_name(part, layer);
         visit(context, &t);
-        at += t.rows * t.cols;
     }
 }
 

@@ -9,13 +9,13 @@
 enum {
     LLAMA_WTE,
     LLAMA_LN1W,
-    LLAMA_QKVW, // rows of q, then of k, then of v
+    LLAMA_QKVW,
     LLAMA_QKVB,
     LLAMA_QNORMW,
     LLAMA_KNORMW,
     LLAMA_ATTPROJW,
     LLAMA_LN2W,
-    LLAMA_GATEUPW, // rows of gate, then of up
+    LLAMA_GATEUPW,
     LLAMA_DOWNW,
     LLAMA_LNFW,
     LLAMA_HEADW,
@@ -33,8 +33,9 @@ enum {
          .storage = STORAGE_BLOCK,                                                                 \
          .rows = ONE_OF(OF_QKV),                                                                   \
          .cols = CHANNELS_X1,                                                                      \
+         .ranges = RANGES_QKV,                                                                     \
          .init = INIT_NORMAL},                                                                     \
-        {.name = "qkvb", .storage = bias, .cols = ONE_OF(OF_QKV)},                                 \
+        {.name = "qkvb", .storage = bias, .cols = ONE_OF(OF_QKV), .ranges = RANGES_QKV},           \
         {.name = "qnormw", .storage = qk_norm, .cols = ONE_OF(OF_HEAD_DIM), .init = INIT_ONE},     \
         {.name = "knormw", .storage = qk_norm, .cols = ONE_OF(OF_HEAD_DIM), .init = INIT_ONE},     \
         {.name = "attprojw",                                                                       \
@@ -47,6 +48,7 @@ enum {
          .storage = STORAGE_BLOCK,                                                                 \
          .rows = {2, OF_FFN},                                                                      \
          .cols = CHANNELS_X1,                                                                      \
+         .ranges = RANGES_GATE_UP,                                                                 \
          .init = INIT_NORMAL},                                                                     \
         {.name = "downw",                                                                          \
          .storage = STORAGE_BLOCK,                                                                 \

@@ -18,6 +18,7 @@ static const TensorSpec nano_tensors[NANO_TENSORS] = {
      .storage = STORAGE_BLOCK,
      .rows = ONE_OF(OF_QKV),
      .cols = CHANNELS_X1,
+     .ranges = RANGES_QKV,
      .init = INIT_UNIFORM,
      .deviation = 1},
     {.name = "attprojw", .storage = STORAGE_BLOCK, .rows = CHANNELS_X1, .cols = ONE_OF(OF_Q)},

@@ -402,20 +402,47 @@ typedef struct {
     DType dtype; // of param
     int64_t n;
 } UpdateSlice;
+// What an optimizer of whole matrices does with them
+typedef struct {
+    float lr, weight_decay, momentum;
+    int iterations; // of Newton-Schulz
+} MatrixStep;
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
     int64_t step;      // counted from 1, for the bias correction
     Rounding rounding; // of copies in bf16; numbers the elements from the first on
+    MatrixStep matrices;
 } OptimizerStep;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
 // p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
 static void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o);
+// The last part of Muon's update, with a direction as `grad`: p = p (1 - lr wd) - lr g
+static void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o);
 // The same for states in host memory. The host's threads compute, and the call returns when it is
 // done.
 static void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o);
 static void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o);
+static void ops_muon_host(Stream *s, UpdateSlice u, OptimizerStep o);
+// The first part of an update in two parts: the moments are updated, and out(n) is the direction;
+// master and param are not used. Of Muon, with mu = o.momentum:
+// m += (1 - mu) (g - m); out = g + mu (m - g)
+static void ops_muon_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o);
+// Of AdamW: m and v as in ops_adamw; out = m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps)
+static void ops_adamw_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o);
+// The parts of ops/orthogonalise.h. out is (rows, cols) or, with `turn`, (cols, rows).
+// out = x(rows, cols) / max(sqrt(sum of squares), 1e-7), turned if `turn`
+static void ops_orthogonal_begin(Stream *s, Real *out, const float *x, const ExactSum *squares,
+                                 int64_t rows, int64_t cols, bool turn);
+// x(rows, cols) = in, which is (cols, rows) if `turn`
+static void ops_orthogonal_end(Stream *s, float *x, const Real *in, int64_t rows, int64_t cols,
+                               bool turn);
+// out(n) = a x + b y; out may be x or y
+static void ops_combine(Stream *s, Real *out, float a, const Real *x, float b, const Real *y,
+                        int64_t n);
+// out(N, N) = in(N, C) in^T, where half of it may be computed, and the rest copied
+static void ops_matmul_symmetric(Stream *s, Real *out, const Real *in, int64_t N, int64_t C);
 // For each chunk of `chunk` elements of x[n], adds scale * (fp64 sum of x[e]^2 in a fixed order) to
 // *sum, exactly. The result has the same bits in both builds, for any thread count, and for any cut
 // of x at multiples of the chunk. *sum is in the same memory as x, allocated with ops_alloc().

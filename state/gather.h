@@ -35,6 +35,13 @@ static inline ZeroMessage store_gather_message(const Store *s, int storage, bool
                      layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
+// Returns the exchange of a storage's directions: home, or (back) to their slices.
+static inline ZeroMessage store_matrix_message(const Store *s, int storage, bool back) {
+    const MatrixExchange *e = &s->matrices.of[storage];
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &store_process_group(s, storage)->all,
+                           back ? e->from : e->to, sizeof(float)};
+    return m;
+}
 // Lists the collectives of a reduction and returns how many there are. Those of a bucket are
 // counted with its last storage.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {

@@ -27,14 +27,23 @@
 #include "ops/cpu/update_cpu.h" // rounding
 #include "state/store.h"        // states
 
+// Does a piece come for the second part of its update (store_in_parts)? Then its number is so much
+// larger than the first time.
+static inline bool store_comes_again(const Store *s, int storage, int piece) {
+    return s->pieces[storage] && piece >= s->pieces[storage];
+}
 static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece) {
-    return &s->offload_buffer[(s->first_piece[storage] + piece) % MOVING_PIECES];
+    const bool again = store_comes_again(s, storage, piece);
+    const int number = s->first_piece[again * s->model->storages + storage] +
+                       (again ? piece - s->pieces[storage] : piece);
+    return &s->offload_buffer[number % MOVING_PIECES];
 }
 // Returns the elements of a piece of this rank's slice, and where in the slice they begin. The last
 // pieces of a shorter slice may be empty.
 static inline int64_t store_piece(const Store *s, int storage, int piece, int64_t *begin) {
     const int64_t own = store_own_elements(s, storage),
                   most = s->pieces[storage] ? offload_piece(s->model) : own;
+    if (store_comes_again(s, storage, piece)) { piece -= s->pieces[storage]; }
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
@@ -109,7 +118,8 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
     const bool cpu = s->policy.offload->cpu_update, delays = store_delays(s);
     PiecePart parts[PIECE_PARTS];
-    const int count = store_piece_parts(s, s->policy.offload, storage, parts);
+    const bool again = store_comes_again(s, storage, piece);
+    const int count = store_piece_parts(s, s->policy.offload, storage, again, parts);
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!n) { return; }
     if (!in || delays) { ops_follow(&buffer->link, s->stream); }

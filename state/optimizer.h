@@ -2,7 +2,9 @@
 // and saved, what they cost, which kernel updates (update.h), what --optimizer and its flags take.
 //
 // To add an optimizer, add its row, its kernels ops_NAME and ops_NAME_host (ops.h: for the device
-// and for the host), and its flags to the table in options.h.
+// and for the host), and its flags to the table in options.h. One that needs whole matrices updates
+// the blocks in two parts, with Newton-Schulz between them (state/matrices.h): its first part, and
+// that of the others, are in direction_kernels (update.h).
 //   name      as in --optimizer, and in checkpoints
 //   moments   how many fp32 states it keeps for each parameter; checkpoints number them
 //   cut       what a rank's part of a storage consists of: any elements, or whole matrices
@@ -19,7 +21,9 @@ typedef enum { CUT_ELEMENTS, CUT_MATRICES } OptimizerCut;
 //    name   moments  cut           others  flags
 #define OPTIMIZER_TABLE(X)                               \
     X(adamw, 2,       CUT_ELEMENTS, "",     "beta1 beta2 eps") \
-    X(sgd,   1,       CUT_ELEMENTS, "",     "momentum")
+    X(sgd,   1,       CUT_ELEMENTS, "",     "momentum") \
+    X(muon,  2,       CUT_MATRICES, "adamw", "beta1 beta2 eps muon-lr muon-momentum muon-steps " \
+      "muon-weight-decay muon-momentum-warmup")
 // clang-format on
 
 typedef struct {
@@ -38,6 +42,13 @@ static const Optimizer optimizers[] = {OPTIMIZER_TABLE(OPTIMIZER_ROW)};
 enum { MOMENTS = 2 }; // most that one keeps
 static const char *const moment_names[MOMENTS] = {"m", "v"};
 
+// Returns the optimizer of what `o` leaves to others: itself, if it takes all tensors.
+static inline const Optimizer *optimizer_of_others(const Optimizer *o) {
+    const Optimizer *other = optimizers;
+    if (!*o->others) { return o; }
+    while (strcmp(other->name, o->others)) { other++; }
+    return other;
+}
 // Does a flag belong to another optimizer than this one?
 static inline bool optimizer_lacks(const Optimizer *o, const char *flag) {
     const char *at = strstr(o->flags, flag);

@@ -8,6 +8,7 @@
 #include "comm/comm.h"       // groups, messages
 #include "engine/schedule.h" // how many pieces move
 #include "state/disk.h"      // states on a disk
+#include "state/matrices.h"  // whole matrices
 #include "state/table.h"     // records, buffers
 
 enum { EXCHANGES = 2 }; // quantized reductions in flight: one in each of the two exchanges
@@ -81,7 +82,7 @@ typedef struct {
     bool noised;          // this step's gradient has its noise, and is not used yet
     bool secondary_valid; // the secondary slice has the newest version
     int arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
-    CommRequest reducing, gathering;
+    CommRequest reducing, gathering, exchanging; // exchanging: directions
     int64_t updates;   // updates so far, which is the newest version
     int64_t restarted; // version at which the moments began; updates - restarted counts theirs
     // p2p: newest version that is stored here or posted. It counts steps, also those without an
@@ -111,13 +112,16 @@ typedef struct {
     StateBuffer device[STATE_KINDS], host[STATE_KINDS];
     // [storages] pieces in which offloaded states move for their update; 0: nothing is offloaded
     int *pieces;
-    int *first_piece;            // [storages] pieces of all earlier storages
+    // [2][storages] pieces that are updated before those of the storage, the first time and the
+    // second (store_in_parts)
+    int *first_piece;
     size_t offload_buffer_bytes; // of an OffloadBuffer
     int *first_stored;           // [storages] pieces on disk of all earlier storages
     // [storages + 1] offset of its pieces in the file; the last one is the file's size
     int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
+    Matrices matrices; // of an optimizer that needs them
     // memory
     char *exchange_base; // of bucket exchanges
     StateBuffer offload_buffers, sum_buffers;
@@ -434,7 +438,17 @@ typedef struct {
     bool in, out;
 } PiecePart;
 enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
-static inline int store_piece_parts(const Store *s, const Offload *o, int storage,
+// Is a storage updated in two parts, with its matrices between them? Then each piece comes twice:
+// for its moments and its gradient, and (again) for its parameters. Piece p comes for the second
+// time as piece p + pieces.
+static inline bool store_in_parts(const Store *s, int storage) {
+    return s->policy.matrices && !s->policy.p2p && gpt_storage_is_block(s->model, storage);
+}
+static inline bool store_piece_takes(const Store *s, int storage, StateKind kind, bool again) {
+    const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
+    return !store_in_parts(s, storage) || first != again;
+}
+static inline int store_piece_parts(const Store *s, const Offload *o, int storage, bool again,
                                     PiecePart parts[PIECE_PARTS]) {
     const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
@@ -452,7 +466,11 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
                                   .out = !cpu || (masters && !o->delays)};
     if (offload_has(o, storage, STATE_GRADIENT) != cpu) { parts[n++] = gradient; }
     if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
-    return n;
+    int taken = 0;
+    for (int k = 0; k < n; k++) {
+        if (store_piece_takes(s, storage, parts[k].kind, again)) { parts[taken++] = parts[k]; }
+    }
+    return taken;
 }
 // Returns the elements of the longest piece of this rank's slice.
 static inline int64_t store_longest_piece(const Store *s, int storage) {
@@ -462,11 +480,15 @@ static inline int64_t store_longest_piece(const Store *s, int storage) {
 // states on the host.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
     PiecePart parts[PIECE_PARTS];
-    int64_t bytes = 0;
-    for (int k = store_piece_parts(s, o, storage, parts) - 1; k >= 0; k--) {
-        bytes += parts[k].size;
+    int64_t most = 0;
+    for (int again = 0; again < 2; again++) {
+        int64_t bytes = 0;
+        for (int k = store_piece_parts(s, o, storage, again, parts) - 1; k >= 0; k--) {
+            bytes += parts[k].size;
+        }
+        most = max_i64(most, bytes);
     }
-    return bytes * store_longest_piece(s, storage);
+    return most * store_longest_piece(s, storage);
 }
 // Returns the bytes of an OffloadBuffer, with these states on the host.
 static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
@@ -526,17 +548,34 @@ static inline void store_plan_disk(Store *s) {
 // Returns the bytes of the file. A step reads and writes as many.
 static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
 
+// Numbers the pieces in the order of their updates: those of a wave, then those of its second part.
+static inline void store_number_pieces(Store *s) {
+    const int storages = s->model->storages;
+    int number = 0;
+    for (int i = 0, last; i < storages; i = last + 1) {
+        const int wave = zero_wave(s->model, &s->policy, &s->layout.owners, i);
+        last = wave < 0 ? i : wave;
+        for (int k = i; k <= last; k++) {
+            s->first_piece[k] = number;
+            number += s->pieces[k];
+        }
+        for (int k = i; k <= last && wave >= 0; k++) {
+            s->first_piece[storages + k] = number;
+            number += s->pieces[k];
+        }
+    }
+}
 // Plans the pieces of offloaded states, and the buffers through which they move.
 static inline void store_plan_pieces(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = s->model->storages;
-    s->pieces = new_array(int, 2 * storages + 1, "layout");
+    s->pieces = new_array(int, 3 * storages, "layout");
     s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
         s->pieces[i] =
             store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
-        s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
     }
+    store_number_pieces(s);
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
     s->offload_buffers.on_host = o && o->cpu_update;
     *(s->offload_buffers.on_host ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) =
@@ -567,6 +606,7 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
+    s.matrices = matrices_plan(&s.layout, &s.policy, ranks->n, dtype);
     return s;
 }
 
@@ -580,7 +620,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
         memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
     }
     memory[MEMORY_BUFFERS] +=
-        sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->offload_buffers.slot_bytes;
+        sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->offload_buffers.slot_bytes +
+        (size_t)matrices_bytes(&s->matrices);
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
 static inline size_t store_scratch_bytes(const Store *s) {

@@ -178,6 +178,7 @@ typedef struct {
     QuantFormat weights, gradients;
     bool accumulates;       // a step has several micro-steps
     bool keeps_gathered;    // wte stays acquired from the head to the embedding (dp.h)
+    bool matrices;          // the optimizer needs whole matrices of blocks (matrices.h)
     const P2p *p2p;         // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;
@@ -188,6 +189,7 @@ static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool ke
     z.partition = (int)o->zero_hpz_partition_size;
     z.accumulates = accumulates;
     z.keeps_gathered = keeps_gathered;
+    z.matrices = optimizers[o->optimizer].cut == CUT_MATRICES;
     z.quantized_weights = o->zero_quantized_weights;
     z.quantized_gradients = o->zero_quantized_gradients;
     z.feedback = o->zero_error_feedback;

@@ -148,6 +148,10 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
                            ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
                                                  "quantized gradients")
                            : NULL;
+    if (s->matrices.scratch) {
+        s->matrices.base = (char *)memory_take(
+            MEMORY_BUFFERS, (size_t)matrices_bytes(&s->matrices), "matrices of the optimizer");
+    }
     s->progress = new_array(StorageProgress, n, "store");
     s->sums = new_array(ExactSum, comm->ranks, "store");
     for (int i = 0; i < s->model->storages; i++) { s->progress[i].first_write = true; }
@@ -170,8 +174,9 @@ static inline void store_free_device(Store *s) {
     buffer_free(&s->offload_buffers);
     buffer_free(&s->sum_buffers);
     ops_free(s->exchange_base);
+    ops_free(s->matrices.base);
     ops_free(s->squares);
-    s->exchange_base = NULL;
+    s->exchange_base = s->matrices.base = NULL;
     s->squares = NULL;
 }
 // Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the
@@ -208,6 +213,7 @@ static inline void store_free(Store *s) {
     }
     free(s->buckets);
     free(s->bucket_of);
+    matrices_free(&s->matrices, s->model->storages);
     layout_free(&s->layout);
     process_group_free(&s->world);
     free(s->progress);

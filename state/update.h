@@ -127,7 +127,8 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     } else {
         ops_follow(s->stream, &buffer->link);
     }
-    for (int k = 0, n = store_piece_parts(s, o, storage, parts); k < n; k++) {
+    const bool again = store_comes_again(s, storage, piece);
+    for (int k = 0, n = store_piece_parts(s, o, storage, again, parts); k < n; k++) {
         p->at[parts[k].kind] = at;
         at += p->count * parts[k].size;
     }
@@ -166,9 +167,19 @@ typedef void OptimizerKernel(Stream *, UpdateSlice, OptimizerStep);
 static OptimizerKernel *const optimizer_kernels[][2] = {
 #define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
     OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
+// Returns the optimizer of a storage: blocks have the run's.
+static inline const Optimizer *store_optimizer(const Store *s, int storage) {
+    return gpt_storage_is_block(s->model, storage) ? s->optimizer
+                                                   : optimizer_of_others(s->optimizer);
+}
+// Does the storage's update need whole matrices?
+static inline bool store_has_matrices(const Store *s, int storage) {
+    return s->matrices.count && gpt_storage_is_block(s->model, storage);
+}
 // Updates n elements, from element `at` of the places on.
-static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n,
-                                         OptimizerStep o) {
+static inline void store_update_elements(Store *s, int storage, const UpdatePlaces *p, int64_t at,
+                                         int64_t n, OptimizerStep o) {
+    const Optimizer *optimizer = store_optimizer(s, storage);
     const int64_t word = sizeof(float);
     char *parameters = p->at[STATE_PARAMETERS], *master = p->at[STATE_MASTER] + at * word;
     const DType dtype = parameters ? s->dtype : DTYPE_FP32; // otherwise only masters are updated
@@ -180,10 +191,10 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
         .dtype = dtype,
         .n = n,
     };
-    for (int k = 0; k < s->optimizer->moments; k++) {
+    for (int k = 0; k < optimizer->moments; k++) {
         u.moment[k] = (float *)(void *)(p->at[STATE_MOMENT + k] + at * word);
     }
-    optimizer_kernels[s->optimizer - optimizers][p->cpu_update](s->stream, u, o);
+    optimizer_kernels[optimizer - optimizers][p->cpu_update](s->stream, u, o);
 }
 // Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
 // to 2-D tensors only.
@@ -200,7 +211,127 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
         if (count <= 0) { continue; }
         o.weight_decay = parts[i].decays ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
-        store_update_elements(s, p, begin - p->first, count, o);
+        store_update_elements(s, storage, p, begin - p->first, count, o);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Updates with whole matrices (matrices.h): directions, their exchange, and the rest of the update
+
+// The kernels of the first part of an update, in the order of the table; NULL: it has one part.
+typedef void DirectionKernel(Stream *, float *, UpdateSlice, OptimizerStep);
+static DirectionKernel *const direction_kernels[] = {ops_adamw_direction, NULL, ops_muon_direction};
+
+// A part of a storage in the memory of an update: count elements, from element `at` of the places
+// on, whose directions are at `direction`.
+typedef struct {
+    const StoragePart *part;
+    int64_t at, begin, count; // begin: in the storage
+    float *direction;
+} UpdatePart;
+static inline UpdatePart store_update_part(const Store *s, int storage, const UpdatePlaces *p,
+                                           int k) {
+    const Matrices *x = &s->matrices;
+    const MatrixExchange *e = &x->of[storage];
+    const int64_t *bounds = store_slices(s, storage);
+    const int me = store_process_group(s, storage)->all.me;
+    int64_t first;
+    const int64_t own = part_of_slice(&x->part[k], bounds, me, &first),
+                  begin = max_i64(first, p->first);
+    const UpdatePart u = {.part = &x->part[k],
+                          .at = begin - p->first,
+                          .begin = begin,
+                          .count = min_i64(first + own, p->first + p->count) - begin,
+                          .direction = matrices_directions(x, e) +
+                                       matrices_place(x, e, bounds, me, k) + (begin - first)};
+    return u;
+}
+// Starts to send this rank's parts of directions home, or (back) the results to their slices.
+static inline void store_exchange_matrices(Store *s, int storage, int64_t step, bool back) {
+    const Group *all = &store_process_group(s, storage)->all;
+    const MatrixExchange *e = &s->matrices.of[storage];
+    const CommLabel label = {back ? "orthogonal matrices" : "directions", storage, step};
+    float *slice = matrices_directions(&s->matrices, e),
+          *gathered = matrices_gathered(&s->matrices, e);
+    if (all->n == 1) { return; }
+    s->progress[storage].exchanging =
+        back ? comm_all_to_all_begin(s->comm, label, all, gathered, e->from, slice, e->to,
+                                     sizeof(float))
+             : comm_all_to_all_begin(s->comm, label, all, slice, e->to, gathered, e->from,
+                                     sizeof(float));
+}
+// The first part of an update: moments and directions of this rank's slice, or of one of its
+// pieces. With the last piece, directions begin to travel. All members call it.
+static inline void store_direct(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+    if (piece == 0) { store_begin_update(s, storage, step); }
+    const UpdatePlaces p = store_find_places(s, storage, step, piece);
+    const Optimizer *others = optimizer_of_others(s->optimizer);
+    o.step = s->progress[storage].updates - s->progress[storage].restarted;
+    o.grad_scale *= (float)store_mean(s, storage);
+    o.momentum = o.matrices.momentum;
+    for (int k = 0; k < s->matrices.count; k++) {
+        const UpdatePart part = store_update_part(s, storage, &p, k);
+        const Optimizer *optimizer = part.part->is_matrix ? s->optimizer : others;
+        UpdateSlice u = {.n = part.count};
+        if (part.count <= 0) { continue; }
+        u.grad = (const float *)(const void *)p.at[STATE_GRADIENT] + part.at;
+        for (int i = 0; i < optimizer->moments; i++) {
+            u.moment[i] = (float *)(void *)p.at[STATE_MOMENT + i] + part.at;
+        }
+        direction_kernels[optimizer - optimizers](s->stream, part.direction, u, o);
+    }
+    if (piece + 1 >= s->pieces[storage]) { store_exchange_matrices(s, storage, step, false); }
+}
+// Copies the parts of a matrix from where they arrived to one array, or (back) from there.
+static inline void store_copy_matrix(Store *s, int storage, int k, float *whole, bool back) {
+    const Matrices *x = &s->matrices;
+    const MatrixExchange *e = &x->of[storage];
+    const int64_t *bounds = store_slices(s, storage);
+    for (int r = 0; r < store_process_group(s, storage)->all.n; r++) {
+        int64_t begin, n = part_of_slice(&x->part[k], bounds, r, &begin);
+        float *there = matrices_gathered(x, e) + matrices_arrival(x, e, bounds, r, k),
+              *here = whole + (begin - x->part[k].offset);
+        if (n > 0) { ops_copy(s->stream, back ? there : here, back ? here : there, n * 4); }
+    }
+}
+// Makes the matrices orthogonal of which this rank is home, and sends them back. All members call
+// it, after store_direct.
+static inline void store_orthogonalise(Store *s, int storage, int64_t step, OptimizerStep o) {
+    const Matrices *x = &s->matrices;
+    const MatrixExchange *e = &x->of[storage];
+    const Group *all = &store_process_group(s, storage)->all;
+    comm_wait(s->comm, &s->progress[storage].exchanging);
+    for (int k = 0; k < x->count; k++) {
+        const StoragePart *p = &x->part[k];
+        if (!p->is_matrix || e->home[k] != all->me) { continue; }
+        float *matrix = all->n > 1 ? matrices_whole(x)
+                                   : matrices_directions(x, e) +
+                                         matrices_place(x, e, store_slices(s, storage), 0, k);
+        if (all->n > 1) { store_copy_matrix(s, storage, k, matrix, false); }
+        orthogonalise(s->stream, matrix, p->rows, p->cols, o.matrices.iterations, s->dtype,
+                      matrices_scratch(x));
+        if (all->n > 1) { store_copy_matrix(s, storage, k, matrix, true); }
+    }
+    store_exchange_matrices(s, storage, step, true);
+}
+// The last part: parameters follow their directions.
+static inline void store_follow_directions(Store *s, int storage, const UpdatePlaces *p,
+                                           OptimizerStep o) {
+    const MatrixStep matrices = o.matrices;
+    UpdatePlaces along = *p;
+    const OptimizerStep others = o;
+    for (int k = 0; k < s->matrices.count; k++) {
+        const UpdatePart part = store_update_part(s, storage, p, k);
+        const double ratio = (double)part.part->rows / (double)part.part->cols;
+        const bool matrix = part.part->is_matrix;
+        if (part.count <= 0) { continue; }
+        o.lr = matrix ? matrices.lr : others.lr;
+        o.weight_decay = matrix ? matrices.weight_decay : 0;
+        o.grad_scale = matrix ? (float)sqrt(fmax(1, ratio)) : 1;
+        o.rounding = store_rounding(s, storage, part.begin);
+        // the directions stand for the gradient
+        along.at[STATE_GRADIENT] = (char *)(part.direction - part.at);
+        store_update_elements(s, storage, &along, part.at, part.count, o);
     }
 }
 // Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
@@ -216,10 +347,21 @@ static inline void store_slice_changed(Store *s, int storage) {
 // Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
 // (state/host.h), with the gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
-    if (piece == 0) { store_begin_update(s, storage, step); }
+    const bool matrices = store_has_matrices(s, storage);
+    if (matrices && s->policy.p2p) { // one owner, and no other actions for the first parts
+        store_direct(s, storage, step, o, 0);
+        store_orthogonalise(s, storage, step, o);
+    }
+    if (piece == 0 && !matrices) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_find_places(s, storage, step, piece);
-    store_update_parts(s, storage, &p, s->progress[storage].updates, o);
-    if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
+    if (matrices) {
+        comm_wait(s->comm, &s->progress[storage].exchanging);
+        store_follow_directions(s, storage, &p, o);
+    } else {
+        store_update_parts(s, storage, &p, s->progress[storage].updates, o);
+    }
+    const int last = s->pieces[storage] * (matrices ? 2 : 1) - 1;
+    if (!p.cpu_update && piece >= last) { store_slice_changed(s, storage); }
 }
 // Updates masters and moments on the host with the pending gradient, while the device computes with
 // the version before. The new version is used from the moment when it is fetched.

@@ -22,6 +22,7 @@
 #include "ops/cpu/clip_cpu.h"           // gradients of single samples
 #include "ops/cpu/heads_cpu.h"          // rotary positions, norms of heads
 #include "ops/cpu/matmul_cpu.h"         // matrix products
+#include "ops/cpu/muon_cpu.h"           // Muon
 #include "ops/cpu/noise_cpu.h"          // noise
 #include "ops/cpu/quantize_cpu.h"       // quantization
 #include "ops/cpu/rmsnorm_cpu.h"        // RMSNorm

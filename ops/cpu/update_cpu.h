@@ -77,6 +77,26 @@ static inline void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o) {
     }
 }
 
+static inline void ops_muon_host(Stream *s, UpdateSlice u, OptimizerStep o) {
+    float *master = u.master;
+    const float *direction = u.grad;
+    const float kept = 1.0f - o.lr * o.weight_decay, rate = o.lr * o.grad_scale;
+    const int64_t n = u.n;
+    uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
+        for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) {
+                master[i] = kept * master[i] - rate * direction[i];
+            }
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
+        }
+        poll_after_block(s, k);
+    }
+}
+
 static inline void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n,
                                   Rounding r) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)

@@ -1,0 +1,214 @@
+// matrices.h: optimizers that need whole matrices (Muon), where each rank has slices of elements.
+//
+// Parts      A block's storage is a list of parts: the ranges of its tensors (architecture.h). Those
+//            of 2-D tensors are the matrices: q, k and v apart, gate and up apart.
+// Directions A rank computes the direction of each element of its slice, from gradient and moments.
+//            Directions lie in one array, those of matrices first, ordered by their homes.
+// Homes      Each matrix has a home among the owners of its storage. The parts of its direction
+//            travel there (all-to-all), the home makes it orthogonal, and the parts travel back.
+//            So slices, collectives and the memory of states are those of any optimizer, and a
+//            matrix is computed alike in every layout.
+// Waves      The blocks of a wave travel and are made orthogonal together: enough matrices for all
+//            ranks, and few enough to bound the memory. Homes are balanced by their operations over
+//            the wave: the next costliest matrix goes to the rank with least work.
+//
+// Where a storage has one owner, nothing travels.
+#ifndef MATRICES_H
+#define MATRICES_H
+
+#include "ops/orthogonalise.h" // work and memory
+#include "state/layout.h"      // slices, owners
+
+enum { WAVE_MATRICES = 4 }; // of a wave, for each rank
+
+// Returns how many matrices a block has.
+static inline int block_matrices(const GptModel *m) {
+    StoragePart parts[MOST_PARTS];
+    int matrices = 0;
+    for (int k = gpt_storage_ranges(m, m->first_block, parts) - 1; k >= 0; k--) {
+        matrices += parts[k].is_matrix;
+    }
+    return matrices;
+}
+// Returns the last storage of a storage's wave; -1: it has no matrices, or its owner updates it
+// alone whenever its gradient is complete (p2p).
+static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
+    int most = 1;
+    if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
+    for (int i = m->first_block; i < m->first_after; i++) { most = max_i64(most, holders_of(h, i)); }
+    const int64_t blocks =
+        most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));
+    const int64_t wave = (storage - m->first_block) / blocks;
+    return m->first_block + (int)min_i64((wave + 1) * blocks, m->first_after - m->first_block) - 1;
+}
+
+// The exchange of a storage's directions.
+typedef struct {
+    int home[MOST_PARTS]; // member of the owners; -1: no matrix
+    // [owners + 1] bounds in elements of what each home gets of this rank's slice; of what this
+    // home gets from each slice. NULL: this rank is no owner
+    int64_t *to, *from;
+    int64_t directions, gathered; // where they begin in Matrices.directions, and .gathered
+} MatrixExchange;
+typedef struct {
+    int count; // parts of a block; 0: the optimizer needs no matrices
+    StoragePart part[MOST_PARTS];
+    MatrixExchange *of; // [storages]
+    // floats: of the directions of a wave; of the matrices of which this rank is home; of the
+    // largest matrix, if matrices arrive in pieces; bytes of the iteration's scratch memory
+    int64_t directions, gathered, whole, scratch;
+    char *base; // their memory, in this order
+} Matrices;
+
+// Returns how many elements of a part are in a slice; *begin: the first of them in the storage.
+static inline int64_t part_of_slice(const StoragePart *p, const int64_t *bounds, int member,
+                                    int64_t *begin) {
+    *begin = max_i64(p->offset, bounds[member]);
+    return max_i64(0, min_i64(p->offset + p->rows * p->cols, bounds[member + 1]) - *begin);
+}
+// Returns where a part's directions begin among those of a member's slice.
+static inline int64_t matrices_place(const Matrices *x, const MatrixExchange *e,
+                                     const int64_t *bounds, int member, int part) {
+    int64_t at = 0, begin;
+    for (int k = 0; k < x->count; k++) {
+        const bool matrix = e->home[k] >= 0, mine = e->home[part] >= 0;
+        const bool before = matrix != mine              ? matrix
+                            : e->home[k] != e->home[part] ? e->home[k] < e->home[part]
+                                                        : k < part;
+        at += before ? part_of_slice(&x->part[k], bounds, member, &begin) : 0;
+    }
+    return at;
+}
+// Returns where the part of a matrix that a member sends home begins among all that arrives there.
+static inline int64_t matrices_arrival(const Matrices *x, const MatrixExchange *e,
+                                       const int64_t *bounds, int member, int part) {
+    int64_t at = e->from[member], begin;
+    for (int k = 0; k < part; k++) {
+        const bool same = e->home[k] == e->home[part];
+        at += same ? part_of_slice(&x->part[k], bounds, member, &begin) : 0;
+    }
+    return at;
+}
+
+// Returns the matrix of a wave that costs most and has no home yet: storage and part. Returns false
+// if all have one.
+static inline bool matrices_next(const Matrices *x, int first, int last, int *storage, int *part) {
+    double most = 0;
+    for (int i = first; i <= last; i++) {
+        for (int k = 0; k < x->count; k++) {
+            const double flops = orthogonalise_flops(x->part[k].rows, x->part[k].cols);
+            if (!x->part[k].is_matrix || x->of[i].home[k] >= 0 || flops <= most) { continue; }
+            most = flops;
+            *storage = i;
+            *part = k;
+        }
+    }
+    return most > 0;
+}
+// Gives each matrix of a wave its home. work: [ranks] scratch memory, zeros.
+static inline void matrices_find_homes(Matrices *x, const Layout *l, int first, int last,
+                                       double *work) {
+    int i, k;
+    while (matrices_next(x, first, last, &i, &k)) {
+        const Group *owners = &layout_process_group(l, i)->all;
+        int home = 0;
+        for (int r = 1; r < owners->n; r++) {
+            if (work[owners->ranks[r]] < work[owners->ranks[home]]) { home = r; }
+        }
+        x->of[i].home[k] = home;
+        work[owners->ranks[home]] += orthogonalise_flops(x->part[k].rows, x->part[k].cols);
+    }
+}
+// Plans the exchange of a storage that this rank owns: what follows from the homes.
+static inline void matrices_plan_exchange(Matrices *x, const Layout *l, int storage) {
+    MatrixExchange *e = &x->of[storage];
+    const Group *owners = &layout_process_group(l, storage)->all;
+    const int64_t *bounds = layout_slices(l, SLICES_WHOLE, storage);
+    e->to = new_array(int64_t, owners->n + 1, "matrices");
+    e->from = new_array(int64_t, owners->n + 1, "matrices");
+    for (int r = 0; r < owners->n; r++) {
+        e->to[r + 1] = e->to[r];
+        e->from[r + 1] = e->from[r];
+        for (int k = 0; k < x->count; k++) {
+            int64_t begin, mine = part_of_slice(&x->part[k], bounds, owners->me, &begin);
+            e->to[r + 1] += e->home[k] == r ? mine : 0;
+            const int64_t theirs = part_of_slice(&x->part[k], bounds, r, &begin);
+            e->from[r + 1] += e->home[k] == owners->me ? theirs : 0;
+        }
+    }
+}
+// Plans a wave: homes, and where the storages have their directions.
+static inline void matrices_plan_wave(Matrices *x, const Layout *l, int first, int last,
+                                      double *work) {
+    int64_t directions = 0, gathered = 0;
+    matrices_find_homes(x, l, first, last, work);
+    for (int i = first; i <= last; i++) {
+        MatrixExchange *e = &x->of[i];
+        const Group *owners = &layout_process_group(l, i)->all;
+        if (owners->me < 0) { continue; }
+        matrices_plan_exchange(x, l, i);
+        e->directions = directions;
+        e->gathered = gathered;
+        directions += slice_length(layout_slices(l, SLICES_WHOLE, i), owners->me);
+        if (owners->n > 1) { gathered += e->from[owners->n]; }
+        for (int k = 0; k < x->count && owners->n > 1; k++) {
+            const int64_t elements = x->part[k].rows * x->part[k].cols;
+            if (e->home[k] == owners->me) { x->whole = max_i64(x->whole, elements); }
+        }
+    }
+    x->directions = max_i64(x->directions, directions);
+    x->gathered = max_i64(x->gathered, gathered);
+}
+// Plans whose matrices are made orthogonal where. real: compute precision.
+static inline Matrices matrices_plan(const Layout *l, const ZeroPolicy *z, int ranks, DType real) {
+    const GptModel *m = l->model;
+    Matrices x = {};
+    if (!z->matrices) { return x; }
+    x.count = gpt_storage_ranges(m, m->first_block, x.part);
+    x.of = new_array(MatrixExchange, m->storages, "matrices");
+    for (int i = 0; i < m->storages; i++) {
+        for (int k = 0; k < MOST_PARTS; k++) { x.of[i].home[k] = -1; }
+    }
+    bool owns = false;
+    for (int i = m->first_block, last; i < m->first_after; i = last + 1) {
+        double *work = new_array(double, ranks, "matrices");
+        last = (int)max_i64(i, zero_wave(m, z, &l->owners, i));
+        matrices_plan_wave(&x, l, i, last, work);
+        for (int k = i; k <= last; k++) { owns |= layout_holds(l, k); }
+        free(work);
+    }
+    for (int k = 0; k < x.count && owns; k++) {
+        const StoragePart *p = &x.part[k];
+        if (!p->is_matrix) { continue; }
+        x.scratch = max_i64(x.scratch, orthogonalise_bytes(p->rows, p->cols, real));
+    }
+    return x;
+}
+static inline void matrices_free(Matrices *x, int storages) {
+    for (int i = 0; x->of && i < storages; i++) { free_all(x->of[i].to, x->of[i].from); }
+    free(x->of);
+    memset(x, 0, sizeof *x);
+}
+
+// The memory of directions, of gathered matrices, of one whole matrix, and of the scratch.
+static inline int64_t matrices_round(int64_t floats) {
+    return round_up(floats * (int64_t)sizeof(float), 256);
+}
+static inline int64_t matrices_bytes(const Matrices *x) {
+    return matrices_round(x->directions) + matrices_round(x->gathered) + matrices_round(x->whole) +
+           x->scratch;
+}
+static inline float *matrices_directions(const Matrices *x, const MatrixExchange *e) {
+    return (float *)(void *)x->base + e->directions;
+}
+static inline float *matrices_gathered(const Matrices *x, const MatrixExchange *e) {
+    return (float *)(void *)(x->base + matrices_round(x->directions)) + e->gathered;
+}
+static inline float *matrices_whole(const Matrices *x) {
+    return (float *)(void *)(x->base + matrices_round(x->directions) + matrices_round(x->gathered));
+}
+static inline void *matrices_scratch(const Matrices *x) {
+    return x->base + matrices_bytes(x) - x->scratch;
+}
+
+#endif
