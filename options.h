@@ -35,7 +35,7 @@ typedef const char *OptionSECRET;
 #define DEFAULT_DTYPE "fp32"
 #endif
 // The values of each PICK, in the order of its choices in the table.
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // --lr-schedule
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD, LR_WSD_LINEAR }; // --lr-schedule
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // --offload
@@ -145,8 +145,16 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     NUM("optimizer", muon_weight_decay, "muon-weight-decay", "", "0.1", 0, 100, "",                \
       "on muon's matrices, times their learning rate")                                             \
     NUM("optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                      \
-    PICK("optimizer", lr_schedule, "lr-schedule", "k", "cosine", "cosine|linear|constant|wsd",     \
-      "wsd: the last 20 % decay by 1 - sqrt")                                                      \
+    PICK("optimizer", lr_schedule, "lr-schedule", "k", "cosine",                                   \
+      "cosine|linear|constant|wsd|wsd-linear",                                                     \
+      "wsd: constant, then the last part decays by 1 - sqrt, or linearly")                         \
+    NUM("optimizer", lr_last_part, "lr-last-part", "", "0.2", 1e-9, 1, "of the steps",             \
+      "in which wsd and wsd-linear decay to --final-lr-fraction")                                  \
+    NUM("optimizer", lr_embedding, "lr-embedding", "", "1", 0, 1e6, "times --lr",                  \
+      "learning rate of the embeddings, also where the head uses them")                            \
+    NUM("optimizer", lr_head, "lr-head", "", "1", 0, 1e6, "times --lr", "of a head of its own")    \
+    NUM("optimizer", lr_vectors, "lr-vectors", "", "1", 0, 1e6, "times --lr",                      \
+      "of biases and gains")                                                                       \
     INT("optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                                 \
       "linear warm-up; a shorter run ends within it")                                              \
     NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \
@@ -433,13 +441,15 @@ static inline double options_rate(const Options *o, double peak, int64_t step, i
     if (step < o->warmup) { return peak * (step + 1) / o->warmup; }
     double last = peak * o->final_lr_fraction,
            done = (step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
-    double from = 0.8 * steps;
+    double from = (1 - o->lr_last_part) * steps;
     switch (o->lr_schedule) {
     case LR_COSINE: return last + (peak - last) * 0.5 * (1 + cos(3.141592653589793 * done));
     case LR_LINEAR: return peak + (last - peak) * done;
     case LR_WSD:
         return step < from ? peak
                            : last + (peak - last) * (1 - sqrt((step - from) / (steps - from)));
+    case LR_WSD_LINEAR:
+        return step < from ? peak : peak + (last - peak) * (step - from) / (steps - from);
     default: return peak;
     }
 }

@@ -329,7 +329,7 @@ static inline void exact_add(ExactSum *sum, double x) {
 }
 // Propagates carries. Each limb but the highest is then below 2^32, and 2^30 more terms may be
 // added.
-static inline void exact_carry(ExactSum *sum) {
+IN_KERNELS_TOO static inline void exact_carry(ExactSum *sum) {
     for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
         sum->limb[i + 1] += sum->limb[i] >> 32;
         sum->limb[i] &= 0xffffffff;
@@ -344,7 +344,7 @@ static inline void exact_join(ExactSum *sum, const ExactSum *other) {
     sum->strange += other->strange;
 }
 // Returns the value of the three highest limbs; NaN if a term was infinite or NaN.
-static inline double exact_value(ExactSum sum) {
+IN_KERNELS_TOO static inline double exact_value(ExactSum sum) {
     int top = 0;
     exact_carry(&sum);
     for (int i = 0; i < EXACT_LIMBS; i++) { top = sum.limb[i] ? i : top; }

@@ -15,7 +15,7 @@ static const OptionSynonym option_synonyms[] = {
     {"learning-rate max-lr peak-lr base-lr", "--lr 3e-4"},
     {"min-lr lr-min final-lr", "--final-lr-fraction 0.1, a share of --lr"},
     {"lr-scheduler lr-scheduler-type lr-decay-style scheduler decay-lr",
-     "--lr-schedule cosine, linear, constant or wsd"},
+     "--lr-schedule cosine, linear, constant, wsd or wsd-linear"},
     {"warmup-steps warmup-iters lr-warmup-iters warmup-ratio lr-warmup-fraction", "--warmup STEPS"},
     {"lr-decay-iters lr-decay-steps", "--lr-schedule, which ends with --steps"},
     {"batch-size per-device-train-batch-size train-micro-batch-size-per-gpu device-batch-size bs",

@@ -81,6 +81,9 @@
     X("offload-delay", "offload-dir", o->offload_delay && *o->offload_dir,                         \
       "all states are updated on the host while the device computes, and none is on its way "      \
       "there")                                                                                     \
+    X("lr-last-part", "lr-schedule",                                                               \
+      GIVEN(lr_last_part) && o->lr_schedule != LR_WSD && o->lr_schedule != LR_WSD_LINEAR,          \
+      "only wsd and wsd-linear have a last part")                                                  \
     X("offload-update", "optimizer",                                                               \
       GIVEN(offload_update) && o->offload_update == UPDATE_HOST && MATRICES,                       \
       "(of host, with muon) the device makes matrices orthogonal: leave --offload-update out")     \

@@ -159,6 +159,9 @@ static inline void plan_states(Plan *p) {
                           (DType)o->reduce_dtype, &optimizers[o->optimizer]);
     p->store.stochastic = o->stochastic_rounding;
     p->store.seed = (uint64_t)o->seed;
+    p->store.rates[RATE_EMBEDDING] = (float)o->lr_embedding;
+    p->store.rates[RATE_HEAD] = (float)o->lr_head;
+    p->store.rates[RATE_VECTORS] = (float)o->lr_vectors;
     p->store.world.all.channel = m->world.all.channel;
     p->store.world.partition.channel = m->world.partition.channel;
     p->store.world.node.channel = m->world.node.channel;

@@ -284,6 +284,38 @@ static inline void print_step(const Plan *p) {
               samples, plural(samples), p->shape.T, micro, plural(micro), rows, plural(rows),
               actions, plural(actions));
 }
+// What an optimizer of whole matrices does in a step: of all ranks, of this one, and the share of
+// the predicted step that this one takes.
+typedef struct {
+    int64_t all, mine;
+    double share;
+} MatricesForecast;
+static inline MatricesForecast forecast_matrices(const Plan *p) {
+    const Store *s = &p->store;
+    const Costs costs = {.rates = p->machine->rates,
+                         .iterations = (double)p->config->options.muon_steps};
+    MatricesForecast f = {0, 0, 0};
+    double seconds = 0;
+    for (int i = 0; s->matrices.count && i < p->model.storages; i++) {
+        const int me = store_process_group(s, i)->all.me;
+        for (int k = 0; k < s->matrices.count; k++) {
+            f.all += s->matrices.of[i].home[k] >= 0;
+            f.mine += me >= 0 && s->matrices.of[i].home[k] == me;
+        }
+        if (me >= 0) { seconds += matrices_seconds(&costs, s, i); }
+    }
+    f.share = p->predicted.step_s > 0 ? seconds / p->predicted.step_s : 0;
+    return f;
+}
+static inline void print_matrices(const Plan *p) {
+    const MatricesForecast f = forecast_matrices(p);
+    const int64_t iterations = p->config->options.muon_steps;
+    if (!f.all) { return; }
+    print_row("optimizer",
+              "%" PRId64 " matrices of blocks are made orthogonal by %" PRId64
+              " iteration%s, %" PRId64 " of them by rank 0: %.2f %% of a step, predicted",
+              f.all, iterations, plural(iterations), f.mine, 100 * f.share);
+}
 // Prints what will happen. --dry-run: with a table of memory and traffic; at the start of a run in
 // one line of each.
 static inline void print_start(const RunPlans *plans, const Dataset *train, const Comm *comm) {
@@ -293,6 +325,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_model(p);
     print_machine(p->machine, comm);
     print_zero(&p->store.policy);
+    print_matrices(p);
     print_step(p);
     if (table) {
         printf("predicted  %.1f ms a step; memory of rank 0:\n", predicted.step_s * 1000);
@@ -327,6 +360,13 @@ static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps)
     char text[PRIVACY_JSON_MAX];
     privacy_json(p, steps, text);
     if (p->on) { text_add(line, ",\"privacy\":%s", text); }
+}
+static inline void json_add_matrices(TextBuffer *line, const Plan *p) {
+    const MatricesForecast f = forecast_matrices(p);
+    if (!f.all) { return; }
+    text_add(line, ",\"matrices\":{\"all\":%" PRId64 ",\"here\":%" PRId64, f.all, f.mine);
+    json_add_field(line, "share", f.share);
+    text_add(line, "}");
 }
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,
                                   const Comm *comm) {
@@ -365,6 +405,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
         json_add_predicted(line, later->predicted, later->predicted.stored, "");
         text_add(line, "}");
     }
+    json_add_matrices(line, p);
     json_add_privacy(line, privacy, privacy->allowed);
     text_add(line, "}");
 }

@@ -226,6 +226,14 @@ static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]
     return 2;
 }
 
+// Tensors that may have a learning rate of their own.
+typedef enum { RATE_EMBEDDING, RATE_HEAD, RATE_VECTORS, RATE_MATRICES, RATE_KINDS } RateKind;
+static inline RateKind tensor_rate(const TensorSpec *t) {
+    return !t->rows.times                ? RATE_VECTORS
+           : t->storage == STORAGE_BLOCK ? RATE_MATRICES
+           : t->storage == STORAGE_HEAD  ? RATE_HEAD
+                                         : RATE_EMBEDDING;
+}
 // The part of a storage that holds one tensor. Initialisation, weight decay and files work on
 // these.
 typedef struct {
@@ -234,6 +242,7 @@ typedef struct {
     int64_t offset; // within the storage
     int64_t elements;
     bool decays; // weight decay applies
+    RateKind rate;
 } TensorPart;
 // Writes the parts of a storage in order, and returns their number.
 static inline int gpt_storage_parts(const GptModel *m, int storage,
@@ -248,6 +257,7 @@ static inline int gpt_storage_parts(const GptModel *m, int storage,
             .offset = m->tensor_offset[t],
             .elements = m->tensor_elements[t],
             .decays = m->arch->tensors[t].rows.times > 0,
+            .rate = tensor_rate(&m->arch->tensors[t]),
         };
         parts[n++] = part;
     }

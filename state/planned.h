@@ -152,6 +152,7 @@ typedef struct {
     bool pending;    // delayed updates: the host has the gradient of the previous step
     bool stochastic; // stochastic rounding of bf16 parameters
     uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
+    float rates[RATE_KINDS]; // learning rates of tensors, as factors; the caller may change them
 } Store;
 
 // Returns the record of a state: of the kind whose memory it is.
@@ -599,6 +600,7 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.optimizer = optimizer;
     s.ranks = ranks;
     s.placement = placement;
+    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
     s.buckets = new_array(Bucket, m->storages, "buckets");

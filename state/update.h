@@ -201,7 +201,7 @@ static inline void store_update_elements(Store *s, int storage, const UpdatePlac
 static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version,
                                       OptimizerStep o) {
     TensorPart parts[MOST_TENSORS];
-    const float decay = o.weight_decay;
+    const float decay = o.weight_decay, rate = o.lr;
     o.step = version - s->progress[storage].restarted;
     o.grad_scale *= (float)store_mean(s, storage);
     for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
@@ -210,6 +210,7 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
                           min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
         o.weight_decay = parts[i].decays ? decay : 0.0f;
+        o.lr = rate * s->rates[parts[i].rate];
         o.rounding = store_rounding(s, storage, begin);
         store_update_elements(s, storage, p, begin - p->first, count, o);
     }
@@ -318,14 +319,14 @@ static inline void store_orthogonalise(Store *s, int storage, int64_t step, Opti
 static inline void store_follow_directions(Store *s, int storage, const UpdatePlaces *p,
                                            OptimizerStep o) {
     const MatrixStep matrices = o.matrices;
+    const float rate = o.lr;
     UpdatePlaces along = *p;
-    const OptimizerStep others = o;
     for (int k = 0; k < s->matrices.count; k++) {
         const UpdatePart part = store_update_part(s, storage, p, k);
         const double ratio = (double)part.part->rows / (double)part.part->cols;
         const bool matrix = part.part->is_matrix;
         if (part.count <= 0) { continue; }
-        o.lr = matrix ? matrices.lr : others.lr;
+        o.lr = matrix ? matrices.lr : rate * s->rates[RATE_VECTORS];
         o.weight_decay = matrix ? matrices.weight_decay : 0;
         o.grad_scale = matrix ? (float)sqrt(fmax(1, ratio)) : 1;
         o.rounding = store_rounding(s, storage, part.begin);

@@ -31,11 +31,20 @@ DEFAULTS = {
     "steps": None,
     "optimizer": "adamw",
     "momentum": 0.9,
+    "muon-lr": 0.02,
+    "muon-momentum": 0.95,
+    "muon-momentum-warmup": 0,
+    "muon-steps": 5,
+    "muon-weight-decay": 0.1,
     "beta1": 0.9,
     "beta2": 0.95,
     "eps": 1e-8,
     "lr": 3e-4,
     "lr-schedule": "cosine",
+    "lr-last-part": 0.2,
+    "lr-embedding": 1.0,
+    "lr-head": 1.0,
+    "lr-vectors": 1.0,
     "warmup": 0,
     "final-lr-fraction": 1.0,
     "weight-decay": 0.0,
@@ -383,9 +392,32 @@ def learning_rate(f, t, steps):
         return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
     if f["lr-schedule"] == "linear":
         return peak + (last - peak) * done
-    if f["lr-schedule"] == "wsd" and t >= 0.8 * steps:  # the last fifth decays by 1 - sqrt
-        return last + (peak - last) * (1 - math.sqrt((t - 0.8 * steps) / (0.2 * steps)))
+    part = f["lr-last-part"]
+    if f["lr-schedule"].startswith("wsd") and t >= (1 - part) * steps:  # the last part decays
+        done = (t - (1 - part) * steps) / (part * steps)
+        down = math.sqrt(done) if f["lr-schedule"] == "wsd" else done
+        return last + (peak - last) * (1 - down)
     return peak
+
+
+ORTHOGONAL = 3.4445, -4.775, 2.0315  # coefficients of KellerJordan/Muon
+
+
+def orthogonal(U, iterations):
+    """Newton and Schulz's iterate of a matrix (outputs, inputs)."""
+    a, b, c = ORTHOGONAL
+    X = U.T if U.shape[0] > U.shape[1] else U
+    X = X / max(np.linalg.norm(X), 1e-7)
+    for _ in range(iterations):
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    return X.T if U.shape[0] > U.shape[1] else X
+
+
+def rows_of(key, config):
+    """How many matrices one below the other a tensor is: q, k and v. (reference_modern.py has them
+    apart.)"""
+    return 3 if key[1] == "qkvw" else 1
 
 
 def groups_of(share, layers):
@@ -605,13 +637,39 @@ class Run:
             norms = dict.fromkeys(storages, norm)
         return {s: min(1, clip / max(n, 1e-300)) for s, n in norms.items()}
 
-    def update(self, g, norm, lr):
+    def rate_of(self, key, p):
+        """Which factor of the learning rate a tensor has."""
+        if p.ndim == 1:
+            return "vectors"
+        return None if isinstance(key[0], int) else "head" if key[0] == "head" else "embedding"
+
+    def muon(self, key, p, grad, lr):
+        f = self.f
+        lr *= f["muon-lr"] / f["lr"]
+        mu, warmup = f["muon-momentum"], f["muon-momentum-warmup"]
+        if self.t < warmup:
+            mu = 0.85 + (mu - 0.85) * self.t / warmup
+        M = self.first[key] = self.first[key] + (1 - mu) * (grad - self.first[key])
+        U, n = grad + mu * (M - grad), rows_of(key, self.config)
+        p = p * (1 - lr * f["muon-weight-decay"])
+        parts = []
+        for part in np.split(U, n):
+            scale = math.sqrt(max(1, part.shape[0] / part.shape[1]))
+            parts.append(scale * orthogonal(part, int(f["muon-steps"])))
+        return p - lr * np.concatenate(parts)
+
+    def update(self, g, norm, rate):
         f, factors, new = self.f, self.factors(g, norm), {}
         for storage in self.storages():
             self.updates[storage] += 1
         for key, p in self.now.items():
             grad, count = factors[key[0]] * g[key], self.updates[key[0]]
             decay = f["weight-decay"] if p.ndim == 2 else 0.0
+            if f["optimizer"] == "muon" and p.ndim == 2 and isinstance(key[0], int):
+                new[key] = self.muon(key, p, grad, rate)
+                continue
+            own = self.rate_of(key, p)
+            lr = rate * f[f"lr-{own}"] if own else rate
             if f["optimizer"] == "sgd":
                 self.first[key] = f["momentum"] * self.first[key] + grad + decay * p
                 new[key] = p - lr * self.first[key]

@@ -104,12 +104,14 @@ BASE = dict(
 SGD = dict(optimizer="sgd", momentum=0.9)
 # eps is so large that it counts, and hides gradients that are nothing but rounding (keys' biases).
 ADAM = dict(optimizer="adamw", momentum=None, lr=0.01, eps=0.003, beta1=0.8, beta2=0.97)
+MUON = dict(ADAM, optimizer="muon", muon_lr=0.03)
 V1 = dict(SGD, cyclic="v1", cyclic_stages=3)
 V2 = dict(SGD, cyclic="v2", cyclic_stages=3, grad_clip=None)
 STORAGE = dict(grad_clip=0.8, cyclic_clip="storage")
 # Blocks that share begin with a descriptor, so with small weights.
 SHARED = dict(SGD, model=DESCRIPTOR, seed=5, lr=0.5)
 SHARED_ADAM = dict(SHARED, **{**ADAM, "lr": 0.02, "eps": 0.01})
+SHARED_MUON = dict(SHARED, **{**MUON, "lr": 0.02, "eps": 0.01})
 DISTANT = "layers=6,heads=1,channels=2,vocab=50"
 TWO = dict(share="2", cyclic_stages=2, cyclic_cut="3,3")
 DELAY = dict(offload="optimizer", offload_delay=1)
@@ -148,6 +150,41 @@ OPTIMIZERS = {
         dict(SGD, lr_schedule="wsd", warmup=1, final_lr_fraction=0.2, steps=12),
         dict(lr_schedule="constant"),
     ),
+    "last part": (
+        dict(
+            SGD,
+            lr_schedule="wsd-linear",
+            lr_last_part=0.6,
+            warmup=1,
+            final_lr_fraction=0,
+            steps=12,
+        ),
+        dict(lr_last_part=0.5),
+    ),
+    "wsd, last part": (
+        dict(SGD, lr_schedule="wsd", lr_last_part=0.6, final_lr_fraction=0.1, steps=10),
+        dict(lr_schedule="wsd-linear"),
+    ),
+    "rate of embeddings": (dict(ADAM, lr_embedding=2), dict(lr_embedding=1)),
+    "rate of vectors": (dict(SGD, lr_vectors=0.5), dict(lr_vectors=1)),
+    "muon": (MUON, dict(muon_momentum=0.9)),
+    "muon, rate": (dict(MUON, muon_lr=0.01, muon_weight_decay=0), dict(muon_lr=0.011)),
+    "muon, decay": (dict(MUON, muon_weight_decay=0.5, weight_decay=0.1), dict(muon_weight_decay=0)),
+    "muon, decay of others": (
+        dict(MUON, muon_weight_decay=0, weight_decay=0.2),
+        dict(weight_decay=0),
+    ),
+    "muon, iterations": (dict(MUON, muon_steps=3), dict(muon_steps=4)),
+    "muon, warm-up": (
+        dict(MUON, muon_momentum=0.9, muon_momentum_warmup=4, steps=7),
+        dict(muon_momentum_warmup=3),
+    ),
+    "muon, schedule": (
+        dict(MUON, lr_schedule="wsd-linear", lr_last_part=0.5, warmup=2, final_lr_fraction=0),
+        dict(lr_last_part=0.4),
+    ),
+    "muon, clip": (dict(MUON, grad_clip=0.8), dict(grad_clip=0)),
+    "muon, rates": (dict(MUON, lr_embedding=3, lr_vectors=0.5), dict(lr_vectors=1)),
     "clip": (dict(SGD, grad_clip=0.8), dict(grad_clip=0)),
     "clip by default": (dict(SGD, grad_clip=None), dict(grad_clip=0)),
     "clip, adamw": (dict(ADAM, grad_clip=0.8), dict(grad_clip=0)),
@@ -173,6 +210,8 @@ CYCLIC = {
     "v1": (V1, dict(cyclic="off")),
     "v1, clip": (dict(V1, grad_clip=0.8), dict(grad_clip=0)),
     "v1, adamw": (dict(V1, **{**ADAM, "weight_decay": 0.1}), dict(weight_decay=0)),
+"v1, muon": (dict(V1, **{**MUON, "weight_decay": 0.1}), dict(cyclic="off")),
+    "v2, muon": (dict(V2, **{**MUON, "weight_decay": 0.1}), dict(cyclic="v1")),
     "v1, one stage": (dict(V1, cyclic_stages=1), dict(cyclic="off")),
     "v2": (V2, dict(cyclic="v1")),
     "v2 of two stages": (dict(V2, cyclic_stages=2), dict(cyclic_stages=3)),
@@ -222,6 +261,15 @@ PSEUDO = {
     "rows": (dict(SHARED, share="2x2"), dict(share="2")),
     "shared, clip": (dict(SHARED, share="all", grad_clip=0.3), dict(grad_clip=0)),
     "shared, adamw": (dict(SHARED_ADAM, share="all"), dict(eps=0.02)),
+    "shared, muon": (dict(SHARED_MUON, share="all"), dict(share="2")),
+    "delink, muon": (
+        dict(SHARED_MUON, share="2x2", delink_at=3, weight_decay=0.1),
+        dict(delink_moments="reset"),
+    ),
+    "share-lr, muon": (
+        dict(SHARED_MUON, share="2", share_lr=0.01, delink_at=3),
+        dict(share_lr=0),
+    ),
     "share-lr": (
         dict(
             SHARED,
@@ -458,7 +506,7 @@ class Random(Check):
             share=draw.choice(("all", "2", "2x2", "3")),
             lr=0.4,
         )
-        if flags["optimizer"] == "adamw":
+        if flags["optimizer"] != "sgd":
             flags.update(lr=0.02, eps=0.02)
         if draw.randrange(2):
             flags["share_lr"] = flags["lr"] / 2
@@ -489,7 +537,7 @@ class Random(Check):
                 seed=draw.randrange(99),
                 share=draw.choice(("all", "2", "2x2", "3")),
             )
-            flags.update(dict(lr=0.02, eps=0.02) if flags["optimizer"] == "adamw" else dict(lr=0.4))
+            flags.update(dict(lr=0.4) if flags["optimizer"] == "sgd" else dict(lr=0.02, eps=0.02))
         if layout.get("cyclic_mode") == "model" and N < 4 and draw.randrange(2):
             layout["ranks"] = N * (N + 1) // 2  # ranks of a stage take turns
         return flags, layout
@@ -499,9 +547,9 @@ class Random(Check):
         kinds = "plain", "plain", "v1", "v2", "v2", "share", "delink", "delay"
         kind = draw.choice(kinds)
         flags = dict(
-            draw.choice((SGD, ADAM)),
+            draw.choice((SGD, ADAM) if kind == "delay" else (SGD, ADAM, MUON)),
             weight_decay=draw.choice((0, 0.1, 0.5)),
-            lr_schedule=draw.choice(("cosine", "linear", "constant", "wsd")),
+            lr_schedule=draw.choice(("cosine", "linear", "constant", "wsd", "wsd-linear")),
             warmup=draw.randrange(4),
             final_lr_fraction=draw.choice((0, 0.3, 1)),
             windows=draw.choice(("continuous", "document")),
@@ -549,6 +597,7 @@ class Private(Check):
             dict(dp_clip_style="unit"),
         ),
         "adamw, clip": (dict(ADAM, dp_clip=1, grad_clip=0.3, weight_decay=0.1), dict(grad_clip=0)),
+        "muon": (dict(MUON, dp_clip=1), dict(muon_momentum=0.9)),
         "v1": (dict(cyclic="v1", cyclic_stages=2, dp_clip=0.8), dict(cyclic="off")),
         "v2": (dict(cyclic="v2", cyclic_stages=2, dp_clip=0.8, grad_clip=None), dict(cyclic="v1")),
         "zero": (dict(dp_clip=0.8, ranks=2, zero=3, micro_batch=1), None),
@@ -840,6 +889,7 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
+MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
 UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
@@ -879,18 +929,41 @@ FAULTS = [
         UPDATE,
         "master[i] -= o.lr * {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};",
     ),
+    # matrices
+    ("muon", "model/gpt.h", "for (int64_t at = 0; n < MOST_RANGES && (n == 0 || {spec->ranges[n].name ==> 0}); n++)"),
+    ("muon", "model/gpt.h", "const RowRange *r = {spec->ranges[0].name ==> 0} ? &spec->ranges[n] : &whole;"),
+    ("muon", ZERO, "o.grad_scale = matrix ? {(float)sqrt(fmax(1, ratio)) ==> 1} : 1;"),
+    ("muon", ZERO, "(float)sqrt({fmax(1, ratio) ==> ratio})"),
+    ("muon", ZERO, "ratio = (double){part.part->rows ==> part.part->cols} /"),
+    ("muon", ORTHOGONAL_H, "const bool turn = {rows > cols ==> rows < cols};"),
+    ("muon", ORTHOGONAL_H, "ops_orthogonal_end(s, x, now, rows, cols, {turn ==> false});"),
+    ("muon", ORTHOGONAL_H, "ops_combine(s, next, {ORTHOGONAL_A ==> ORTHOGONAL_A + 0.001f}, now"),
+    ("muon", ORTHOGONAL_H, "ops_combine(s, b, ORTHOGONAL_B, a, {ORTHOGONAL_C ==> -ORTHOGONAL_B}, b,"),
+    ("muon", MUON_H, "m[i] += (1.0f - o.momentum) * ({g - m[i] ==> g});"),
+    ("muon", MUON_H, "out[i] = {g + o.momentum * (m[i] - g) ==> m[i]};"),
+    ("muon, clip", MUON_H, "const float g = {grad[i] * o.grad_scale ==> grad[i]}; m[i] +="),
+    ("muon, decay", UPDATE, "kept = 1.0f - {o.lr * o.weight_decay ==> o.weight_decay},"),
+    ("muon, decay of others", ZERO, "o.weight_decay = matrix ? matrices.weight_decay : {0 ==> 0.2f};"),
+    ("muon, schedule", TRAINER, ".lr = (float)(o->muon_lr * {factor ==> 1}),"),
+    ("muon, warm-up", TRAINER, "part = step < o->muon_momentum_warmup ? (double){step ==> (step + 1)} / warm"),
+    ("muon, rates", ZERO, "matrices.lr : rate * {s->rates[RATE_VECTORS] ==> 1};"),
+    ("delink, muon", ZERO, "o.step = s->progress[storage].updates - {s->progress[storage].restarted ==> 1}; o.grad_scale"),
+    ("shared, muon", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; o.momentum"),
     # learning rates
+    ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
+    ("rate of vectors", "model/gpt.h", "return {!t->rows.times ==> false} ? RATE_VECTORS"),
+    ("last part", FLAGS, "peak + (last - peak) * {(step - from) ==> (step + 1 - from)} / (steps - from);"),
     ("cosine", FLAGS, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
-    ("cosine", FLAGS, "last = {o->lr * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
-    ("linear", FLAGS, "o->lr + (last - o->lr) * {done ==> done * done};"),
+    ("cosine", FLAGS, "last = {peak * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
+    ("linear", FLAGS, "peak + (last - peak) * {done ==> done * done};"),
     ("linear", FLAGS, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
-    ("wsd", FLAGS, "double from = {0.8 ==> 0.75} * steps;"),
+    ("wsd", FLAGS, "double from = {(1 - o->lr_last_part) ==> 0.75} * steps;"),
     (
         "wsd",
         FLAGS,
         "(1 - {sqrt((step - from) / (steps - from)) ==> (step - from) / (steps - from)})",
     ),
-    ("constant", FLAGS, "o->lr * (step + {1 ==> 0}) / o->warmup"),
+    ("constant", FLAGS, "peak * (step + {1 ==> 0}) / o->warmup"),
     # clipping and skipping
     (
         "clip where it sometimes does nothing",
@@ -959,7 +1032,7 @@ FAULTS = [
         "==> (r->plan->config->samples * run_options(r)->seq_len)},",
     ),
     # sharing
-    ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
+    ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; for"),
     (
         "shared, clip",
         ZERO,
@@ -989,7 +1062,7 @@ FAULTS = [
         "p->restarted = {anew ==> false} ? of.updates : of.restarted;",
     ),
     # one step late
-    ("delay, rate and clip", TRAINER, "make_update(o, lr, {r->progress.pending_norm ==> 0});"),
+    ("delay, rate and clip", TRAINER, "make_update(o, rates, {r->progress.pending_norm ==> 0});"),
     ("delay", TRAINER, "r->store.pending = {!skipped ==> !skipped && r->progress.step % 2};"),
     ("delay, adamw", ZERO, "(s, storage, &p, s->progress[storage].updates + {1 ==> 2}, o);"),
     # the model

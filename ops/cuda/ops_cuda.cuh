@@ -12,6 +12,7 @@
 #include "ops/cuda/attention_cuda.cuh"      // attention
 #include "ops/cuda/attention_kept_cuda.cuh" // attention to keys that are kept
 #include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
+#include "ops/cuda/muon_cuda.cuh"           // Muon
 #include "ops/cuda/quantize_cuda.cuh"       // quantization
 
 // --- embedding -----------------------------------------------------------------------------------
@@ -427,6 +428,15 @@ __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
 }
 static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) {
     launch(s, sgd_kernel, blocks_for(u.n, THREADS), u, o);
+}
+__global__ void muon_kernel(UpdateSlice u, OptimizerStep o) {
+    const int64_t i = thread_index();
+    if (i >= u.n) { return; }
+    const float kept = 1.0f - o.lr * o.weight_decay, rate = o.lr * o.grad_scale;
+    store_master(u, o, i, kept * u.master[i] - rate * u.grad[i]);
+}
+static inline void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o) {
+    launch(s, muon_kernel, blocks_for(u.n, THREADS), u, o);
 }
 
 // The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
