@@ -263,7 +263,8 @@ static inline void offload_moves(const Store *s, const Schedule *step, size_t bl
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
         for (int i = 0; i < s->model->storages; i++) {
-            for (int part = 0; part <= store_in_parts(s, i); part++) {
+            const int parts = store_in_parts(s, i) ? 2 : 1;
+            for (int part = 0; part < parts; part++) {
                 moved[way] +=
                     store_own_elements(s, i) * offload_element_bytes(s, i, !way, part > 0);
             }

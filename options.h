@@ -36,8 +36,8 @@ typedef const char *OptionSECRET;
 #endif
 // The values of each PICK, in the order of its choices in the table.
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD, LR_WSD_LINEAR }; // --lr-schedule
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // --recompute
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // --zero-gradient-bits
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                          // --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                         // --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // --offload
 enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO }; // --offload-update
 enum { DELINK_MEAN, DELINK_RESET };               // --delink-moments

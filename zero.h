@@ -397,9 +397,7 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
                            (!storage || map->wave[storage - 1] != map->wave[storage]);
         if (opens) { lower_wave(&moves, &reads, s, storage); }
         if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
-        if (used[storage] && !map->delays) {
-            lower_update(&moves, &reads, s, storage, ACT_UPDATE);
-        }
+        if (used[storage] && !map->delays) { lower_update(&moves, &reads, s, storage, ACT_UPDATE); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);

@@ -114,9 +114,8 @@ static inline double matrices_seconds(const Costs *c, const Store *store, int st
 // Returns the cost of DIRECT or ORTHOGONALISE.
 static inline ActionCost matrices_cost(const Costs *c, const Store *store, const Action *a) {
     ActionCost cost = collectives_cost(c, store, a);
-    cost.compute_s += a->kind == ACT_ORTHOGONALISE
-                          ? matrices_seconds(c, store, a->storage)
-                          : update_seconds(c, store, a->storage) / 2;
+    cost.compute_s += a->kind == ACT_ORTHOGONALISE ? matrices_seconds(c, store, a->storage)
+                                                   : update_seconds(c, store, a->storage) / 2;
     return cost;
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.

@@ -250,8 +250,8 @@ static inline MatrixStep make_matrix_step(const Options *o, int64_t step, double
     const MatrixStep m = {
         .lr = (float)(o->muon_lr * factor),
         .weight_decay = (float)o->muon_weight_decay,
-        .momentum = (float)(part < 1 ? first + (o->muon_momentum - first) * part
-                                     : o->muon_momentum),
+        .momentum =
+            (float)(part < 1 ? first + (o->muon_momentum - first) * part : o->muon_momentum),
         .iterations = (int)o->muon_steps,
     };
     return m;

@@ -57,10 +57,10 @@ typedef struct {
 } MicroRun;
 // Of a storage.
 typedef struct {
-    bool member;            // the rank contributes to the gradient
-    bool acquired, updated; // parameters are in use; the new version exists
-    bool flying, gathered;  // a gather has started and was not released; a gather has been done
-    SumState sum;           // if the sum is kept on the host
+    bool member;               // the rank contributes to the gradient
+    bool acquired, updated;    // parameters are in use; the new version exists
+    bool flying, gathered;     // a gather has started and was not released; a gather has been done
+    SumState sum;              // if the sum is kept on the host
     bool directed, orthogonal; // of an update in parts: DIRECT and ORTHOGONALISE have run
     int begun, made,
         ended;         // pieces of states that arrived for their update; are updated; went back

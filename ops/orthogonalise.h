@@ -45,7 +45,8 @@ static inline void orthogonalise(Stream *s, float *x, int64_t rows, int64_t cols
     const bool turn = rows > cols;
     char *at = (char *)scratch;
     ExactSum *sum = (ExactSum *)(void *)at;
-    Real *now = (Real *)(void *)(at + size.sum), *next = (Real *)(void *)((char *)now + size.matrix),
+    Real *now = (Real *)(void *)(at + size.sum),
+         *next = (Real *)(void *)((char *)now + size.matrix),
          *a = (Real *)(void *)((char *)next + size.matrix),
          *b = (Real *)(void *)((char *)a + size.square);
     ops_zero(s, sum, sizeof *sum);

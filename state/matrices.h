@@ -35,7 +35,9 @@ static inline int block_matrices(const GptModel *m) {
 static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
     int most = 1;
     if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
-    for (int i = m->first_block; i < m->first_after; i++) { most = max_i64(most, holders_of(h, i)); }
+    for (int i = m->first_block; i < m->first_after; i++) {
+        most = max_i64(most, holders_of(h, i));
+    }
     const int64_t blocks =
         most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));
     const int64_t wave = (storage - m->first_block) / blocks;
@@ -72,9 +74,9 @@ static inline int64_t matrices_place(const Matrices *x, const MatrixExchange *e,
     int64_t at = 0, begin;
     for (int k = 0; k < x->count; k++) {
         const bool matrix = e->home[k] >= 0, mine = e->home[part] >= 0;
-        const bool before = matrix != mine              ? matrix
+        const bool before = matrix != mine                ? matrix
                             : e->home[k] != e->home[part] ? e->home[k] < e->home[part]
-                                                        : k < part;
+                                                          : k < part;
         at += before ? part_of_slice(&x->part[k], bounds, member, &begin) : 0;
     }
     return at;

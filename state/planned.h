@@ -83,7 +83,7 @@ typedef struct {
     bool secondary_valid; // the secondary slice has the newest version
     int arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
     CommRequest reducing, gathering, exchanging; // exchanging: directions
-    int64_t updates;   // updates so far, which is the newest version
+    int64_t updates;                             // updates so far, which is the newest version
     int64_t restarted; // version at which the moments began; updates - restarted counts theirs
     // p2p: newest version that is stored here or posted. It counts steps, also those without an
     // update
@@ -121,7 +121,7 @@ typedef struct {
     int64_t *disk_at;
     size_t disk_buffer_bytes; // of a DiskBuffer
     size_t sum_bytes;         // of a SumBuffer
-    Matrices matrices; // of an optimizer that needs them
+    Matrices matrices;        // of an optimizer that needs them
     // memory
     char *exchange_base; // of bucket exchanges
     StateBuffer offload_buffers, sum_buffers;
@@ -621,9 +621,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
         memory[state_uses[kind].memory] += s->device[kind].held;
         memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
     }
-    memory[MEMORY_BUFFERS] +=
-        sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->offload_buffers.slot_bytes +
-        (size_t)matrices_bytes(&s->matrices);
+    memory[MEMORY_BUFFERS] += sizeof(ExactSum) + EXCHANGES * s->exchange_bytes +
+                              s->offload_buffers.slot_bytes + (size_t)matrices_bytes(&s->matrices);
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
 static inline size_t store_scratch_bytes(const Store *s) {

@@ -149,8 +149,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
                                                  "quantized gradients")
                            : NULL;
     if (s->matrices.scratch) {
-        s->matrices.base = (char *)memory_take(
-            MEMORY_BUFFERS, (size_t)matrices_bytes(&s->matrices), "matrices of the optimizer");
+        s->matrices.base = (char *)memory_take(MEMORY_BUFFERS, (size_t)matrices_bytes(&s->matrices),
+                                               "matrices of the optimizer");
     }
     s->progress = new_array(StorageProgress, n, "store");
     s->sums = new_array(ExactSum, comm->ranks, "store");

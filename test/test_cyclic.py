@@ -132,6 +132,8 @@ class Equality(Check):
         dict(batch_tokens=2 * T),
         dict(batch_tokens=T),
         dict(optimizer="sgd", lr=0.05, momentum=0.9),
+        dict(optimizer="muon"),
+        dict(optimizer="muon", dtype="bf16", micro_batch=1),
         dict(dtype="bf16"),
         dict(dtype="bf16", stochastic_rounding=1, optimizer="sgd", lr=0.05),
         dict(recompute="block"),

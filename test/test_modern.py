@@ -74,6 +74,11 @@ class Golden:
         self.name = os.path.basename(path)[len("modern_") : -len(".json")]
         with open(path) as file:
             self.found = json.load(file)
+        muon = path.replace("modern_", "muon_")
+        self.muon = None
+        if os.path.exists(muon):
+            with open(muon) as file:
+                self.muon = json.load(file)
         fields = self["config"]
         self.config = Config(**{**fields, "scaling": tuple(fields["scaling"] or ()) or None})
 
@@ -396,14 +401,31 @@ class GoldenRuns(Check):
 
         at_once(check, [(golden, n) for golden in GOLDENS for n in range(12 if ALL else 4)])
 
-    def check(self, golden, **where):
+    def test_muon(self):
+        """Those of torch.optim.Muon (make_muon_golden.py), on any layout."""
+
+        def check(case):
+            golden, number = case
+            draw = random.Random(f"{SEED} muon {golden.name} {number}")
+            where = layout(draw, golden.config.layers + 2, GOLDEN_S) if number else {}
+            with self.subTest(golden.name, **where):
+                self.check(golden, golden.muon, **where)
+
+        cases = [golden for golden in GOLDENS if golden.muon]
+        at_once(check, [(golden, n) for golden in cases for n in range(12 if ALL else 4)])
+
+    def check(self, golden, muon=None, **where):
+        """muon: the numbers of the same model with this optimizer."""
+        numbers = muon or golden
         flags = {**GOLDEN_RUN, **where}
+        for flag, value in muon["flags"].items() if muon else ():
+            flags[flag.replace("-", "_")] = value
         job = trained(golden.config, golden.initial(), harness.golden_tokens(), **flags)
-        what = golden.name, where
-        self.assert_close(job.losses(), golden["losses"], GOLDEN_LOSS, what)
+        what = golden.name, bool(muon), where
+        self.assert_close(job.losses(), numbers["losses"], GOLDEN_LOSS, what)
         norms = [norm for (norm,) in job.steps("grad_norm")]
-        self.assert_close(norms, golden["norms"], GOLDEN_NORM, what)
-        worst = tensor_errors(job.weights, golden["weights"])
+        self.assert_close(norms, numbers["norms"], GOLDEN_NORM, what)
+        worst = tensor_errors(job.weights, numbers["weights"])
         self.assertLess(worst, (GOLDEN_WEIGHTS, ""), what)
         if os.environ.get("TEST_PRINT"):
             print(*what, relative(job.losses(), golden["losses"]), *worst)

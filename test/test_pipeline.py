@@ -483,6 +483,8 @@ class Equality(Check):
         dict(zero=3, recompute="block"),
         dict(recompute="block", windows="document"),
         dict(zero=3, dtype="bf16"),
+        dict(zero=1, optimizer="muon"),
+        dict(zero=3, optimizer="muon", dtype="bf16"),
         dict(zero=2, dtype="bf16", recompute="block"),
         dict(windows="document", shuffle=1, zero=1),
         dict(grad_clip=0.1, zero=2),

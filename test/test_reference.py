@@ -210,7 +210,7 @@ CYCLIC = {
     "v1": (V1, dict(cyclic="off")),
     "v1, clip": (dict(V1, grad_clip=0.8), dict(grad_clip=0)),
     "v1, adamw": (dict(V1, **{**ADAM, "weight_decay": 0.1}), dict(weight_decay=0)),
-"v1, muon": (dict(V1, **{**MUON, "weight_decay": 0.1}), dict(cyclic="off")),
+    "v1, muon": (dict(V1, **{**MUON, "weight_decay": 0.1}), dict(cyclic="off")),
     "v2, muon": (dict(V2, **{**MUON, "weight_decay": 0.1}), dict(cyclic="v1")),
     "v1, one stage": (dict(V1, cyclic_stages=1), dict(cyclic="off")),
     "v2": (V2, dict(cyclic="v1")),

@@ -350,11 +350,11 @@ class Equality(Check):
         have unequal parts."""
         cases = [
             (optimizer, ranks, accumulation)
-            for optimizer in ("adamw", "sgd")
+            for optimizer in ("adamw", "sgd", "muon")
             for ranks in (1, 2, 3, 4)
             for accumulation in (1, 4)
         ]
-        for optimizer, ranks, accumulation in {("adamw", 4, 4), *sample(cases, 1)}:
+        for optimizer, ranks, accumulation in {("adamw", 4, 4), ("muon", 3, 1), *sample(cases, 1)}:
             samples = -(-16 // ranks)
             case = dict(
                 ranks=ranks,

@@ -36,7 +36,7 @@ static inline void ops_adamw_direction(Stream *s, float *out, UpdateSlice u, Opt
 // A block turns a square of TURN_SIDE^2 elements, so that both its reads and its writes are of
 // neighbours. Without `turn` it copies the square.
 enum { TURN_SIDE = 16 };
-static_assert(TURN_SIDE *TURN_SIDE == THREADS, "an element a thread");
+static_assert(TURN_SIDE * TURN_SIDE == THREADS, "an element a thread");
 template <class To, class From>
 __device__ void turn_square(To *out, const From *in, int64_t rows, int64_t cols, bool turn,
                             float by) {
