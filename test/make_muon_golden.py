@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Golden numbers of Muon by torch.optim.Muon and torch.optim.AdamW.
 
-    python3 test/make_muon_golden.py    writes test/golden/muon_*.json; needs torch, transformers and
-                                        numpy
+    python3 test/make_muon_golden.py    writes test/golden/muon_*.json; needs torch, transformers
+                                        and numpy
 
-torch.optim.Muon rounds a matrix to bf16 before its iteration. Here it does not (`exact`), so that the
-numbers can be compared to 1e-4 with a run in fp32; the rest of its code runs as it is. The script prints
-what the rounding would change: the distance of the weights after the last step.
+torch.optim.Muon rounds a matrix to bf16 before its iteration. Here it does not (`exact`), so that
+the numbers can be compared to 1e-4 with a run in fp32; the rest of its code runs as it is. The
+script prints what the rounding would change: the distance of the weights after the last step.
 
 gpt2 is the model of golden/make_golden.py in float64, from golden/gpt_tiny_model.bin. Others are
-those of make_transformers_golden.py, in float32. Each matrix of a block is a parameter of its own: q,
-k and v, gate and up. Ten steps, the batches and the clipping of these scripts; rates and decay are
-below. Embeddings, the head and vectors have AdamW; vectors do not decay.
+those of make_transformers_golden.py, in float32. Each matrix of a block is a parameter of its own:
+q, k and v, gate and up. Ten steps, the batches and the clipping of these scripts; rates and decay
+are below. Embeddings, the head and vectors have AdamW; vectors do not decay.
 
-A file has: versions; flags of the run; losses and norms of the steps (before clipping); weights after
-the last: of each tensor its norm and some elements, number i of them at index i n / count.
+A file has: versions; flags of the run; losses and norms of the steps (before clipping); weights
+after the last: of each tensor its norm and some elements, number i of them at index i n / count.
 """
 
 import json
@@ -55,8 +55,8 @@ class Exact:
 
 
 def step_of(parameters, matrices, exact):
-    """parameters: name -> tensor; matrices: the names that Muon takes. Returns a function that makes
-    the updates."""
+    """parameters: name -> tensor; matrices: the names that Muon takes. Returns a function that
+    makes the updates."""
     others = {name: p for name, p in parameters.items() if name not in matrices}
     decay = FLAGS["weight-decay"]
     groups = [
@@ -192,7 +192,8 @@ def main():
         make = make_gpt2 if name == "gpt2" else lambda exact: make_modern(name, exact)
         losses, norms, weights = make(True)
         write(name, losses, norms, weights)
-        print(f"    bf16 in the iteration moves the weights by {distance(weights, make(False)[2]):.2e}")
+        moved = distance(weights, make(False)[2])
+        print(f"    bf16 in the iteration moves the weights by {moved:.2e}")
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ class Layout:
         self.word = 2 if flag("dtype", "fp32") == "bf16" else 4
         self.reduce_word = 2 if flag("reduce-dtype", "fp32") == "bf16" else 4
         self.moments = 1 if flag("optimizer", "adamw") == "sgd" else 2
+        self.muon, self.channels = flag("optimizer", "adamw") == "muon", CHANNELS
         self.qwz, self.qgz = flag("zero-quantized-weights", 0), flag("zero-quantized-gradients", 0)
         self.bits, self.block = int(flag("zero-gradient-bits", 4)), flag("zero-quant-block", 256)
         self.grain = max(
@@ -210,6 +211,38 @@ def expected_memory(run, me=0):
     }
 
 
+WAVE = 4  # matrices of a wave for each rank: as matrices.h
+
+
+def directions_away(run, me=0):
+    """Elements of matrices that Muon makes orthogonal elsewhere, and those that it does here for
+    others: sent there, and sent back. GPT-2's blocks: the matrices in the order of their storage."""
+    C, blocks = run.channels, run.storages[2:-1]
+    shapes = {"q": (C, C), "k": (C, C), "v": (C, C), "o": (C, C), "fc": (4 * C, C)}
+    shapes["proj"] = C, 4 * C
+    # where they begin: after ln1 w b; qkv w b; attproj w b; ln2 w b; fc w b
+    C2 = C * C
+    begins = [2 * C, 2 * C + C2, 2 * C + 2 * C2, 5 * C + 3 * C2, 8 * C + 4 * C2, 12 * C + 8 * C2]
+    begins = dict(zip(shapes, begins))
+    cost = lambda a, b: 4 * min(a, b) ** 2 * max(a, b) + 2 * min(a, b) ** 3
+    wave = max(1, -(-WAVE * run.ranks // len(shapes))) if run.ranks > 1 else 1
+    parts, sent, at = slices(blocks[0], run.ranks, run.grain), 0, 0
+    bounds = [sum(parts[:r]) for r in range(run.ranks + 1)]
+    inside = lambda name, r: max(
+        0,
+        min(begins[name] + math.prod(shapes[name]), bounds[r + 1]) - max(begins[name], bounds[r]),
+    )
+    for at in range(0, len(blocks), wave):
+        work = [0] * run.ranks
+        matrices = [name for _ in blocks[at : at + wave] for name in shapes]
+        for name in sorted(matrices, key=lambda name: -cost(*shapes[name])):
+            home = work.index(min(work))
+            work[home] += cost(*shapes[name])
+            others = [inside(name, r) for r in range(run.ranks) if r != me]
+            sent += sum(others) if home == me else inside(name, me)
+    return sent
+
+
 def expected_traffic(run, me=0):
     """Bytes that a rank sends in a step: {kind: [inside, between nodes]}."""
     partition, last = run.partition(me), len(run.storages) - 1
@@ -255,6 +288,8 @@ def expected_traffic(run, me=0):
                 [run.word * p for p in slices(n, len(partition))],
                 me - partition[0],
             )
+    if run.muon:
+        sent["all_to_all"][0] += 4 * directions_away(run, me)
     return sent
 
 
