@@ -941,7 +941,11 @@ FAULTS = [
         "const RowRange *r = {spec->ranges[0].name ==> 0} ? &spec->ranges[n] : &whole;",
     ),
     ("muon", ZERO, "o.grad_scale = matrix ? {(float)sqrt(fmax(1, ratio)) ==> 1} : 1;"),
-    ("muon", ZERO, "(float)sqrt({fmax(1, ratio) ==> ratio})"),
+    (
+        "muon",
+        ZERO,
+        "o.grad_scale = matrix ? {(float)sqrt(fmax(1, ratio)) ==> (float)sqrt(ratio)} : 1;",
+    ),
     ("muon", ZERO, "ratio = (double){part.part->rows ==> part.part->cols} /"),
     ("muon", ORTHOGONAL_H, "const bool turn = {rows > cols ==> rows < cols};"),
     ("muon", ORTHOGONAL_H, "ops_orthogonal_end(s, x, now, rows, cols, {turn ==> false});"),

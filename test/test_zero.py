@@ -216,7 +216,7 @@ WAVE = 4  # matrices of a wave for each rank: as matrices.h
 
 def directions_away(run, me=0):
     """Elements of matrices that Muon makes orthogonal elsewhere, and those that it does here for
-    others: sent there, and sent back. GPT-2's blocks: the matrices in the order of their storage."""
+    others: sent there, and sent back. Of GPT-2's blocks, in the order of their storage."""
     C, blocks = run.channels, run.storages[2:-1]
     shapes = {"q": (C, C), "k": (C, C), "v": (C, C), "o": (C, C), "fc": (4 * C, C)}
     shapes["proj"] = C, 4 * C
