@@ -365,7 +365,7 @@ static inline void json_add_matrices(TextBuffer *line, const Plan *p) {
     const MatricesForecast f = forecast_matrices(p);
     if (!f.all) { return; }
     text_add(line, ",\"matrices\":{\"all\":%" PRId64 ",\"here\":%" PRId64, f.all, f.mine);
-    json_add_field(line, "share", f.share);
+    json_add_field(line, "of_step", f.share);
     text_add(line, "}");
 }
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,

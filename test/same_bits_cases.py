@@ -77,6 +77,7 @@ FEATURES = {
     "bf16": "--dtype bf16",
     "bf16 stochastic": "--dtype bf16 --stochastic-rounding 1 --weight-decay 0.1",
     "sgd": "--optimizer sgd --lr 1e-2 --grad-clip 0.2",
+    "muon": "--optimizer muon --dtype bf16",
     "recompute": "--recompute block --dtype bf16",
     "reduce bf16": "--reduce-dtype bf16 --micro-batch 1",
     "quantized gradients": "--zero-quantized-gradients 1 --zero-error-feedback 1",
@@ -137,6 +138,24 @@ RUNS = {  # name: ranks, flags
     "linear": (1, "--lr-schedule linear --warmup 2 --final-lr-fraction 0.1 --steps 7"),
     "constant": (1, "--lr-schedule constant --warmup 3"),
     "wsd": (2, "--lr-schedule wsd --warmup 2 --final-lr-fraction 0.1 --steps 12"),
+    "wsd straight": (2, "--lr-schedule wsd-linear --lr-last-part 0.5 --warmup 2 --steps 8"),
+    "rates": (2, "--lr-embedding 2 --lr-vectors 0.5 --zero 2"),
+    "rate of a head": (2, "--model arch=nano,layers=2,heads=2,channels=16,vocab=256 --lr-head 0.5 --export exported"),
+    "muon": (1, "--optimizer muon --muon-lr 0.01 --muon-weight-decay 0.2 --weight-decay 0.1"),
+    "muon momentum": (
+        2,
+        "--optimizer muon --muon-momentum 0.9 --muon-momentum-warmup 3 --muon-steps 3 --steps 5",
+    ),
+    "muon rates": (
+        3,
+        "--optimizer muon --zero 3 --lr-embedding 2 --lr-vectors 0.5 --lr-schedule wsd-linear",
+    ),
+    "muon quantized": (2, f"--optimizer muon --zero 3 {QUANTIZED}"),
+    "muon private": (2, f"--optimizer muon --dp-noise 1 {KEY} --zero 1"),
+    "muon odd shape": (3, f"{ODD} --optimizer muon --seq-len 13 --batch-tokens 91 --zero 2"),
+    "muon share": (2, "--optimizer muon --share 2x3 --delink-at 2 --zero 2"),
+    "muon offload": (2, "--optimizer muon --offload optimizer --zero 2"),
+    "muon offload all": (1, "--optimizer muon --offload all --dtype bf16"),
     "adamw": (1, "--optimizer adamw --beta1 0.8 --beta2 0.99 --eps 1e-6 --weight-decay 0.2"),
     "momentum": (1, "--optimizer sgd --momentum 0.5 --weight-decay 0.1"),
     "profiled": (2, "--profile-steps 2:3 --trace trace"),
@@ -258,6 +277,7 @@ CHAINS = {
     "pipeline": (2, "--pipeline 2"),
     "zero-bubble": (3, "--pipeline 3 --pipeline-schedule zero-bubble --zero 2"),
     "sgd": (1, "--optimizer sgd"),
+    "muon": (2, "--optimizer muon --zero 2"),
     "stochastic": (2, "--dtype bf16 --stochastic-rounding 1"),
     "shared": (2, "--share 2x3 --zero 2"),
     "switch after": (1, "--share all --delink-at 5"),
@@ -302,6 +322,8 @@ CHECKPOINTS = {  # name: after, until, ranks, flags: from the same checkpoints, 
 CHECKPOINTS_REFUSED = {
     "another model": ("plain", 3, 1, f"{RESUMES} --model layers=5,heads=2,channels=16,vocab=256"),
     "another optimizer": ("plain", 3, 1, f"{RESUMES} --optimizer sgd"),
+    "muon": ("plain", 3, 1, f"{RESUMES} --optimizer muon"),
+    "adamw after muon": ("muon", 3, 1, f"{RESUMES}"),
     "made private": ("plain", 3, 1, f"{RESUMES} --dp-noise 1 {KEY}"),
     "not private": ("private", 3, 1, f"{RESUMES}"),
     "no such checkpoint": ("plain", 0, 1, "--model out/step_00000005"),
@@ -387,6 +409,11 @@ REFUSED_FLAGS = """
 --offload-delay 1 --offload optimizer --share all --delink-at 5
 --offload-delay 1 --offload optimizer --offload-dir disk
 --offload-dir disk
+--lr-last-part 0.3
+--optimizer muon --offload optimizer --offload-update host
+--optimizer muon --offload optimizer --offload-delay 1
+--optimizer muon --offload optimizer --offload-dir disk
+--muon-steps 5
 --cyclic v1 --offload optimizer
 --pipeline auto --pipeline-warmup a
 --pipeline auto --recompute none

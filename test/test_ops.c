@@ -18,6 +18,7 @@
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops/cpu/ops_cpu.h"
 #endif
+#include "ops/orthogonalise.h"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>
 #include <stddef.h>
@@ -46,7 +47,15 @@ enum {
     ROTARY,
     HEAD_NORM,
     RMSNORM_SAMPLES,
-    HEAD_NORM_SAMPLES
+    HEAD_NORM_SAMPLES,
+    MUON,
+    MUON_DIRECTION,
+    ADAMW_DIRECTION,
+    ORTHOGONAL_BEGIN,
+    ORTHOGONAL_END,
+    COMBINE,
+    SYMMETRIC,
+    ORTHOGONALISE
 };
 enum { INPUTS = 4 };
 typedef struct {
@@ -316,6 +325,49 @@ static const Case cases[] = {
     {HEAD_NORM_SAMPLES, 2, 17, 32, 1, 0, 2, 1, 256},
     {HEAD_NORM_SAMPLES, 2, 0, 20, 2, 0, 2},
     {HEAD_NORM_SAMPLES, 0, 7, 20, 2, 0, 2},
+    // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically
+    {MUON, 1, 1, 1, 0, 0, 1},
+    {MUON, 997, 1, 1, 0, 1, 2},
+    {MUON, 2999, 1, 1, 0, 2, 3},
+    {MUON, 300007, 1, 1, 0, 0, 3},
+    {MUON, 0, 1, 1, 0, 1, 2},
+    // n
+    {MUON_DIRECTION, 1, 1, 1, 0, 0, 1},
+    {MUON_DIRECTION, 2999, 1, 1, 0, 0, 2},
+    {MUON_DIRECTION, 300007, 1, 1, 0, 0, 3},
+    {MUON_DIRECTION, 0, 1, 1, 0, 0, 2},
+    {ADAMW_DIRECTION, 1, 1, 1, 0, 0, 1},
+    {ADAMW_DIRECTION, 2999, 1, 1, 0, 0, 2},
+    {ADAMW_DIRECTION, 300007, 1, 1, 0, 0, 3},
+    {ADAMW_DIRECTION, 0, 1, 1, 0, 0, 2},
+    // rows, -, columns; variant 1: turned
+    {ORTHOGONAL_BEGIN, 1, 1, 1, 0, 0, 1},
+    {ORTHOGONAL_BEGIN, 70, 1, 45, 0, 0, 2},
+    {ORTHOGONAL_BEGIN, 70, 1, 45, 0, 1, 3},
+    {ORTHOGONAL_BEGIN, 33, 1, 130, 0, 1, 2},
+    {ORTHOGONAL_END, 1, 1, 1, 0, 1, 1},
+    {ORTHOGONAL_END, 70, 1, 45, 0, 0, 2},
+    {ORTHOGONAL_END, 70, 1, 45, 0, 1, 3},
+    {ORTHOGONAL_END, 33, 1, 130, 0, 1, 2},
+    // n; variant 1: over the first summand; 2: over the second
+    {COMBINE, 1, 1, 1, 0, 0, 1},
+    {COMBINE, 1001, 1, 1, 0, 1, 2},
+    {COMBINE, 2999, 1, 1, 0, 2, 2},
+    {COMBINE, 300007, 1, 1, 0, 0, 3},
+    {COMBINE, 0, 1, 1, 0, 0, 2},
+    // rows, -, columns: tiles are of about 192
+    {SYMMETRIC, 1, 1, 1, 0, 0, 1},
+    {SYMMETRIC, 37, 1, 130, 0, 0, 2},
+    {SYMMETRIC, 130, 1, 37, 0, 0, 3},
+    {SYMMETRIC, 400, 1, 33, 0, 0, 3},
+    {SYMMETRIC, 611, 1, 20, 0, 0, 2},
+    {SYMMETRIC, 64, 1, 96, 0, 0, 2},
+    // rows, -, columns; variant: iterations
+    {ORTHOGONALISE, 1, 1, 1, 0, 1, 1},
+    {ORTHOGONALISE, 24, 1, 40, 0, 2, 2},
+    {ORTHOGONALISE, 40, 1, 24, 0, 3, 3},
+    {ORTHOGONALISE, 33, 1, 33, 0, 1, 2},
+    {ORTHOGONALISE, 33, 1, 1, 0, 2, 2},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -872,6 +924,205 @@ static void sgd_run(const Case *c, Stream *s, float **in, float *out, const floa
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
+}
+
+// --- Muon ----------------------------------------------------------------------------------------
+// in: parameter, direction; out: parameter
+static void muon_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = *out = c->rows; }
+static void muon_reference(const Case *c, double **in, double *out) {
+    const OptimizerStep o = optimizer_step;
+    for (int64_t i = 0; i < c->rows; i++) {
+        const double scaled = in[1][i] * (double)o.grad_scale;
+        out[i] = in[0][i] - (double)o.lr * ((double)o.weight_decay * in[0][i] + scaled);
+    }
+}
+static void muon_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                     float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    uint16_t *param = (uint16_t *)(void *)floats(c->rows);
+    ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float));
+    ops_muon(s, slice_of(c, out, in[1], param), step_of(c));
+    ops_wait(s);
+    check_rounded(c, out, param);
+    ops_free(param);
+}
+// in: m, gradient; out: direction | m
+static void muon_direction_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = c->rows;
+    *out = 2 * c->rows;
+}
+static void muon_direction_reference(const Case *c, double **in, double *out) {
+    const double mu = (double)optimizer_step.momentum;
+    for (int64_t i = 0; i < c->rows; i++) {
+        const double g = in[1][i] * (double)optimizer_step.grad_scale,
+                     m = mu * in[0][i] + (1.0 - mu) * g;
+        out[i] = (1.0 - mu) * g + mu * m;
+        out[c->rows + i] = m;
+    }
+}
+static void muon_direction_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                               float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const UpdateSlice u = {.moment = {out + c->rows}, .grad = in[1], .n = c->rows};
+    ops_copy(s, out + c->rows, in[0], (size_t)c->rows * sizeof(float));
+    ops_muon_direction(s, out, u, optimizer_step);
+}
+// in: m, v (taken positive), gradient; out: direction | m | v
+static void adamw_direction_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = in[2] = c->rows;
+    *out = 3 * c->rows;
+}
+static void adamw_direction_reference(const Case *c, double **in, double *out) {
+    const OptimizerStep o = optimizer_step;
+    const double b1 = (double)o.beta1, b2 = (double)o.beta2;
+    for (int64_t i = 0; i < c->rows; i++) {
+        const double g = in[2][i] * (double)o.grad_scale, m = b1 * in[0][i] + (1.0 - b1) * g,
+                     v = b2 * fabs(in[1][i]) + (1.0 - b2) * g * g;
+        out[i] = m / (1.0 - pow(b1, 3.0)) / (sqrt(v / (1.0 - pow(b2, 3.0))) + (double)o.eps);
+        out[c->rows + i] = m;
+        out[2 * c->rows + i] = v;
+    }
+}
+static void adamw_direction_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                                float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const int64_t n = c->rows;
+    const UpdateSlice u = {.moment = {out + n, out + 2 * n}, .grad = in[2], .n = n};
+    for (int64_t i = 0; i < n; i++) {
+        out[n + i] = in[0][i];
+        out[2 * n + i] = fabsf(in[1][i]);
+    }
+    ops_adamw_direction(s, out, u, optimizer_step);
+}
+// in: matrix; out: the same divided by its norm, or turned
+static void matrix_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = *out = c->rows * c->C;
+}
+static double norm_of_matrix(const Case *c, const double *x) {
+    double squares = 0.0;
+    for (int64_t i = 0; i < c->rows * c->C; i++) { squares += x[i] * x[i]; }
+    return fmax(sqrt(squares), 1e-7);
+}
+static void orthogonal_begin_reference(const Case *c, double **in, double *out) {
+    const double norm = norm_of_matrix(c, in[0]);
+    for (int64_t r = 0; r < c->rows; r++) {
+        for (int64_t k = 0; k < c->C; k++) {
+            out[c->variant ? k * c->rows + r : r * c->C + k] = in[0][r * c->C + k] / norm;
+        }
+    }
+}
+static void orthogonal_begin_run(const Case *c, Stream *s, float **in, float *out,
+                                 const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const int64_t n = c->rows * c->C;
+    ExactSum *squares = (ExactSum *)ops_alloc(sizeof *squares);
+    ops_square_sum(s, squares, in[0], n, 64, 1);
+    ops_orthogonal_begin(s, out_real(s, out, n), in[0], squares, c->rows, c->C, c->variant);
+    ops_wait(s);
+    ops_free(squares);
+}
+static void orthogonal_end_reference(const Case *c, double **in, double *out) {
+    for (int64_t r = 0; r < c->rows; r++) {
+        for (int64_t k = 0; k < c->C; k++) {
+            out[r * c->C + k] = in[0][c->variant ? k * c->rows + r : r * c->C + k];
+        }
+    }
+}
+static void orthogonal_end_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                               float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    ops_orthogonal_end(s, out, in_real(s, in[0], c->rows * c->C), c->rows, c->C, c->variant);
+}
+// in: x, y
+static const float combine_a = -4.775f, combine_b = 2.0315f;
+static void combine_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = *out = c->rows;
+}
+static void combine_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < c->rows; i++) {
+        out[i] = (double)combine_a * in[0][i] + (double)combine_b * in[1][i];
+    }
+}
+static void combine_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                        float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const int64_t n = c->rows;
+    if (c->variant) { ops_copy(s, out, in[c->variant - 1], (size_t)n * sizeof(float)); }
+    ops_combine(s, out_real(s, out, n), combine_a, in_real(s, c->variant == 1 ? out : in[0], n),
+                combine_b, in_real(s, c->variant == 2 ? out : in[1], n), n);
+}
+static void symmetric_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = c->rows * c->C;
+    *out = c->rows * c->rows;
+}
+// out(rows, rows) = x(rows, cols) x^T
+static void symmetric_product(double *out, const double *x, int64_t rows, int64_t cols) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t q = 0; q < rows; q++) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < cols; k++) { sum += x[r * cols + k] * x[q * cols + k]; }
+            out[r * rows + q] = sum;
+        }
+    }
+}
+static void symmetric_reference(const Case *c, double **in, double *out) {
+    symmetric_product(out, in[0], c->rows, c->C);
+}
+static void symmetric_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                          float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    ops_matmul_symmetric(s, out_real(s, out, c->rows * c->rows), in_real(s, in[0], c->rows * c->C),
+                         c->rows, c->C);
+}
+// X = a X + b A X + c A A X with A = X X^T, of a matrix that is not turned: A (A X) and A X are
+// made one after the other.
+static void orthogonalise_reference(const Case *c, double **in, double *out) {
+    const int64_t R = c->rows, C = c->C, n = R * C;
+    double *a = doubles(R * R), *first = doubles(n), *second = doubles(n);
+    const double norm = norm_of_matrix(c, in[0]);
+    for (int64_t i = 0; i < n; i++) { out[i] = in[0][i] / norm; }
+    for (int step = 0; step < c->variant; step++) {
+        symmetric_product(a, out, R, C);
+        for (int pass = 0; pass < 2; pass++) {
+            double *to = pass ? second : first, *from = pass ? first : out;
+            for (int64_t i = 0; i < n; i++) {
+                to[i] = 0.0;
+                for (int64_t k = 0; k < R; k++) { to[i] += a[i / C * R + k] * from[k * C + i % C]; }
+            }
+        }
+        for (int64_t i = 0; i < n; i++) {
+            out[i] = 3.4445 * out[i] - 4.775 * first[i] + 2.0315 * second[i];
+        }
+    }
+    free(a);
+    free(first);
+    free(second);
+}
+static void orthogonalise_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                              float **grad, bool accumulate) {
+    (void)dout;
+    (void)grad;
+    (void)accumulate;
+    const int64_t bytes = orthogonalise_bytes(c->rows, c->C, precision);
+    void *scratch = ops_alloc((size_t)bytes);
+    ops_copy(s, out, in[0], (size_t)(c->rows * c->C) * sizeof(float));
+    orthogonalise(s, out, c->rows, c->C, c->variant, precision, scratch);
+    ops_wait(s);
+    ops_free(scratch);
 }
 
 // --- privacy: the results of a sample lie together, its norm first, in two floats ----------------
@@ -1818,6 +2069,56 @@ static const Operation operations[] = {
      0,
      {NONE, 0},
      true},
+    {"muon", muon_sizes, muon_reference, muon_run, false, 0, {0, 0}, false},
+    {"muon direction",
+     muon_direction_sizes,
+     muon_direction_reference,
+     muon_direction_run,
+     false,
+     0,
+     {0, 0},
+     false},
+    {"adamw direction",
+     adamw_direction_sizes,
+     adamw_direction_reference,
+     adamw_direction_run,
+     false,
+     0,
+     {0, 0},
+     false},
+    {"orthogonal begin",
+     matrix_sizes,
+     orthogonal_begin_reference,
+     orthogonal_begin_run,
+     false,
+     0,
+     {1, 0},
+     false},
+    {"orthogonal end",
+     matrix_sizes,
+     orthogonal_end_reference,
+     orthogonal_end_run,
+     false,
+     0,
+     {NONE, 0},
+     false},
+    {"combine", combine_sizes, combine_reference, combine_run, false, 0, {1, 0}, false},
+    {"symmetric product",
+     symmetric_sizes,
+     symmetric_reference,
+     symmetric_run,
+     false,
+     0,
+     {1, 0},
+     false},
+    {"orthogonalise",
+     matrix_sizes,
+     orthogonalise_reference,
+     orthogonalise_run,
+     false,
+     0,
+     {30, 0},
+     false},
 };
 
 // --- the driver ----------------------------------------------------------------------------------
@@ -1841,7 +2142,8 @@ static int64_t differentiable(const Case *c) {
 static double longest_sum(const Case *c) {
     double N = (double)positions(c);
     if (c->op == ACCUMULATE_SAMPLES) { return (double)c->rows; }
-    if (c->op == SAMPLE_NORMS) { return 1.0; } // fp64: only the result is rounded
+    if (c->op >= MUON && c->op <= COMBINE) { return 4.0; } // element by element
+    if (c->op == SAMPLE_NORMS) { return 1.0; }             // fp64: only the result is rounded
     if (c->op == SWIGLU || c->op == RELU2 || c->op == SOFTCAP || c->op == ROTARY) { return 2.0; }
     if (c->op == HEAD_NORM || c->op == HEAD_NORM_SAMPLES) {
         return fmax(N * (double)c->other, (double)attention_of(c).D);

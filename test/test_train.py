@@ -1664,9 +1664,23 @@ class Failures(TestCase):
             ("offload-delay", "offload-dir"),
             dict(offload_delay=1, offload="optimizer", offload_dir="."),
         ),
+        (("lr-last-part", "lr-schedule"), dict(lr_last_part=0.3)),
+        (
+            ("offload-update", "optimizer"),
+            dict(optimizer="muon", offload="optimizer", offload_update="host"),
+        ),
+        (
+            ("offload-delay", "optimizer"),
+            dict(optimizer="muon", offload="optimizer", offload_delay=1),
+        ),
+        (
+            ("offload-dir", "optimizer"),
+            dict(optimizer="muon", offload="optimizer", offload_dir="."),
+        ),
         (("offload-dir", "offload"), dict(offload_dir=".")),
         (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
         (("momentum", "optimizer"), dict(momentum=0.5)),
+        (("muon-lr", "optimizer"), dict(muon_steps=5)),
         (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)),
         (("profile-steps", "steps"), dict(profile_steps="2:11")),
         (("trace", "profile-steps"), dict(trace="file")),
