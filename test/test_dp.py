@@ -1010,7 +1010,7 @@ class Trajectories(PrivateCheck):
         rounding."""
         cases = [
             (optimizer, style, ranks, rows)
-            for optimizer in ("adamw", "sgd")
+            for optimizer in ("adamw", "sgd", "muon")
             for style in ("unit", "flat")
             for ranks in (2, 3, 4)
             for rows in (1, 20)

@@ -184,6 +184,8 @@ OPTIMIZERS = {
         dict(lr_last_part=0.4),
     ),
     "muon, clip": (dict(MUON, grad_clip=0.8), dict(grad_clip=0)),
+    "muon, 2 ranks": (dict(MUON, ranks=2, zero=1, micro_batch=1), None),
+    "muon, 3 ranks": (dict(MUON, ranks=3, zero=2, micro_batch=1), None),
     "muon, rates": (dict(MUON, lr_embedding=3, lr_vectors=0.5), dict(lr_vectors=1)),
     "clip": (dict(SGD, grad_clip=0.8), dict(grad_clip=0)),
     "clip by default": (dict(SGD, grad_clip=None), dict(grad_clip=0)),
@@ -978,6 +980,13 @@ FAULTS = [
         "==> 1}; o.grad_scale",
     ),
     ("shared, muon", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; o.momentum"),
+    # whole matrices of several ranks: another home, other places
+    (
+        "muon, 2 ranks",
+        ZERO,
+        "if (!p->is_matrix || {e->home[k] ==> !e->home[k]} != all->me) { continue; }",
+    ),
+    ("muon, 3 ranks", "state/matrices.h", "at += {same ==> true} ? part_of_slice("),
     # learning rates
     ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
     ("rate of vectors", "model/gpt.h", "return {!t->rows.times ==> false} ? RATE_VECTORS"),

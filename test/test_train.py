@@ -131,6 +131,33 @@ class Golden(TestCase):
         cases = [dict(ranks=r, micro_batch=b) for r in (1, 2, 3, 4) for b in (1, 2, 3)]
         self.check(sample(cases, 6))
 
+    def test_muon(self):
+        """Numbers of torch.optim.Muon (make_muon_golden.py); weights too, of one layout."""
+        with open(os.path.join(ROOT, "test/golden/muon_gpt2.json")) as file:
+            golden = json.load(file)
+        flags = {name.replace("-", "_"): value for name, value in golden["flags"].items()}
+        export = os.path.join(scratch(), "export.bin")
+        cases = [dict(ranks=r, zero=z, micro_batch=1) for r in (1, 2, 3, 4) for z in range(4)]
+        cases = [dict(export=export), *sample(cases, 2)]
+        for case, job in zip(cases, train_all([dict(flags, **case) for case in cases])):
+            self.assert_close(job.losses(), golden["losses"], SAME, case)
+            norms = [norm for norm, in job.steps("grad_norm")]
+            self.assert_close(norms, golden["norms"], SAME_NORM, case)
+        values, at = weights(export), 0
+        for (n, _), (name, expected) in zip(tensors(), golden["weights"].items()):
+            real = n - (PADDED - VOCAB) * CHANNELS if name == "wte" else n  # no rows of padding
+            count = len(expected["elements"])
+            places = [i * real // count for i in range(count)]
+            pairs = [
+                (values[at + i], x)
+                for i, x in zip(places, expected["elements"])
+                # gradients of keys' biases are nothing but rounding, which AdamW makes a step of
+                if name != "qkvb" or i // CHANNELS % 3 != 1
+            ]
+            apart = math.dist(*zip(*pairs)) / math.hypot(*(x for _, x in pairs))
+            self.assertLess(apart, 1e-4, name)
+            at += n
+
     def test_recompute_changes_nothing(self):
         cases = [
             dict(ranks=r, micro_batch=b, recompute=how)
@@ -804,6 +831,7 @@ class Resume(TestCase):
         for changes in (
             dict(model="layers=1,heads=1,channels=16,vocab=101"),
             dict(optimizer="sgd"),
+            dict(optimizer="muon"),
         ):
             job = train(ranks=2, **dict(other, **changes), code=EXIT_INPUT)
             self.assertIn(
@@ -811,6 +839,18 @@ class Resume(TestCase):
                 job.err,
                 "a checkpoint of something else is not used",
             )
+
+    def test_of_muon(self):
+        """Goes on bit by bit in another stage; is not used by AdamW."""
+        out = os.path.join(scratch(), "out")
+        same = dict(optimizer="muon", muon_momentum_warmup=6, out=out, micro_batch=1)
+        whole = train(**same, ranks=3, zero=0, steps=5, save_every=3)
+        shutil.rmtree(checkpoint(out, 5))
+        other = dict(same, optimizer="adamw", muon_momentum_warmup=None, resume=1, steps=5)
+        job = train(**other, ranks=3, code=EXIT_INPUT)
+        self.assertRegex(job.err, r"of another model or optimizer: \S+,optimizer=muon\S*\n.*rank")
+        job = train(**same, ranks=3, zero=1, resume=1, steps=5)
+        self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:])
 
     def test_command_with_no_more_steps(self):
         """Its command with --resume 1 --steps 0 --export F, or fewer steps than were made, gives

@@ -215,8 +215,9 @@ WAVE = 4  # matrices of a wave for each rank: as matrices.h
 
 
 def directions_away(run, me=0):
-    """Elements of matrices that Muon makes orthogonal elsewhere, and those that it does here for
-    others: sent there, and sent back. Of GPT-2's blocks, in the order of their storage."""
+    """(inside, between nodes): elements of matrices that Muon makes orthogonal elsewhere, and those
+    that it does here for others: sent there, and sent back. Of GPT-2's blocks, in the order of
+    their storage."""
     C, blocks = run.channels, run.storages[2:-1]
     shapes = {"q": (C, C), "k": (C, C), "v": (C, C), "o": (C, C), "fc": (4 * C, C)}
     shapes["proj"] = C, 4 * C
@@ -226,7 +227,8 @@ def directions_away(run, me=0):
     begins = dict(zip(shapes, begins))
     cost = lambda a, b: 4 * min(a, b) ** 2 * max(a, b) + 2 * min(a, b) ** 3
     wave = max(1, -(-WAVE * run.ranks // len(shapes))) if run.ranks > 1 else 1
-    parts, sent, at = slices(blocks[0], run.ranks, run.grain), 0, 0
+    node = lambda rank: rank // run.per_node if run.per_node else 0
+    parts, sent = slices(blocks[0], run.ranks, run.grain), [0, 0]
     bounds = [sum(parts[:r]) for r in range(run.ranks + 1)]
     inside = lambda name, r: max(
         0,
@@ -238,8 +240,9 @@ def directions_away(run, me=0):
         for name in sorted(matrices, key=lambda name: -cost(*shapes[name])):
             home = work.index(min(work))
             work[home] += cost(*shapes[name])
-            others = [inside(name, r) for r in range(run.ranks) if r != me]
-            sent += sum(others) if home == me else inside(name, me)
+            for r in range(run.ranks):
+                if r != home and me in (r, home):
+                    sent[node(r) != node(home)] += inside(name, r)
     return sent
 
 
@@ -289,7 +292,8 @@ def expected_traffic(run, me=0):
                 me - partition[0],
             )
     if run.muon:
-        sent["all_to_all"][0] += 4 * directions_away(run, me)
+        for link, n in enumerate(directions_away(run, me)):
+            sent["all_to_all"][link] += 4 * n
     return sent
 
 
@@ -689,6 +693,8 @@ class Numbers(Check):
             dict(QWZ, zero_quant_block=16),
             dict(QGZ, zero=2, zero_quant_block=1 << 30),
         ]
+        muon = [dict(zero=stage, optimizer="muon") for stage in range(4)]
+        muon += [dict(flags, zero=3, optimizer="muon") for flags, _ in self.FORMULAS[1:6]]
         nodes = (
             (4, 1),
             (4, 2),
@@ -697,7 +703,7 @@ class Numbers(Check):
             (5, 2),
             (6, 2),
         )  # ranks, and how many of them on a node
-        cases = [
+        cases_of = lambda kinds: [
             dict(
                 kind,
                 ranks=ranks,
@@ -717,7 +723,7 @@ class Numbers(Check):
             for val in (0, 1)
             if ranks >= kind.get("zero_hpz_partition_size", 1)
         ]
-        self.trained(sample(cases, 3))
+        self.trained([*sample(cases_of(kinds), 3), *sample(cases_of(muon), 2)])
 
 
 # --------------------------------------------------------------------------------------------------
