@@ -46,67 +46,67 @@ enum {
 };
 
 // ROW(name, letter in drawings or 0, what it is)
-#define ACTION_TABLE(ROW)                                                                             \
-    /* compute */                                                                                     \
-    ROW(FORWARD, 'F', COMPUTES | READS_PARAMETERS)                                                    \
-    ROW(BACKWARD_INPUT, 'B', COMPUTES | READS_PARAMETERS)                                             \
-    ROW(BACKWARD_WEIGHT, 'W', COMPUTES)                                                               \
-    ROW(RECOMPUTE, 'B', COMPUTES | READS_PARAMETERS)                                                  \
-    /* makes each sample's clipping factor; its unit is the first one of the stage */                 \
-    ROW(CLIP, 'B', COMPUTES)                                                                          \
-    /* adds the head's part of the gradient of wte (schedule.h: Clips) */                             \
-    ROW(TIED, 'W', COMPUTES)                                                                          \
-    /* messages of a unit and micro-batch: output of a unit, gradient of its input */                 \
-    ROW(SEND_FORWARD, 0, SENDS | OF_ROWS)                                                             \
-    ROW(RECV_FORWARD, 0, RECEIVES | OF_ROWS)                                                          \
-    ROW(SEND_BACKWARD, 0, SENDS | OF_ROWS)                                                            \
-    ROW(RECV_BACKWARD, 0, RECEIVES | OF_ROWS)                                                         \
-    /* each sample's norm in a stage, to the first stage; unit: the stage's last one */               \
-    ROW(SEND_NORM, 0, SENDS | OF_ROWS)                                                                \
-    ROW(RECV_NORM, 0, RECEIVES | OF_ROWS)                                                             \
-    /* each sample's clipping factor, from the first stage; unit: as for NORM */                      \
-    ROW(SEND_FACTOR, 0, SENDS | OF_ROWS)                                                              \
-    ROW(RECV_FACTOR, 0, RECEIVES | OF_ROWS)                                                           \
-    /* messages of a storage: gradient, summed over the micro-batches so far */                       \
-    ROW(SEND_SUM, 0, SENDS | OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_GRADIENT)                        \
-    ROW(RECV_SUM, 0, RECEIVES | OF_STORAGE | OF_MICRO | ON_SUM)                                       \
-    /* version after the update of this step */                                                       \
-    ROW(SEND_PARAMETERS, 0, SENDS | OF_STORAGE | ON_PARAMETERS)                                       \
-    ROW(RECV_PARAMETERS, 0, RECEIVES | OF_STORAGE | ON_PARAMETERS | BEFORE_USE)                       \
-    /* one unit's part of a micro-batch's gradient */                                                 \
-    ROW(SEND_PART, 0, SENDS | OF_STORAGE)                                                             \
-    ROW(RECV_PART, 0, RECEIVES | OF_STORAGE)                                                          \
-    /* step statistics (loss, norm); not of a storage */                                              \
-    ROW(SEND_STATS, 0, SENDS)                                                                         \
-    ROW(RECV_STATS, 0, RECEIVES)                                                                      \
-    /* states of a storage */                                                                         \
-    ROW(PREFETCH, 0, OF_STORAGE | COLLECTIVE)                                                         \
-    ROW(ACQUIRE, 0, OF_STORAGE)                                                                       \
-    ROW(RELEASE, 0, OF_STORAGE)                                                                       \
-    ROW(REDUCE, 0, OF_STORAGE | COLLECTIVE | ON_SUM | BEFORE_GRADIENT | BEFORE_NORM)                  \
-    ROW(NORM, 0, 0) /* of all storages */                                                             \
-    ROW(UPDATE, 'U',                                                                                  \
-        OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM | BEFORE_GRADIENT | BEFORE_USE |              \
-            BEFORE_STATISTICS)                                                                        \
-    /* the first parts of an update with whole matrices (state/matrices.h): moments and             \
-       directions, which begin to travel home; matrices at home, which begin to travel back */ \
-    ROW(DIRECT, 'U', OF_STORAGE | OF_PIECES | COLLECTIVE)                                             \
-    ROW(ORTHOGONALISE, 'O', OF_STORAGE | COLLECTIVE)                                                  \
-    /* adds a received part to a sum */                                                               \
-    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_NORM)                                         \
-    /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */           \
-    ROW(STATS, 0, 0)                                                                                  \
-    /* piece of a storage's states: from the host to the device, and back (state/host.h) */           \
-    ROW(FETCH, 0, OF_STORAGE | OF_PIECES | MOVES)                                                     \
-    ROW(EVICT, 0, OF_STORAGE | OF_PIECES | MOVES)                                                     \
-    /* the same from the disk to the host, and back (state/disk.h) */                                 \
-    ROW(READ, 0, OF_STORAGE | OF_PIECES | ON_DISK)                                                    \
-    ROW(WRITE, 0, OF_STORAGE | OF_PIECES | ON_DISK)                                                   \
-    /* activations of a unit and micro-batch, from the host to the device, and back */                \
-    ROW(FETCH_STASH, 0, OF_STASH | MOVES)                                                             \
-    ROW(EVICT_STASH, 0, OF_STASH | MOVES)                                                             \
-    /* sum of a storage's gradient, from the host to the device, and back */                          \
-    ROW(FETCH_SUM, 0, OF_STORAGE | MOVES)                                                             \
+#define ACTION_TABLE(ROW)                                                                          \
+    /* compute */                                                                                  \
+    ROW(FORWARD, 'F', COMPUTES | READS_PARAMETERS)                                                 \
+    ROW(BACKWARD_INPUT, 'B', COMPUTES | READS_PARAMETERS)                                          \
+    ROW(BACKWARD_WEIGHT, 'W', COMPUTES)                                                            \
+    ROW(RECOMPUTE, 'B', COMPUTES | READS_PARAMETERS)                                               \
+    /* makes each sample's clipping factor; its unit is the first one of the stage */              \
+    ROW(CLIP, 'B', COMPUTES)                                                                       \
+    /* adds the head's part of the gradient of wte (schedule.h: Clips) */                          \
+    ROW(TIED, 'W', COMPUTES)                                                                       \
+    /* messages of a unit and micro-batch: output of a unit, gradient of its input */              \
+    ROW(SEND_FORWARD, 0, SENDS | OF_ROWS)                                                          \
+    ROW(RECV_FORWARD, 0, RECEIVES | OF_ROWS)                                                       \
+    ROW(SEND_BACKWARD, 0, SENDS | OF_ROWS)                                                         \
+    ROW(RECV_BACKWARD, 0, RECEIVES | OF_ROWS)                                                      \
+    /* each sample's norm in a stage, to the first stage; unit: the stage's last one */            \
+    ROW(SEND_NORM, 0, SENDS | OF_ROWS)                                                             \
+    ROW(RECV_NORM, 0, RECEIVES | OF_ROWS)                                                          \
+    /* each sample's clipping factor, from the first stage; unit: as for NORM */                   \
+    ROW(SEND_FACTOR, 0, SENDS | OF_ROWS)                                                           \
+    ROW(RECV_FACTOR, 0, RECEIVES | OF_ROWS)                                                        \
+    /* messages of a storage: gradient, summed over the micro-batches so far */                    \
+    ROW(SEND_SUM, 0, SENDS | OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_GRADIENT)                     \
+    ROW(RECV_SUM, 0, RECEIVES | OF_STORAGE | OF_MICRO | ON_SUM)                                    \
+    /* version after the update of this step */                                                    \
+    ROW(SEND_PARAMETERS, 0, SENDS | OF_STORAGE | ON_PARAMETERS)                                    \
+    ROW(RECV_PARAMETERS, 0, RECEIVES | OF_STORAGE | ON_PARAMETERS | BEFORE_USE)                    \
+    /* one unit's part of a micro-batch's gradient */                                              \
+    ROW(SEND_PART, 0, SENDS | OF_STORAGE)                                                          \
+    ROW(RECV_PART, 0, RECEIVES | OF_STORAGE)                                                       \
+    /* step statistics (loss, norm); not of a storage */                                           \
+    ROW(SEND_STATS, 0, SENDS)                                                                      \
+    ROW(RECV_STATS, 0, RECEIVES)                                                                   \
+    /* states of a storage */                                                                      \
+    ROW(PREFETCH, 0, OF_STORAGE | COLLECTIVE)                                                      \
+    ROW(ACQUIRE, 0, OF_STORAGE)                                                                    \
+    ROW(RELEASE, 0, OF_STORAGE)                                                                    \
+    ROW(REDUCE, 0, OF_STORAGE | COLLECTIVE | ON_SUM | BEFORE_GRADIENT | BEFORE_NORM)               \
+    ROW(NORM, 0, 0) /* of all storages */                                                          \
+    ROW(UPDATE, 'U',                                                                               \
+        OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM | BEFORE_GRADIENT | BEFORE_USE |           \
+            BEFORE_STATISTICS)                                                                     \
+    /* the first parts of an update with whole matrices (state/matrices.h): moments and */         \
+    /* directions, which begin to travel home; matrices at home, which begin to travel back */     \
+    ROW(DIRECT, 'U', OF_STORAGE | OF_PIECES | COLLECTIVE)                                          \
+    ROW(ORTHOGONALISE, 'O', OF_STORAGE | COLLECTIVE)                                               \
+    /* adds a received part to a sum */                                                            \
+    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_NORM)                                      \
+    /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */        \
+    ROW(STATS, 0, 0)                                                                               \
+    /* piece of a storage's states: from the host to the device, and back (state/host.h) */        \
+    ROW(FETCH, 0, OF_STORAGE | OF_PIECES | MOVES)                                                  \
+    ROW(EVICT, 0, OF_STORAGE | OF_PIECES | MOVES)                                                  \
+    /* the same from the disk to the host, and back (state/disk.h) */                              \
+    ROW(READ, 0, OF_STORAGE | OF_PIECES | ON_DISK)                                                 \
+    ROW(WRITE, 0, OF_STORAGE | OF_PIECES | ON_DISK)                                                \
+    /* activations of a unit and micro-batch, from the host to the device, and back */             \
+    ROW(FETCH_STASH, 0, OF_STASH | MOVES)                                                          \
+    ROW(EVICT_STASH, 0, OF_STASH | MOVES)                                                          \
+    /* sum of a storage's gradient, from the host to the device, and back */                       \
+    ROW(FETCH_SUM, 0, OF_STORAGE | MOVES)                                                          \
     ROW(EVICT_SUM, 0, OF_STORAGE | MOVES)
 
 #define ACTION_KIND(name, letter, is) ACT_##name,

@@ -140,7 +140,10 @@ RUNS = {  # name: ranks, flags
     "wsd": (2, "--lr-schedule wsd --warmup 2 --final-lr-fraction 0.1 --steps 12"),
     "wsd straight": (2, "--lr-schedule wsd-linear --lr-last-part 0.5 --warmup 2 --steps 8"),
     "rates": (2, "--lr-embedding 2 --lr-vectors 0.5 --zero 2"),
-    "rate of a head": (2, "--model arch=nano,layers=2,heads=2,channels=16,vocab=256 --lr-head 0.5 --export exported"),
+    "rate of a head": (
+        2,
+        "--model arch=nano,layers=2,heads=2,channels=16,vocab=256 --lr-head 0.5 --export exported",
+    ),
     "muon": (1, "--optimizer muon --muon-lr 0.01 --muon-weight-decay 0.2 --weight-decay 0.1"),
     "muon momentum": (
         2,
