@@ -88,8 +88,8 @@ static inline Sign words_sign(const WordPattern *w, Character c) {
 static inline bool ends_line(Character c) { return c.code == '\r' || c.code == '\n'; }
 
 // Returns where a run of at most `most` characters of this sign ends (0: of any length).
-static inline const char *words_run(const WordPattern *w, Sign sign, const char *at, const char *end,
-                                    int most) {
+static inline const char *words_run(const WordPattern *w, Sign sign, const char *at,
+                                    const char *end, int most) {
     for (int n = 0; !most || n < most; n++) {
         const Character c = character_at(at, end);
         if (words_sign(w, c) != sign) { break; }
