@@ -536,6 +536,8 @@ class Bad(Encodes):
             "merges of two tokens, found the": {"model": {"merges": ["the"]}},
             "merges of two tokens": {"model": {"merges": [["t", "h", "e"]]}},
             "whose result is a token": {"model": {"merges": ["e e"]}},
+            "in GPT-2's alphabet": {"model": {"vocab": {"a": 0, "\u07ff": 1}}},
+            "an id of a token": {"model": {"vocab": {"a": -1}}},
             "a list of merges": {"model": {"merges": "t h"}},
         }
         for expected, change in changes.items():
@@ -592,7 +594,10 @@ class Bad(Encodes):
             said = result.stderr.decode(errors="replace")
             self.assertIn(result.returncode, (EXIT_DONE, EXIT_INPUT), f"{seed}: {said}")
             with self.subTest(seed):
-                self.assert_one_message(said) if result.returncode else self.assertEqual(said, "")
+                if result.returncode:
+                    self.assert_one_message(said)
+                else:
+                    self.assertEqual(said, "")
         codes = {result.returncode for _, result in results}
         self.assertEqual(codes, {EXIT_DONE, EXIT_INPUT})
 
