@@ -67,7 +67,7 @@ TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
     build/train_gpt_faulty build/train_gpt_sanitized build/train_gpt_cpp build/test_ops_checked \
     build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic build/bench_kernels_emu \
     build/bench_attention_emu build/test_comm_nccl build/test_emu build/test_emu_checks \
-    build/jumping_clock.so $(UNIT_TESTS)
+    build/jumping_clock.so build/encode_text $(UNIT_TESTS)
 
 .PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers \
     bench-gpu sanitize install uninstall clean help
@@ -241,6 +241,9 @@ build/train_gpt_cpp: train_gpt.c build/flags-cpp
 build/train_gpt_sanitized: train_gpt.c build/flags-sanitized
 	$(sanitized)
 sanitize: build/train_gpt_sanitized
+# With the sanitizers, too: test_encode.py gives it damaged tokenizers.
+build/encode_text: test/encode_text.c build/flags-sanitized
+	$(sanitized)
 # With faults in it, and with clocks that jump, for test_faults.py.
 # The first is compiled as the program is, whose bits its tests compare it with; the second computes
 # little.

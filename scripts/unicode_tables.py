@@ -14,7 +14,7 @@ import importlib.metadata
 import unicodedata
 from pathlib import Path
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, normalizers
 
 MODEL = Path(__file__).resolve().parent.parent / "model"
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
@@ -28,31 +28,33 @@ BELOW, SUBSCRIPT = "\u0334", "\u0345"  # the lowest combining class, 1, and the 
 
 def matched(pattern):
     """The code points that a pattern of one character matches."""
-    split, found = pre_tokenizers.Split(Regex(pattern), "isolated"), set()
+    without, found = normalizers.Replace(Regex(pattern), ""), set()
     for begin in range(0, len(CODES), 4096):
-        # U+0001 is in no class; where a character is, the text is cut around it.
-        text = "".join(chr(code) + "\1" for code in CODES[begin : begin + 4096])
-        pieces = (piece for piece, _ in split.pre_tokenize_str(text))
-        found |= {ord(piece) for piece in pieces if len(piece) == 1 and piece != "\1"}
+        codes = CODES[begin : begin + 4096]
+        left = without.normalize_str("".join(map(chr, codes)))
+        found.update(set(codes).difference(map(ord, left)))
     return found
 
 
+def ranges(values):
+    """Where a range of another value begins: (code point, value)."""
+    changes = (code for code in range(1, len(values)) if values[code] != values[code - 1])
+    return [(code, values[code]) for code in (0, *changes)]
+
+
 def classes():
-    """Where a range of another class begins: (code point, class)."""
     members = {name: matched(pattern) for name, pattern in CLASSES.items()}
     _, newest, too_new = CLASSES_OF
     assert newest in members["LETTER"] and too_new not in members["LETTER"]
-    ranges, last = [], None
-    for code in range(0x110000):
-        now = next((i for i, m in enumerate(members.values(), 1) if code in m), 0)
-        if now != last:
-            ranges.append((code, now))
-        last = now
-    return ranges
+    values = bytearray(0x110000)
+    for i, codes in enumerate(members.values(), 1):
+        assert not any(values[code] for code in codes)
+        for code in codes:
+            values[code] = i
+    return ranges(values)
 
 
 def combining():
-    """Where a range of another combining class begins: (code point, class)."""
     order = normalizers.NFD().normalize_str
 
     def known(code):
@@ -60,16 +62,13 @@ def combining():
         mark = chr(code)
         return order(SUBSCRIPT + mark) == mark + SUBSCRIPT or order(mark + BELOW) == BELOW + mark
 
-    of = {code: unicodedata.combining(chr(code)) for code in CODES}
-    of = {code: value if value and known(code) else 0 for code, value in of.items()}
+    values = bytearray(0x110000)
+    for code in CODES:
+        value = unicodedata.combining(chr(code))
+        values[code] = value if value and known(code) else 0
     _, newest, too_new = NORMAL_OF
-    assert of[newest] and not of[too_new]
-    ranges, last = [], None
-    for code in range(0x110000):
-        if of.get(code, 0) != last:
-            ranges.append((code, of.get(code, 0)))
-        last = of.get(code, 0)
-    return ranges
+    assert values[newest] and not values[too_new]
+    return ranges(values)
 
 
 def decompositions():
