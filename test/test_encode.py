@@ -535,6 +535,7 @@ class Bad(Encodes):
             "end_of_word_suffix": {"model": {"end_of_word_suffix": "</w>"}},
             "merges of two tokens, found the": {"model": {"merges": ["the"]}},
             "merges of two tokens": {"model": {"merges": [["t", "h", "e"]]}},
+            "merges of two tokens, found t he": {"model": {"merges": ["t he"]}},
             "whose result is a token": {"model": {"merges": ["e e"]}},
             "in GPT-2's alphabet": {"model": {"vocab": {"a": 0, "\u07ff": 1}}},
             "an id of a token": {"model": {"vocab": {"a": -1}}},
