@@ -1665,6 +1665,8 @@ class Failures(TestCase):
         (("save-every", "out"), dict(save_every=1)),
         (("hellaswag", "val-every"), dict(hellaswag="file")),
         (("json", "dry-run"), dict(json=1)),
+        (("prompt", "dry-run"), dict(prompt="a", dry_run=1)),
+        (("prompt", "fit"), dict(prompt="a", fit=1)),
         (("cluster", "dry-run"), dict(cluster="2x1,inter=1")),
         (("fit", "plan"), dict(fit=1, plan=1)),
         (("fit", "pipeline"), dict(fit=1, pipeline="auto")),
