@@ -14,10 +14,11 @@ out=out/shakespeare
 mkdir -p "$out"
 recipe "$ranks" ./train_gpt \
     --train "data/text_bytes_train_*.bin" --val "data/text_bytes_val_*.bin" \
-    --model "layers=4,heads=4,channels=128,vocab=256" --seq-len 64 --micro-batch 8 \
-    --batch-tokens 512 --steps 9000 --lr 3e-3 --warmup 200 --lr-schedule cosine \
-    --final-lr-fraction 0.02 --weight-decay 0.1 --beta2 0.99 \
-    --val-every 3000 --val-batches -1 --sample-every 9000 --sample-tokens 400 --temperature 0.8 \
-    --save-every 3000 --keep 2 --out "$out" --log "$out/log.jsonl" "$@"
+    --model "arch=nano,layers=4,heads=4,channels=128,vocab=256" --seq-len 256 --micro-batch 8 \
+    --batch-tokens 2048 --steps 1500 --optimizer muon --muon-lr 0.02 --muon-weight-decay 0.01 \
+    --lr 1e-2 --beta1 0.8 --warmup 20 --lr-schedule wsd-linear --lr-last-part 0.5 \
+    --final-lr-fraction 0 \
+    --val-every 1500 --val-batches -1 --sample-every 1500 --sample-tokens 400 --temperature 0.8 \
+    --save-every 500 --keep 2 --out "$out" --log "$out/log.jsonl" "$@"
 # --dry-run and the like log nothing.
 [ ! -e "$out/log.jsonl" ] || "$python" scripts/plot.py "$out/log.jsonl" --out "$out/loss.png"
