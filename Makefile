@@ -155,7 +155,7 @@ install: train_gpt
 uninstall:
 	rm -rf $(SHARE) $(BIN)/train_gpt $(BIN)/train_gpt_cuda $(MANUAL) $(COMPLETION)
 
-## run          install what is missing, build, prepare the data, train for about two minutes
+## run          install what is missing, build, prepare the data, train for one to four minutes
 run:
 	@scripts/setup.sh build
 # Python's packages are fetched while the compiler works.

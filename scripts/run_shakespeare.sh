@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_shakespeare.sh [--FLAG VALUE ...]: the default training run: a small GPT on Shakespeare's
-# works, byte by byte, with five whole plays held out. About two minutes on 2 cores. Flags given
+# works, byte by byte, with five whole plays held out. One to four minutes on 2 cores. Flags given
 # here take the place of those below. One rank per core: on matrices this small, ranks that exchange
 # gradients beat threads that meet in every operation.
 set -euo pipefail
