@@ -292,7 +292,10 @@ static inline void store_copy_matrix(Store *s, int storage, int k, float *whole,
         int64_t begin, n = part_of_slice(&x->part[k], bounds, r, &begin);
         float *there = matrices_gathered(x, e) + matrices_arrival(x, e, bounds, r, k),
               *here = whole + (begin - x->part[k].offset);
-        if (n > 0) { ops_copy(s->stream, back ? there : here, back ? here : there, n * 4); }
+        if (n > 0) {
+            ops_copy(s->stream, back ? there : here, back ? here : there,
+                     (size_t)n * sizeof(float));
+        }
     }
 }
 // Makes the matrices orthogonal of which this rank is home, and sends them back. All members call
