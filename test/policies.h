@@ -9,7 +9,7 @@
 #define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, p2p, offload)        \
     {                                                                                              \
         stage, partition, quantized, quantized, false, {8, 256}, {4, 256}, accumulates,            \
-            keeps_gathered, p2p, offload                                                           \
+            keeps_gathered, false, p2p, offload                                                    \
     }
 // Of a stage, for which all states travel by collectives: what it places on the host (NULL:
 // nothing).
