@@ -49,7 +49,7 @@ enum {
     THREADS = 256,          // threads of a block, unless a kernel says otherwise
     WARPS = THREADS / 32,   // warps of such a block
     RECORDINGS = 4096,      // number of recordings that are kept
-    RECORDING_KEY = 192,    // largest key, in bytes
+    RECORDING_KEY = 256,    // largest key, in bytes
     COLUMN_PARTS = 64,      // maximum number of partial sums of a sum over rows
     PACE = 128,             // operations between two events of keep_pace()
     SCRATCH_LEAST = 1 << 16 // smallest scratch, in bytes, for data moved in pieces
