@@ -154,7 +154,7 @@ class Completion(harness.TestCase):
 
     def test_bash(self):
         for words, offered in (
-            (("./train_gpt", "--lr-"), ["--lr-schedule"]),
+            (("./train_gpt", "--lr-s"), ["--lr-schedule"]),
             (("./train_gpt", "--dtype", ""), ["fp32", "bf16"]),
             (("./train_gpt", "--lr-schedule", "co"), ["cosine", "constant"]),
             (("./train_gpt", "--out", ""), []),
