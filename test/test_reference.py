@@ -1128,11 +1128,11 @@ FAULTS = [
     ("validation", MAIN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     (
         "texts",
-        "engine/executor.h",
+        "engine/generate.h",
         "weight = exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
     ),
-    ("texts", "engine/executor.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
-    ("texts", "engine/executor.h", "kept < {d.top_p * sum ==> d.top_p})"),
+    ("texts", "engine/generate.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
+    ("texts", "engine/generate.h", "kept < {d.top_p * sum ==> d.top_p})"),
     ("initial", "model/gpt.h", "deviation / sqrt({2.0 ==> 1.0} * m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = spec->init == {INIT_ONE ==> INIT_ZERO}; }"),
     (
