@@ -304,9 +304,9 @@ static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
         schedule_add(s, a);
     }
 }
-// Adds UPDATE of a storage (or DIRECT), piece by piece if states are on the host. Each piece returns
-// after its update, which frees a buffer for the next piece but one. A piece on disk is also written
-// there, which frees its buffer on the host.
+// Adds UPDATE of a storage (or DIRECT), piece by piece if states are on the host. Each piece
+// returns after its update, which frees a buffer for the next piece but one. A piece on disk is
+// also written there, which frees its buffer on the host.
 static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule *s, int storage,
                                 ActionKind kind) {
     const UnitMap *map = moves->map;

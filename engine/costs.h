@@ -76,7 +76,8 @@ static inline ActionCost collectives_cost(const Costs *c, const Store *store, co
 // Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,
 // and the conversion to and from quantized records.
 static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
-    const ActionCost nothing = {0, 0}, messages = collectives_cost(c, store, a);
+    const ActionCost nothing = {0, 0};
+    const ActionCost messages = collectives_cost(c, store, a);
     ActionCost cost =
         offload_brings(store, a)
             ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))

@@ -1,5 +1,5 @@
-// data.h: opens the data of a run: shards for training and validation, multiple choices, and the one
-// tokenizer of all of them.
+// data.h: opens the data of a run: shards for training and validation, multiple choices, and
+// the one tokenizer of all of them.
 #ifndef DATA_H
 #define DATA_H
 
@@ -12,8 +12,8 @@ static inline int64_t validation_samples(const Config *c, const Dataset *val) {
 }
 // Returns the tokenizer file of the run, or NULL: --tokenizer, or one that is stored next to the
 // shards, those for training first. --prompt also takes the one in the model's folder and, with
-// GPT-2's vocabulary, the one next to the default shards. `path` (of `bytes` bytes) is space for its
-// name.
+// GPT-2's vocabulary, the one next to the default shards. `path` (of `bytes` bytes) is space for
+// its name.
 static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec, bool validates,
                                          char *path, size_t bytes) {
     const Options *o = &c->options;

@@ -226,8 +226,8 @@ static inline void options_choose_validation(Options *o, const OptionsGiven *giv
     if (!*o->hellaswag) { o->val_every = 0; }
 }
 
-// --prompt neither trains nor validates nor saves, whatever the other flags say: it may stand behind
-// the command of a training run. One sequence passes through the model.
+// --prompt neither trains nor validates nor saves, whatever the other flags say: it may stand
+// behind the command of a training run. One sequence passes through the model.
 static inline void options_choose_prompt(Options *o, const OptionsGiven *given) {
     if (!options_prompts(given)) { return; }
     o->steps = o->val_every = o->sample_every = o->save_every = 0;

@@ -12,8 +12,8 @@
     "--export wrote"
 
 // --- tensors -------------------------------------------------------------------------------------
-// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there; %d is
-// the layer.
+// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there; %d
+// is the layer.
 typedef struct {
     const char *tensor, *range; // range NULL: the whole tensor
     const char *name;

@@ -11,8 +11,8 @@
 //   both         white space: without its last character if more text follows; else all
 //   numbers      digits, and what is between them
 //
-// A digit is any number of Unicode 16 (\p{N}). What the package tokenizers calls Digits has 13 more,
-// of Unicode 17.
+// A digit is any number of Unicode 16 (\p{N}). What the package tokenizers calls Digits has 13
+// more, of Unicode 17.
 #ifndef WORDS_H
 #define WORDS_H
 

@@ -413,6 +413,17 @@ typedef struct {
     Rounding rounding; // of copies in bf16; numbers the elements from the first on
     MatrixStep matrices;
 } OptimizerStep;
+// The factors of AdamW's moments that correct their start at zero (arXiv 1412.6980).
+typedef struct {
+    float m, v;
+} AdamwBias;
+static inline AdamwBias adamw_bias(OptimizerStep o) {
+    const AdamwBias bias = {
+        .m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step))),
+        .v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step))),
+    };
+    return bias;
+}
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
 // p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
 static void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o);

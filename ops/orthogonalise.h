@@ -1,9 +1,9 @@
-// orthogonalise.h: the Newton-Schulz iteration of Muon: a matrix becomes a nearly orthogonal one with
-// the same singular vectors. Its products are made in compute precision, by the same operations as
-// those of the model.
+// orthogonalise.h: the Newton-Schulz iteration of Muon: a matrix becomes a nearly orthogonal one
+// with the same singular vectors. Its products are made in compute precision, by the same
+// operations as those of the model.
 //
 // X = U / max(|U|, 1e-7), turned where U has more rows than columns; then some times A = X X^T and
-// X = a X + (b A + c A A) X; turned back. A and A A are symmetric, since A is (ops_matmul_symmetric).
+// X = a X + (b A + c A A) X; turned back. A and A A are symmetric (ops_matmul_symmetric).
 // The coefficients are those of KellerJordan/Muon: they raise small singular values fast, and leave
 // all of them between 0.7 and 1.2.
 #ifndef ORTHOGONALISE_H

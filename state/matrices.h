@@ -1,7 +1,7 @@
 // matrices.h: optimizers that need whole matrices (Muon), where each rank has slices of elements.
 //
-// Parts      A block's storage is a list of parts: the ranges of its tensors (architecture.h). Those
-//            of 2-D tensors are the matrices: q, k and v apart, gate and up apart.
+// Parts      A block's storage is a list of parts: the ranges of its tensors (architecture.h).
+//            Those of 2-D tensors are the matrices: q, k and v apart, gate and up apart.
 // Directions A rank computes the direction of each element of its slice, from gradient and moments.
 //            Directions lie in one array, those of matrices first, ordered by their homes.
 // Homes      Each matrix has a home among the owners of its storage. The parts of its direction

@@ -61,6 +61,22 @@ def need_numpy():
         os.execv(VENV, [VENV, *sys.argv])
 
 
+def output_of(*command, **options):
+    """What a program that is no run of train_gpt left: bytes, or with text=True texts."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, **{"capture_output": True, "timeout": TIMEOUT, **options})
+
+
+def has_package(*names):
+    """Whether PYTHON can import all of them."""
+    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    return not output_of(PYTHON, "-c", code, *names).returncode
+
+
+def need(*names):
+    return unittest.skipUnless(has_package(*names), f"needs {' '.join(names)}")
+
+
 MANY = 200  # cases
 
 

@@ -15,12 +15,10 @@ import os
 import random
 import re
 import struct
-import subprocess
-import unittest
 from pathlib import Path
 
 import harness
-from harness import EXIT_DONE, EXIT_INPUT, InFolder, PYTHON, ROOT, SEED
+from harness import EXIT_DONE, EXIT_INPUT, InFolder, PYTHON, ROOT, SEED, need, output_of
 
 ENCODE = os.path.join(ROOT, "build/encode_text")
 SCRIPTS = Path(ROOT, "scripts")
@@ -182,21 +180,6 @@ unicode_tables.main()
 """
 
 
-def run(*command, **options):
-    return subprocess.run(
-        [str(word) for word in command], capture_output=True, timeout=harness.TIMEOUT, **options
-    )
-
-
-def has_package(*names):
-    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    return not run(PYTHON, "-c", code, *names).returncode
-
-
-def need(*names):
-    return unittest.skipUnless(has_package(*names), f"needs {' '.join(names)}")
-
-
 # --------------------------------------------------------------------------------------------------
 # Texts
 
@@ -279,7 +262,7 @@ class Encodes(InFolder):
         """The tokens of each text; of a run that ends by itself what it said, one line and maybe a
         hint."""
         given = b"".join(b"%d\n%b" % (len(text), text) for text in texts)
-        result = run(ENCODE, path, vocab, *most, input=given)
+        result = output_of(ENCODE, path, vocab, *most, input=given)
         said = result.stderr.decode(errors="replace")
         self.assertEqual(result.returncode, code, said)
         if code:
@@ -299,7 +282,7 @@ class Encodes(InFolder):
         return self.write(name, json.dumps([text.decode("latin-1") for text in texts]))
 
     def oracle(self, code, *arguments):
-        result = run(PYTHON, "-c", code, *arguments)
+        result = output_of(PYTHON, "-c", code, *arguments)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout
 
@@ -585,7 +568,7 @@ class Bad(Encodes):
         def case(seed):
             path = self.write(f"{seed}.json", self.damaged(random.Random(seed)))
             given = b"%d\n%b" % (len(self.TEXT), self.TEXT)
-            return seed, run(ENCODE, path, 2000, input=given)
+            return seed, output_of(ENCODE, path, 2000, input=given)
 
         first = SEED << 12
         count = 1000 if harness.ALL else 120

@@ -15,32 +15,15 @@ import re
 import shlex
 import signal
 import struct
-import subprocess
 import time
-import unittest
 from pathlib import Path
 
 import harness
-from harness import BINARY, ENVIRONMENT, EXIT_INPUT, InFolder, PYTHON, ROOT
+from harness import BINARY, ENVIRONMENT, EXIT_INPUT, InFolder, PYTHON, ROOT, need, output_of
 
 SCRIPTS = Path(ROOT, "scripts")
 GOLDEN_JSON = Path(ROOT, "test/golden/tokenizer_tiny.json")
 END = "<|endoftext|>"
-
-
-def run(*command, **options):
-    return subprocess.run(
-        [str(word) for word in command], capture_output=True, timeout=harness.TIMEOUT, **options
-    )
-
-
-def has_package(*names):
-    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    return not run(PYTHON, "-c", code, *names).returncode
-
-
-def need(*names):
-    return unittest.skipUnless(has_package(*names), f"needs {' '.join(names)}")
 
 
 def texts(count, seed=0):
@@ -96,7 +79,7 @@ class Prepares(InFolder):
             command = [PYTHON, "-c", patched, SCRIPTS]
         if "--name" not in arguments:
             arguments = "--name", "t", *arguments
-        result = run(*command, "--out", self.out, *arguments, **options)
+        result = output_of(*command, "--out", self.out, *arguments, **options)
         said = result.stderr.decode(errors="replace")
         self.assertEqual(result.returncode, code, result.stdout.decode() + said)
         self.assertNotIn("Traceback", said)
@@ -138,7 +121,7 @@ class Records(Prepares):
         (self.folder / "b.json.gz").write_bytes(gzip.compress(lines.read_bytes()))
         forms = {"zst": "c.JSONL.zst", "parquet": "d.parquet", "file": "e.arrow", "saved": "saved"}
         for kind, name in forms.items():
-            made = run(PYTHON, "-c", CONVERT, kind, lines, self.folder / name)
+            made = output_of(PYTHON, "-c", CONVERT, kind, lines, self.folder / name)
             self.assertEqual(made.returncode, 0, made.stderr)
         common = "--shard-tokens", "5000"
         for name in ("b.json.gz", *forms.values()):
@@ -253,7 +236,7 @@ class Records(Prepares):
                 if kind == "gz":
                     path.write_bytes(gzip.compress(lines.read_bytes()))
                 else:
-                    run(PYTHON, "-c", CONVERT, kind, lines, path)
+                    output_of(PYTHON, "-c", CONVERT, kind, lines, path)
                 whole = path.read_bytes()
                 for cut in (len(whole) // 2, len(whole) - 1):
                     path.write_bytes(whole[:cut])
@@ -411,7 +394,7 @@ class Tokenizers(Prepares):
     def trains(self, vocab, *flags):
         """The program reads the shards that were written, and prints a sample; the log's val."""
         log = self.folder / "log"
-        result = run(
+        result = output_of(
             BINARY,
             *("--train", self.out / "t_train_*.bin", "--val", self.out / "t_val_*.bin"),
             *("--model", self.MODEL % vocab, "--seq-len", 8, "--micro-batch", 1, "--steps", 1),
@@ -535,7 +518,7 @@ for i in range(400):
     t.FEW_RUNS = kept
 print(cut > 0)
 """
-        result = run(PYTHON, "-c", code, SCRIPTS)
+        result = output_of(PYTHON, "-c", code, SCRIPTS)
         self.assertEqual(result.stdout, b"True\n", result.stderr.decode())
 
 
@@ -548,7 +531,7 @@ class TwoCommands(Prepares):
         words = shlex.split(re.search(r"(?m)^train with: (.*)$", printed)[1])
         self.assertEqual(words[:4], ["mpirun", "-np", "2", "./train_gpt"])
         short = "--steps 2 --val-batches 1 --sample-tokens 9 --model".split()
-        result = run(
+        result = output_of(
             *words[:1],
             "--oversubscribe",
             *words[1:],

@@ -898,16 +898,16 @@ PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gp
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
 FAULTS = [
     # optimizers
-    ("adamw", UPDATE, "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
-    ("adamw", UPDATE, "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
+    ("adamw", "ops/ops.h", "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
+    ("adamw", "ops/ops.h", "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
     (
         "adamw",
         UPDATE,
-        "m[i] * unbias_m / ({sqrtf(v[i] * unbias_v) ==> "
-        "sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +",
+        "return *m * bias.m / ({sqrtf(*v * bias.v) ==> "
+        "sqrtf(*v * bias.v + o.eps * o.eps) - o.eps} +",
     ),
-    ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
-    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
+    ("adamw", UPDATE, "(sqrtf(*v * bias.v) + {o.eps ==> o.eps * sqrtf(bias.v)})"),
+    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad * grad};"),
     (
         "adamw, decay",
         UPDATE,

@@ -20,7 +20,7 @@ import unittest
 from pathlib import Path
 
 import harness
-from harness import EXIT_INPUT, EXIT_RESOURCES, InFolder, PYTHON
+from harness import EXIT_INPUT, EXIT_RESOURCES, InFolder, PYTHON, has_package
 
 ROOT = Path(harness.ROOT)
 SCRIPTS = ROOT / "scripts"
@@ -32,15 +32,6 @@ import text_sources  # noqa: E402  the one test of an inner function needs it
 def run(*command, **options):
     return subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=60, **options
-    )
-
-
-def has_package(name):
-    return (
-        run(
-            PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec('{name}') is None)"
-        ).returncode
-        == 0
     )
 
 

@@ -24,17 +24,13 @@ static inline void ops_muon_direction(Stream *s, float *out, UpdateSlice u, Opti
 static inline void ops_adamw_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o) {
     float *m = u.moment[0], *v = u.moment[1];
     const float *grad = u.grad;
-    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
-    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
+    const AdamwBias bias = adamw_bias(o);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(u.n, BLOCK); b++) {
         const int64_t end = min_i64(u.n, (b + 1) * BLOCK);
 #pragma omp simd
         for (int64_t i = b * BLOCK; i < end; i++) {
-            const float g = grad[i] * o.grad_scale;
-            m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
-            v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
-            out[i] = m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps);
+            out[i] = adamw_element(&m[i], &v[i], grad[i], o, bias);
         }
         poll_after_block(s, b);
     }
@@ -116,8 +112,8 @@ static inline void ops_combine(Stream *s, Real *out, float a, const Real *x, flo
     }
 }
 
-// The side of the tiles of a symmetric product. It depends on nothing but N, so that the result does
-// not depend on the number of threads.
+// The side of the tiles of a symmetric product. It depends on nothing but N, so that the result
+// does not depend on the number of threads.
 enum { SYMMETRIC_TILE = 192 };
 static inline Tiling tile_symmetric(int64_t N) {
     const int64_t across = max_i64(1, N / SYMMETRIC_TILE), side = round_up(ceil_div(N, across), 16),

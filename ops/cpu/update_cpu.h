@@ -32,13 +32,19 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
     for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
 }
 
+// Updates an element's moments. Returns its direction.
+static inline float adamw_element(float *m, float *v, float grad, OptimizerStep o, AdamwBias bias) {
+    const float g = grad * o.grad_scale;
+    *m = o.beta1 * *m + (1.0f - o.beta1) * g;
+    *v = o.beta2 * *v + (1.0f - o.beta2) * g * g;
+    return *m * bias.m / (sqrtf(*v * bias.v) + o.eps);
+}
 enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
 static inline void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o) {
     float *master = u.master, *m = u.moment[0], *v = u.moment[1];
     const float *grad = u.grad;
     const int64_t n = u.n;
-    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
-    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
+    const AdamwBias bias = adamw_bias(o);
     uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
@@ -46,10 +52,7 @@ static inline void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o) {
             const int64_t end = min_i64(n, begin + NEAR);
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
-                const float g = grad[i] * o.grad_scale;
-                m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
-                v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
-                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) +
+                master[i] -= o.lr * (adamw_element(&m[i], &v[i], grad[i], o, bias) +
                                      o.weight_decay * master[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }

@@ -16,21 +16,22 @@ __global__ void muon_direction_kernel(float *out, UpdateSlice u, OptimizerStep o
 static inline void ops_muon_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o) {
     launch(s, muon_direction_kernel, blocks_for(u.n, THREADS), out, u, o);
 }
-__global__ void adamw_direction_kernel(float *out, UpdateSlice u, OptimizerStep o, float unbias_m,
-                                       float unbias_v) {
-    const int64_t i = thread_index();
-    if (i >= u.n) { return; }
+// Updates the moments of element i. Returns its direction.
+__device__ float adamw_element(const UpdateSlice &u, const OptimizerStep &o, AdamwBias bias,
+                               int64_t i) {
     const float g = u.grad[i] * o.grad_scale,
                 first = o.beta1 * u.moment[0][i] + (1.0f - o.beta1) * g,
                 second = o.beta2 * u.moment[1][i] + (1.0f - o.beta2) * g * g;
     u.moment[0][i] = first;
     u.moment[1][i] = second;
-    out[i] = first * unbias_m / (sqrtf(second * unbias_v) + o.eps);
+    return first * bias.m / (sqrtf(second * bias.v) + o.eps);
+}
+__global__ void adamw_direction_kernel(float *out, UpdateSlice u, OptimizerStep o, AdamwBias bias) {
+    const int64_t i = thread_index();
+    if (i < u.n) { out[i] = adamw_element(u, o, bias, i); }
 }
 static inline void ops_adamw_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o) {
-    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
-    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    launch(s, adamw_direction_kernel, blocks_for(u.n, THREADS), out, u, o, unbias_m, unbias_v);
+    launch(s, adamw_direction_kernel, blocks_for(u.n, THREADS), out, u, o, adamw_bias(o));
 }
 
 // A block turns a square of TURN_SIDE^2 elements, so that both its reads and its writes are of

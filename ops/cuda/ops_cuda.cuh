@@ -397,23 +397,14 @@ __device__ void store_master(const UpdateSlice &u, const OptimizerStep &o, int64
     u.master[i] = x;
     if (u.dtype == DTYPE_BF16) { ((uint16_t *)u.param)[i] = round_master(x, o.rounding, i); }
 }
-__global__ void adamw_kernel(UpdateSlice u, OptimizerStep o, float unbias_m, float unbias_v) {
+__global__ void adamw_kernel(UpdateSlice u, OptimizerStep o, AdamwBias bias) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
-    float *m = u.moment[0], *v = u.moment[1];
-    const float *master = u.master, g = u.grad[i] * o.grad_scale,
-                first = o.beta1 * m[i] + (1.0f - o.beta1) * g,
-                second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
-    const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) +
-                                        o.weight_decay * master[i]);
-    m[i] = first;
-    v[i] = second;
-    store_master(u, o, i, x);
+    const float x = u.master[i];
+    store_master(u, o, i, x - o.lr * (adamw_element(u, o, bias, i) + o.weight_decay * x));
 }
 static inline void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o) {
-    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
-    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    launch(s, adamw_kernel, blocks_for(u.n, THREADS), u, o, unbias_m, unbias_v);
+    launch(s, adamw_kernel, blocks_for(u.n, THREADS), u, o, adamw_bias(o));
 }
 __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
