@@ -139,14 +139,19 @@ typedef struct {
     double seconds[2];
 } GenerateSpeed;
 enum { SPEED_ALL, SPEED_ONE };
+// Gets each token as soon as it is chosen; take NULL: nobody does.
+typedef struct {
+    void (*take)(void *state, int32_t token);
+    void *state;
+} TokenReader;
 // Generates up to `count` tokens that follow prompt(given), 1 <= given <= T, and ends after the
 // token `stop` (-1: none). Returns how many there are, with `stop`. When T tokens are full, the
 // newer half of them goes on as a sequence of its own, computed anew. Adds to *speed. Every rank
-// calls it and gets the same tokens.
+// calls it and gets the same tokens; only a rank's own reader is told of them.
 static inline int64_t executor_generate(Executor *e, const Placement *placement,
                                         const int32_t *prompt, int64_t given, int32_t stop,
                                         int32_t *out, int64_t count, Draws draws,
-                                        GenerateSpeed *speed) {
+                                        TokenReader reader, GenerateSpeed *speed) {
     const int64_t T = e->shape.T;
     int64_t n = given, kept = 0, made = 0;
     int32_t *tokens = new_array(int32_t, T, "sample");
@@ -158,6 +163,7 @@ static inline int64_t executor_generate(Executor *e, const Placement *placement,
         out[made] = choose_token(draws, e->host_logits, e->model->config.vocab, made);
         speed->tokens[pass] += n - kept;
         speed->seconds[pass] += seconds_now() - start;
+        if (reader.take) { reader.take(reader.state, out[made]); }
         kept = e->shape.generates ? n : 0;
         if (n == T) {
             memmove(tokens, tokens + T / 2, (T - T / 2) * sizeof(int32_t));

@@ -74,13 +74,18 @@ static inline void plan_cyclic(Plan *p) {
     plan_take_stage(p);
     p->shape.limits = cyclic_limits(&p->cyclic, cyclic_stage_of_rank(&p->cyclic, me));
 }
+// Are there texts, and nothing else? (Cyclic modes keep the memory of training.)
+static inline bool plan_only_forward(const Plan *p) {
+    return options_prompts(&p->config->given) && !p->config->options.cyclic;
+}
 // Plans the micro-batches, and which of them a rank computes. With one stage every rank computes
 // all units.
 static inline void plan_micro_batches(Plan *p) {
     const Config *c = p->config;
     const int64_t samples = c->samples;
     int64_t micro = config_micro_rows(c, &p->model, p->machine->ranks->n);
-    p->shape.recompute = p->pipeline.recompute;
+    // no backward pass follows a text: then the blocks share their activations
+    p->shape.recompute = p->pipeline.recompute || plan_only_forward(p);
     p->shape.limits = limits_of_one();
     plan_take_stage(p);
     if (c->options.cyclic) {
@@ -152,6 +157,8 @@ static inline void plan_states(Plan *p) {
                                  ? p->most_samples > p->pipeline.micro_rows
                                  : ceil_div(p->most_samples, m->ranks->n) > p->shape.rows;
     ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.again);
+    policy.forward_only = plan_only_forward(p);
+    policy.matrices &= !policy.forward_only;
     plan_offload(p);
     if (p->cyclic.rule) { policy.p2p = &p->p2p; }
     if (p->offload.host) { policy.offload = &p->offload; }

@@ -36,7 +36,7 @@ static inline void print_sample(Run *r) {
     int32_t *text = new_array(int32_t, o->sample_tokens, "sample");
     GenerateSpeed speed = {};
     executor_generate(&r->executor, &r->plan->pipeline.placement, &begin, 1, -1, text,
-                      o->sample_tokens, run_draws(r), &speed);
+                      o->sample_tokens, run_draws(r), (TokenReader){}, &speed);
     if (r->comm->rank == 0) {
         log_break(&r->journal.log);
         printf("--- sample at step %" PRId64 " ---\n", r->progress.step);
@@ -132,31 +132,30 @@ static inline int64_t prompt_tokens(const Run *r, const char *text, int64_t byte
     return 1;
 }
 
-// Prints a continuation of n tokens and a newline in one piece, its bytes as they are. A token
-// without a text is [number].
-static inline void print_continuation(const Tokenizer *t, const int32_t *tokens, int64_t n,
-                                      FILE *to) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *memory = open_memstream(&text, &bytes);
-    if (!memory) { die(EXIT_RESOURCES, NULL, "cannot hold a text"); }
-    for (int64_t i = 0; i < n; i++) {
-        int length;
-        const unsigned char *token = tokenizer_decode(t, tokens[i], &length);
-        if (token) {
-            fwrite(token, 1, (size_t)length, memory);
-        } else {
-            fprintf(memory, "[%d]", (int)tokens[i]);
-        }
+// Where a continuation is printed.
+typedef struct {
+    const Tokenizer *tokenizer;
+    FILE *to;
+} Printer;
+// Sends on what was printed, or ends the program.
+static inline void printer_flush(const Printer *p) {
+    if (!ferror(p->to) && !fflush(p->to)) { return; }
+    die(EXIT_RESOURCES, "does what reads it still run?",
+        "--prompt: cannot write to standard output: %s", strerror(errno));
+}
+// Prints a token of a continuation at once, its bytes as they are: a reader sees the text grow. A
+// token without a text is [number], and end-of-text is not printed.
+static inline void print_token(void *printer, int32_t token) {
+    const Printer *p = (const Printer *)printer;
+    int length;
+    const unsigned char *text = tokenizer_decode(p->tokenizer, token, &length);
+    if (token == p->tokenizer->eot) { return; }
+    if (text) {
+        fwrite(text, 1, (size_t)length, p->to);
+    } else {
+        fprintf(p->to, "[%d]", (int)token);
     }
-    fputc('\n', memory);
-    fclose(memory);
-    const bool written = fwrite(text, 1, bytes, to) == bytes && !fflush(to);
-    free(text);
-    if (!written) {
-        die(EXIT_RESOURCES, "does what reads it still run?",
-            "--prompt: cannot write to standard output: %s", strerror(errno));
-    }
+    printer_flush(p);
 }
 
 static inline void print_generate_speed(const GenerateSpeed *s) {
@@ -165,18 +164,23 @@ static inline void print_generate_speed(const GenerateSpeed *s) {
            s->tokens[SPEED_ALL], 1e3 * s->seconds[SPEED_ALL] / max_i64(s->tokens[SPEED_ALL], 1),
            s->tokens[SPEED_ONE], 1e3 * s->seconds[SPEED_ONE] / max_i64(s->tokens[SPEED_ONE], 1));
 }
-// Continues prompt(given), and prints the continuation: up to --sample-tokens tokens, or up to
-// end-of-text, which is not printed. All ranks call it; rank 0 alone must know the prompt.
+// Continues prompt(given), and prints the continuation and a newline: up to --sample-tokens tokens,
+// or up to end-of-text, which is not printed. All ranks call it; rank 0 alone must know the prompt.
 static inline void answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *to,
                                  GenerateSpeed *speed) {
     const Tokenizer *t = &r->data->tokenizer;
     const int64_t most = run_options(r)->sample_tokens;
+    const bool prints = r->comm->rank == 0;
     int32_t *answer = new_array(int32_t, (size_t)most, "the continuation");
+    Printer printer = {t, to};
+    const TokenReader reader = {prints ? print_token : NULL, &printer};
     comm_broadcast(r->comm, prompt, (size_t)given * sizeof *prompt, 0);
-    int64_t n = executor_generate(&r->executor, &r->plan->pipeline.placement, prompt, given, t->eot,
-                                  answer, most, run_draws(r), speed);
-    if (answer[n - 1] == t->eot) { n--; }
-    if (r->comm->rank == 0) { print_continuation(t, answer, n, to); }
+    executor_generate(&r->executor, &r->plan->pipeline.placement, prompt, given, t->eot, answer,
+                      most, run_draws(r), reader, speed);
+    if (prints) {
+        fputc('\n', to);
+        printer_flush(&printer);
+    }
     free(answer);
 }
 // Answers --prompt: the text, or each line of standard input. All ranks call it.

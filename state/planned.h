@@ -289,6 +289,10 @@ static inline bool store_delays(const Store *s) {
 // -------------------------------------------------------------------------------------------------
 // The table, filled from the policies
 
+// Does the run keep this moment of the optimizer?
+static inline bool store_keeps_moment(const Store *s, StateKind kind) {
+    return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
+}
 // Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
 // which no record has its position yet. x: [storages]
 static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, StateKind kind,
@@ -307,8 +311,8 @@ static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, Stat
         b.travels = true;
         break;
     case STATE_GRADIENT:
+        here = b.travels = !z.forward_only;
         b.layout = zero_gradient_stage(&z) >= 2 ? BUFFER_SLOTS : BUFFER_FULL;
-        b.travels = true;
         break;
     case STATE_SECONDARY:
         here = z.partition > 1;
@@ -330,7 +334,7 @@ static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, Stat
     case STATE_MADE:
     case STATE_RECEIVED:
     case STATE_PIECES: here = z.p2p; break;
-    default: here = optimizer_keeps(s->optimizer, kind);
+    default: here = store_keeps_moment(s, kind);
     }
     for (int i = 0; i < s->model->storages; i++) {
         // storages that several stages use are not gathered for each use

@@ -179,6 +179,7 @@ typedef struct {
     bool accumulates;       // a step has several micro-steps
     bool keeps_gathered;    // wte stays acquired from the head to the embedding (dp.h)
     bool matrices;          // the optimizer needs whole matrices of blocks (matrices.h)
+    bool forward_only;      // --prompt: there are no gradients and no moments
     const P2p *p2p;         // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;

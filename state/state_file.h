@@ -103,7 +103,9 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
 
 // Does the store use this kind of state from a file?
 static inline bool state_taken(const Store *s, StateKind kind) {
-    return kind != STATE_RETIRED && (kind != STATE_GRADIENT || store_delays(s));
+    return kind == STATE_GRADIENT                ? store_delays(s)
+           : optimizer_keeps(s->optimizer, kind) ? store_keeps_moment(s, kind)
+                                                 : kind != STATE_RETIRED;
 }
 // Returns how many elements of a state of a storage this rank has; *first: the first of them.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {

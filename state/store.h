@@ -239,7 +239,7 @@ static inline const char *state_name(StateKind kind) {
            : kind == STATE_GRADIENT ? "gradient"
                                     : state_uses[kind].what;
 }
-// Does a run have this kind of state, to be saved and loaded?
+// Do the checkpoints of a run have this kind of state?
 static inline bool store_has_state(const Store *s, StateKind kind) {
     return kind == STATE_GRADIENT   ? s->pending
            : kind == STATE_PREVIOUS ? s->policy.p2p != NULL
@@ -310,6 +310,7 @@ static inline void store_reset_blocks(const Store *s) {
     for (int i = s->model->first_block; i < s->model->first_after; i++) {
         const int64_t own = store_own_elements(s, i);
         for (int k = 0; k < s->optimizer->moments; k++) {
+            if (!store_keeps_moment(s, STATE_MOMENT + k)) { continue; }
             for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
                 store_write_state(s, STATE_MOMENT + k, i, at, min_i64(STATE_PIECE_FLOATS, own - at),
                                   state_piece.floats);
