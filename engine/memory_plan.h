@@ -195,7 +195,8 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
     machine->resident = host_bytes("VmRSS:");
     plan_offloaded(&plans->first, c, spec, comm);
     note_disk(plans, 0, plans->first, rates, comm);
-    if (!c->privacy.on && !machine->cluster.nodes && memory_fits(plans->first, comm)) {
+    const bool predicts = !c->privacy.on && !machine->cluster.nodes && !options_prompts(&c->given);
+    if (predicts && memory_fits(plans->first, comm)) {
         time_units(&rates->units, &spec->model, &plans->first->shape, rates->flops_per_s, stream);
     }
     // timing has made the process larger
