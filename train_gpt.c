@@ -102,14 +102,16 @@ static ModelSpec read_model(Config *c, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
+    char optimizer[OPTIMIZER_NAME];
     ModelSpec spec = {};
     spec.dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
     if (huggingface_is(o->model)) {
         spec.file = o->model;
         spec.huggingface = true;
         config = huggingface_config(o->model, &spec.file_dtype);
-    } else if (checkpoint_model(o->model, &config, &share)) {
+    } else if (checkpoint_model(o->model, &config, &share, optimizer)) {
         spec.file = o->model;
+        if (options_prompts(&c->given)) { o->optimizer = optimizer_named(optimizer); }
         spec.begun = gpt_model_shared(config, share);
     } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
         spec.file = o->model;

@@ -84,8 +84,11 @@ static inline void plan_micro_batches(Plan *p) {
     const Config *c = p->config;
     const int64_t samples = c->samples;
     int64_t micro = config_micro_rows(c, &p->model, p->machine->ranks->n);
-    // no backward pass follows a text: then the blocks share their activations
-    p->shape.recompute = p->pipeline.recompute || plan_only_forward(p);
+    // No backward pass follows a text, so the blocks share their activations. (Zero bubble plans
+    // weight parts, which would miss them.)
+    const bool shares =
+        plan_only_forward(p) && c->options.pipeline_schedule != PIPELINE_ZERO_BUBBLE;
+    p->shape.recompute = p->pipeline.recompute || shares;
     p->shape.limits = limits_of_one();
     plan_take_stage(p);
     if (c->options.cyclic) {

@@ -155,12 +155,13 @@ static inline void store_count_updates(Store *s, const Progress *p) {
             gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
-// Reads the model of a checkpoint's folder. Returns false if `folder` is no folder; ends the
-// program (2) if it holds no valid checkpoint. All ranks call it.
-static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share) {
+// Reads the model of a checkpoint's folder, and the name of the optimizer that trained it. Returns
+// false if `folder` is no folder; ends the program (2) if it holds no valid checkpoint. All ranks
+// call it.
+static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share,
+                                    char optimizer[OPTIMIZER_NAME]) {
     struct stat info;
     Text why = text_of("?");
-    char optimizer[8];
     if (stat(folder, &info) || !S_ISDIR(info.st_mode)) { return false; }
     char *text = manifest_read(folder, &why);
     const bool good = text && manifest_model(text, config, share, optimizer);
@@ -184,7 +185,7 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
 static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config,
                                     GptShare *share) {
     Text why;
-    char optimizer[8], *text = manifest_read(folder, &why);
+    char optimizer[OPTIMIZER_NAME], *text = manifest_read(folder, &why);
     int64_t files = 0;
     bool good = text && manifest_model(text, config, share, optimizer) &&
                 manifest_int(text, "files", &files) && files <= MANIFEST_FILES;

@@ -39,7 +39,15 @@ static const Optimizer optimizers[] = {OPTIMIZER_TABLE(OPTIMIZER_ROW)};
 #define OPTIMIZER_CHOICE(NAME, COUNT, CUT, OTHERS, FLAGS) "|" #NAME
 #define OPTIMIZER_CHOICES (&(OPTIMIZER_TABLE(OPTIMIZER_CHOICE))[1])
 
-enum { MOMENTS = 2 }; // most that one keeps
+enum { MOMENTS = 2 };        // most that one keeps
+enum { OPTIMIZER_NAME = 8 }; // bytes of the longest name, at least
+
+// Returns the row of an optimizer; of a name that no row has, the first one.
+static inline int optimizer_named(const char *name) {
+    int row = (int)(sizeof optimizers / sizeof *optimizers) - 1;
+    while (row && strcmp(optimizers[row].name, name)) { row--; }
+    return row;
+}
 static const char *const moment_names[MOMENTS] = {"m", "v"};
 
 // Returns the optimizer of what `o` leaves to others: itself, if it takes all tensors.

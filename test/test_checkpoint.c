@@ -491,7 +491,7 @@ static void test_shares(void **state) {
     (void)state;
     GptConfig of = config, read;
     GptShare share, back;
-    char optimizer[8], text[400];
+    char optimizer[OPTIMIZER_NAME], text[400];
     for (int round = 0; round < 300; round++) {
         of.layers = 1 + (int64_t)draw(12);
         const int64_t n = 1 + (int64_t)draw((size_t)of.layers);
@@ -548,7 +548,7 @@ static void test_architectures(void **state) {
     const char *known[] = {"", "arch=gpt2,"}, *unknown[] = {"arch=gpt3,", "arch=,", "arch=gpt2"};
     GptConfig read;
     GptShare share;
-    char optimizer[8], text[400];
+    char optimizer[OPTIMIZER_NAME], text[400];
     for (int i = 0; i < 2; i++) {
         snprintf(text, sizeof text, "model %s%s", known[i], rest);
         assert_true(manifest_model(text, &read, &share, optimizer) && read.arch == 0);

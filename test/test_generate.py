@@ -34,7 +34,12 @@ LAYOUTS = {
     "stage 3": dict(ranks=3, zero=3),
     "pipeline": dict(ranks=3, pipeline=3),
     "replicas": dict(ranks=3, pipeline="2:2,3:1", zero=1),
+    "zero bubble": dict(ranks=2, pipeline=2, pipeline_schedule="zero-bubble"),
     "offload": dict(ranks=2, zero=3, offload="params"),
+    "all offloaded": dict(ranks=2, offload="all"),
+    "bf16 messages": dict(ranks=2, zero=2, reduce_dtype="bf16"),
+    "muon": dict(ranks=2, zero=3, optimizer="muon"),
+    "cyclic": dict(ranks=2, cyclic="v2", grad_clip=0),
 }
 ARCHITECTURES = "gpt2", "llama", "qwen2", "qwen3", "nano"
 
@@ -62,7 +67,9 @@ class Model:
             self.source = self.checkpoint()
 
     def checkpoint(self):
-        """The folder of a checkpoint: initial weights of the program, which an export tells us."""
+        """The folder of a checkpoint: initial weights of the program, which an export tells us. Any
+        optimizer may have trained it: the command that continues a text does not say which."""
+        optimizer = sample([dict(), dict(optimizer="sgd"), dict(optimizer="muon", muon_lr=0)], 1)[0]
         out, export = os.path.join(self.folder, "out"), os.path.join(self.folder, "export")
         train(
             model=self.config.keys(),
@@ -75,6 +82,7 @@ class Model:
             export=export,
             train=harness.shard(modern.token_stream(self.config, SEED, 200)),
             val=None,
+            **optimizer,
         )
         self.parameters = modern.read_folder(export, self.config)
         return os.path.join(out, "step_00000001")
