@@ -83,7 +83,7 @@ def read(text):
             lists.append([])
         found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
         if lists and found:
-            words = re.findall(r"(storage|unit|version|peer) +(-?\d+)", found[2])
+            words = re.findall(r"(storage|unit|version|peer|step) +(-?\d+)", found[2])
             lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
     return lists
 
@@ -120,7 +120,7 @@ class Rank:
         work = 0.0
         for step in range(STEPS):
             for action in window:
-                a = dict(action, begins=work)
+                a = dict(action, begins=work, step=step + action.get("step", 0))
                 if a["kind"] == "UPDATE":
                     a["version"] = step + 1
                 elif a["kind"] in PARAMETERS or a["kind"] == "ACQUIRE":
@@ -179,8 +179,9 @@ class Rank:
             late = self.version.get(storage, 0) < a["version"] and self.deferred(MAKES, storage)
             return bool(late or self.open["RECV_PARAMETERS", *self.place(a)])
         if kind == "STATS":
+            updates = any(b["kind"] == "UPDATE" and b["step"] == a["step"] for b in self.queue)
             return not model.free_statistics and bool(
-                self.open["SEND_STATS",] or self.open["RECV_STATS",] or self.deferred({"UPDATE"})
+                self.open["SEND_STATS",] or self.open["RECV_STATS",] or updates
             )
         made = model.storages(a["unit"]) if kind == "BACKWARD_WEIGHT" else []
         made += [storage] if kind == "REDUCE" else []
