@@ -229,9 +229,10 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, Passage at) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Step statistics. data and zero: from rank to rank as they finish the step, and from the last to
-// the first, which then has the complete ones. model: from the last rank to the first as their
-// stages become complete, and back, one slot for each stage, so that all ranks learn the norm.
+// Step statistics. data and zero: from rank to rank as they finish the step, or in mode data the
+// step after it (cyclic_reports_later), and from the last to the first, which then has the complete
+// ones. model: from the last rank to the first as their stages become complete, and back, one slot
+// for each stage, so that all ranks learn the norm.
 
 // Adds STATS on a rank, and the updates that wait for the norm where the rank knows it; then sends
 // the statistics on (to: -1, nowhere). whole: they are complete.
