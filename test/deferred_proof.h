@@ -29,9 +29,9 @@
 //            always be posted (executor_put_aside), and both ends of a channel are posted in the
 //            same order, because a channel belongs to one storage's lane.
 //            Which earlier messages a send waits for depends on the order, but they are always
-//            earlier. Nor does the argument show that no operation writes what a message still reads
-//            or writes. Therefore that, and the rules of cyclic_proof.h, are checked in many orders, in
-//            some of which messages take as long as they can.
+//            earlier. The argument does not show that no operation writes what a message still
+//            reads or writes. Therefore that, and the rules of cyclic_proof.h, are checked in many
+//            orders, in some of which messages take as long as they can.
 #ifndef DEFERRED_PROOF_H
 #define DEFERRED_PROOF_H
 
