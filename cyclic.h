@@ -50,6 +50,7 @@ typedef struct {
     // Some steps drain before others follow. Then all new parameters have arrived early, and the
     // delayed ones must be kept as well.
     bool pauses;
+    bool drawn; // each step draws its samples (private runs)
 } CyclicPlan;
 
 // -------------------------------------------------------------------------------------------------
@@ -101,6 +102,12 @@ static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
     const bool reported_later = p->mode != CYCLIC_SINGLE;
     return p->waits ? cyclic_complete_slot(p, 0) + (reported_later ? stage : 0)
                     : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
+}
+// Mode data: returns whether the statistics of a step are taken in the window after the step's,
+// when its updates have long been made. Ranks would stand still at them otherwise, for no update
+// depends on them. Not if steps draw their samples: these are known for two steps at a time.
+static inline bool cyclic_reports_later(const CyclicPlan *p) {
+    return p->mode == CYCLIC_DATA && p->N > 1 && !p->waits && !p->drawn;
 }
 // Returns the slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {

@@ -209,7 +209,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.borrows = p->mode == CYCLIC_ZERO;
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
-    r.notice = cyclic_by_micro(p) ? 2 : 1;
+    r.notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p);
     r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }

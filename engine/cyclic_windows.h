@@ -229,9 +229,10 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, Passage at) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Step statistics. data and zero: from rank to rank as they finish the step, and from the last to
-// the first, which then has the complete ones. model: from the last rank to the first as their
-// stages become complete, and back, one slot for each stage, so that all ranks learn the norm.
+// Step statistics. data and zero: from rank to rank as they finish the step, or in mode data the
+// step after it (cyclic_reports_later), and from the last to the first, which then has the complete
+// ones. model: from the last rank to the first as their stages become complete, and back, one slot
+// for each stage, so that all ranks learn the norm.
 
 // Adds STATS on a rank, and the updates that wait for the norm where the rank knows it; then sends
 // the statistics on (to: -1, nowhere). whole: they are complete.
@@ -276,14 +277,14 @@ static inline void cyclic_stats_of_stages(CyclicBuilder *b, int slot) {
 }
 static inline void cyclic_stats_of_ranks(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
-    const int N = p->N, end = cyclic_complete_slot(p, 0);
+    const int N = p->N, end = cyclic_complete_slot(p, 0), of = -cyclic_reports_later(p);
     for (int r = 0; r < N; r++) {
         const int stage = N - 1 - r,
                   at = cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
         if (at != slot) { continue; }
-        cyclic_add_stats(b, r, false, 0);
-        cyclic_send_stats(b, r, (r + 1) % N, false, 0);
-        if (N > 1 && r == N - 1) { cyclic_add_stats(b, 0, true, 0); }
+        cyclic_add_stats(b, r, false, of);
+        cyclic_send_stats(b, r, (r + 1) % N, false, of);
+        if (N > 1 && r == N - 1) { cyclic_add_stats(b, 0, true, of); }
     }
     // the norm returns to the owners in between, in this window and in the next
     for (int r = N - 1; p->waits && r > 0; r--) {

@@ -2,7 +2,8 @@
 //
 // Rules      An operation is ready when the messages that it would wait for (deferred_requests) are
 //            complete, and no earlier operation in the queue is on the same parameters, or the same
-//            sums, of its storage. An operation that is ready waits for nothing. The rank runs what
+//            sums, of its storage. One that sends is not ready while an earlier message to the same
+//            rank is under way. An operation that is ready waits for nothing. The rank runs what
 //            is ready between actions and whenever it waits; where an action needs the result of an
 //            operation it waits until that has run. test/deferred_proof.h proves that no rank
 //            waits for ever.
@@ -23,10 +24,21 @@ enum { DEFERRED_OPS = 4096 };
 typedef struct {
     Action action; // with absolute step and version
     int64_t micro; // counts through all steps
+    int64_t place; // in the lists of all steps
 } DeferredOp;
+// A message that was sent, maybe still under way.
+typedef struct {
+    int peer;
+    int64_t place; // of its operation
+    CommRequest request;
+} DeferredSend;
 typedef struct {
     DeferredOp *ops; // [DEFERRED_OPS] in order; NULL: nothing is deferred
     int count;
+    int64_t pushed;      // operations so far
+    DeferredSend *sends; // [sending]
+    int sending;
+    int64_t capacity; // of sends
     Store *store;
     void (*run)(void *context, const DeferredOp *op);
     void *context;
@@ -58,15 +70,48 @@ static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2])
     default: return 0;
     }
 }
+// Returns the message that an operation which sends has to wait for: one to the same rank which is
+// under way, and earlier in the list. So messages have the link one after another, and the first
+// ones arrive early, where all would arrive late. (A later one is not waited for: its receiver may
+// need this one first.) number 0: none.
+static inline CommRequest deferred_awaits_link(DeferredQueue *q, const DeferredOp *op) {
+    CommRequest open = {.number = 0};
+    int left = 0;
+    if (!action_sends(op->action.kind)) { return open; }
+    for (int i = 0; i < q->sending; i++) {
+        const DeferredSend *send = &q->sends[i];
+        if (comm_known_complete(q->store->comm, send->request)) { continue; }
+        const bool before = send->peer == op->action.peer && send->place < op->place;
+        if (before) { open = send->request; }
+        q->sends[left++] = *send;
+    }
+    q->sending = left;
+    return open;
+}
+// Notes the message that an operation has sent.
+static inline void deferred_note_send(DeferredQueue *q, const DeferredOp *op) {
+    const Action *a = &op->action;
+    const P2p *r = q->store->policy.p2p;
+    if (!action_sends(a->kind)) { return; }
+    const RequestKind kind =
+        a->kind == ACT_SEND_SUM
+            ? REQUEST_SEND_SUM
+            : (RequestKind)(REQUEST_SEND + (int)(a->version % r->places[a->storage]));
+    const PendingRequests *m = store_requests(q->store, a->storage, kind);
+    const DeferredSend send = {a->peer, op->place, m->open[m->count - 1]};
+    q->sends = grow_array(DeferredSend, q->sends, q->sending, &q->capacity, "messages");
+    q->sends[q->sending++] = send;
+}
 // Returns the first message that an operation would have to wait for now; number 0: none.
-static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
+static inline CommRequest deferred_awaits(DeferredQueue *q, const DeferredOp *op) {
+    Store *s = q->store;
     int kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
     CommRequest open = {.number = 0};
     for (int i = 0; i < n && !open.number; i++) {
         open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
     }
-    return open;
+    return open.number ? open : deferred_awaits_link(q, op);
 }
 
 // Runs each operation that is ready. Also called while this rank waits (records.h: idle_callback).
@@ -82,8 +127,9 @@ static inline void deferred_run_ready(void *queue) {
         for (int k = 0; k < left && can; k++) {
             can = !deferred_conflict(&q->ops[k].action, &op.action);
         }
-        if (can && !deferred_awaits(q->store, &op).number) {
+        if (can && !deferred_awaits(q, &op).number) {
             q->run(q->context, &op);
+            deferred_note_send(q, &op);
         } else {
             q->ops[left++] = op;
         }
@@ -97,7 +143,7 @@ static inline void deferred_await(DeferredQueue *q, int at) {
     for (int i = at - 1; i >= 0; i--) {
         at = deferred_conflict(&q->ops[i].action, &q->ops[at].action) ? i : at;
     }
-    CommRequest request = deferred_awaits(q->store, &q->ops[at]);
+    CommRequest request = deferred_awaits(q, &q->ops[at]);
     comm_wait(q->store->comm, &request);
     deferred_run_ready(q);
 }
@@ -133,7 +179,8 @@ static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
         return;
     }
     if (q->count == DEFERRED_OPS) { deferred_await(q, 0); }
-    q->ops[q->count++] = *op;
+    q->ops[q->count] = *op;
+    q->ops[q->count++].place = q->pushed++;
 }
 // Lets operations be deferred from now on, which are then also run while this rank waits.
 static inline void deferred_open(DeferredQueue *q) {
@@ -143,7 +190,7 @@ static inline void deferred_open(DeferredQueue *q) {
 }
 static inline void deferred_close(DeferredQueue *q) {
     if (q->ops) { q->store->comm->idle_callback = NULL; }
-    free(q->ops);
+    free_all(q->ops, q->sends);
     memset(q, 0, sizeof *q);
 }
 

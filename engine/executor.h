@@ -130,7 +130,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         *norm = store_norm(e->store, of);
         executor_take_losses(e, schedule, pass);
         break;
-    case ACT_STATS: overlap_run_stats(e, a, schedule, pass, of); break;
+    case ACT_STATS: overlap_run_stats(e, a, schedule, pass + a->step, of); break;
     case ACT_SEND_PART:
     case ACT_RECV_PART:
         store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
@@ -178,7 +178,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
 }
 
 // Where steps overlap (overlap.h): overlap_lead runs what precedes a step's window, if the step
-// before has drained. overlap_drain runs what a later window holds of this step.
+// before has drained. overlap_drain runs what a later window holds of this step: messages of
+// parameters and, in the window after the step's own (its pass: `pass`), statistics.
 static inline void overlap_lead(Executor *e, const Schedule *window, const Pass *pass,
                                 int64_t step) {
     int at = 0;
@@ -194,15 +195,12 @@ static inline void overlap_drain(Executor *e, const Schedule *window, const Pass
     deferred_finish(&e->queue, ~0u, -1, -1);
     e->overlap->first_step = step + 1;
 }
-// Runs the window of a step, with the rest of the step if it drains, and returns its statistics,
-// which only rank 0 has. window_of returns this rank's window of a step. passes: of the previous
-// step, this one and the next one. asked: this rank was asked to stop; *stops: this is the last
-// step.
-static inline StepStats overlap_run_window(Executor *e,
-                                           const Schedule *(*window_of)(void *, int64_t),
-                                           void *context, const Pass passes[3], int64_t step,
-                                           bool drains, bool asked, OptimizerStep update,
-                                           bool *stops) {
+// Runs the window of a step, with the rest of the step if it drains. window_of returns this rank's
+// window of a step. passes: of the previous step, this one and the next one. asked: this rank was
+// asked to stop; *stops: this is the last step.
+static inline void overlap_run_window(Executor *e, const Schedule *(*window_of)(void *, int64_t),
+                                      void *context, const Pass passes[3], int64_t step,
+                                      bool drains, bool asked, OptimizerStep update, bool *stops) {
     Overlap *o = e->overlap;
     int at = 0;
     o->asked = asked;
@@ -211,10 +209,9 @@ static inline StepStats overlap_run_window(Executor *e,
     if (o->first_step == step) { overlap_lead(e, window_of(context, step - 1), passes, step); }
     executor_run(e, window_of(context, step), &at, passes + 1, NULL, step, NULL);
     for (int64_t later = step + 1; o->last_step <= step && later <= step + DRAINS; later++) {
-        overlap_drain(e, window_of(context, later), passes + 1, step, later);
+        overlap_drain(e, window_of(context, later), passes + 2, step, later);
     }
     *stops = o->stop_after <= step;
-    return o->stats_out;
 }
 // Gives every rank values[] of all samples of a pass, which only ranks with the head know. *flag,
 // on return true if it was true on any rank, travels with them, since each exchange costs a

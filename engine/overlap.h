@@ -30,8 +30,11 @@ typedef struct Overlap {
     // statistics received from the previous rank (rank 0: those of a whole step), and those sent on
     StepStats stats_in, stats_out;
     CommRequest in_request, out_request;
-    ExactSum squares;        // of the gradients that this rank owns, in the current step
-    OptimizerStep update[2]; // of even and odd steps
+    // Of even and odd steps: the squares of the gradients that this rank owns, so far; the
+    // statistics of the step, as far as this rank knows them (rank 0: complete); the update.
+    ExactSum squares[2];
+    StepStats result[2];
+    OptimizerStep update[2];
     // largest norm of the whole gradient, of a storage's; 0: no limit
     double whole_clip, storage_clip;
     double norm;        // of the whole gradient, as far as it is known
@@ -58,7 +61,7 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
         store_measure(e->store, storage, storage + 1, step, &squares);
         norm = sqrt(exact_value(squares));
         most = o->storage_clip;
-        exact_join(&o->squares, &squares);
+        exact_join(&o->squares[step & 1], &squares);
     }
     if (most > 0 && norm > most) { update.grad_scale = (float)(most / norm); }
     if (isfinite(norm)) {
@@ -110,6 +113,7 @@ static inline bool overlap_defers(Executor *e, const Action *a, int64_t of) {
 static inline void overlap_add_stats(Executor *e, const Schedule *schedule, const Pass *pass,
                                      int64_t step) {
     Overlap *o = e->overlap;
+    ExactSum *squares = &o->squares[step & 1]; // updates of the next step may have been made
     deferred_finish(&e->queue, deferred_before_stats(e->store->policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
@@ -122,11 +126,11 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
     }
     if (e->store->policy.p2p->waits) {
         store_add_all_noise(e->store, step);
-        store_measure(e->store, 0, e->model->storages, step, &o->squares);
+        store_measure(e->store, 0, e->model->storages, step, squares);
     }
-    exact_join(&o->stats_out.squares, &o->squares);
+    exact_join(&o->stats_out.squares, squares);
     o->stats_out.stop |= o->asked;
-    memset(&o->squares, 0, sizeof o->squares);
+    memset(squares, 0, sizeof *squares);
 }
 // Runs STATS: adds to the statistics of a step, or reads the complete ones.
 static inline void overlap_run_stats(Executor *e, const Action *a, const Schedule *schedule,
@@ -147,6 +151,7 @@ static inline void overlap_run_stats(Executor *e, const Action *a, const Schedul
         o->last_step = min_i64(o->last_step, o->stop_after);
     }
     o->norm = sqrt(exact_value(o->stats_out.squares));
+    o->result[step & 1] = o->stats_out;
 }
 // Posts the message of an action that sends or receives step statistics.
 static inline void overlap_post_stats(Executor *e, const Action *a) {

@@ -60,6 +60,7 @@ static inline void plan_cyclic(Plan *p) {
     const size_t units = p->model.units;
     p->cyclic = cyclic_plan(&c->options, &p->model, p->machine->ranks->n, c->samples,
                             c->options.micro_batch);
+    p->cyclic.drawn = c->privacy.on;
     p->p2p = cyclic_p2p(&p->cyclic, &p->model, me);
     p->shape.places = new_array(int64_t, units, "cyclic stages");
     p->shape.cut = new_array(bool, units, "cyclic stages");

@@ -403,6 +403,10 @@ static inline void schedule_print(FILE *to, const Program *p) {
             if (a->storage >= 0) {
                 fprintf(to, " storage %-3d version %" PRId64, a->storage, a->version);
             }
+            // statistics
+            if (a->unit < 0 && a->storage < 0 && a->step) {
+                fprintf(to, " step %" PRId64, a->step);
+            }
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
             if (a->near) { fprintf(to, " near"); }
             if (a->storage >= 0 && p->map.pieces && p->map.pieces[a->storage] &&

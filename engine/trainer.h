@@ -28,6 +28,15 @@ typedef struct {
     bool warned_of_loss; // once in a run
 } Journal;
 
+// What is reported of a step.
+typedef struct {
+    int64_t step; // counted from 1; 0: none
+    double loss, norm, lr, seconds;
+    int64_t samples;
+    const int64_t *windows; // [samples] of a private step, else NULL
+    int64_t counted;        // in cyclic runs: what the loss is a mean over
+} StepReport;
+
 typedef struct {
     const Plan *plan;
     Comm *comm;
@@ -54,6 +63,7 @@ typedef struct {
     char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" on other ranks
     bool stopping, save_failed;
     Journal journal;
+    StepReport unreported; // the last step, if its statistics come in the next window (cyclic.h)
 } Run;
 static inline const Options *run_options(const Run *r) { return &r->plan->config->options; }
 
@@ -134,34 +144,32 @@ static inline void warn_of_loss(Journal *j, int64_t step, int64_t warmup, int64_
             step, loss, log(vocab));
 }
 
-static inline void trainer_report_step(Run *r, const Pass *pass, double loss, double norm,
-                                       double lr, double seconds) {
+static inline void trainer_report_step(Run *r, const StepReport *step) {
     if (r->comm->rank) { return; }
     const Plan *plan = r->plan;
     Journal *j = &r->journal;
     const int64_t T = plan->shape.T;
     const bool shown = !privacy_hides(&r->privacy);
-    const double nobody = NAN;
+    const double nobody = NAN, seconds = shown ? step->seconds
+                                               : privacy_rounded(j->spent.steps_s / j->spent.steps);
     if (shown) {
-        warn_of_loss(j, r->progress.step, run_options(r)->warmup, plan->model.config.vocab, loss);
-    } else {
-        seconds = privacy_rounded(j->spent.steps_s / j->spent.steps);
+        warn_of_loss(j, step->step, run_options(r)->warmup, plan->model.config.vocab, step->loss);
     }
-    const int64_t samples = r->privacy.on && shown ? pass->samples : plan->config->samples;
+    const int64_t samples = r->privacy.on && shown ? step->samples : plan->config->samples;
     const double tokens = samples * T;
     const StepFacts facts = {
-        .step = r->progress.step,
-        .last = r->progress.step == r->end || r->stopping,
-        .loss = shown ? loss : nobody,
-        .norm = shown ? norm : nobody,
-        .lr = lr,
+        .step = step->step,
+        .last = step->step == r->progress.step && (step->step == r->end || r->stopping),
+        .loss = shown ? step->loss : nobody,
+        .norm = shown ? step->norm : nobody,
+        .lr = step->lr,
         .seconds = seconds,
         .tokens = tokens,
         .mfu = gpt_step_flops(&plan->model, tokens, T) / seconds /
                (plan->machine->rates.peak_flops_per_s * r->comm->ranks),
         .joules = shown ? energy_joules(&j->energy) : nobody,
-        .windows = shown ? pass->windows : NULL,
-        .samples = pass->samples,
+        .windows = shown ? step->windows : NULL,
+        .samples = step->samples,
     };
     report_step(&facts, &j->log);
 }
@@ -285,30 +293,44 @@ static inline bool pauses_after(const Options *o, int64_t step, int64_t end) {
            due(o->save_every, step, last);
 }
 
-// The loss and gradient norm of a step. In cyclic runs only rank 0 gets them.
-typedef struct {
-    double loss, norm;
-} StepResult;
 // Runs the window of a cyclic step, in which the next step begins.
-static inline StepResult run_window(Run *r, Pass *pass, StepRates rates) {
+static inline void run_window(Run *r, Pass *pass, StepRates rates) {
     Pass passes[3] = {make_pass(r, -1), *pass, make_pass(r, 1)};
     const int64_t step = r->progress.step;
     if (r->privacy.on) { draw_samples(r, step + 1, &passes[2]); }
     const bool pauses = pauses_after(run_options(r), step + 1, r->end);
-    const StepStats stats = overlap_run_window(&r->executor, step_schedule_of, r, passes, step,
-                                               pauses, asked_to_stop(r->stop_file),
-                                               make_update(run_options(r), rates, 0), &r->stopping);
-    const int64_t counted = r->privacy.on ? pass->samples : step_targets(r, 0);
-    const StepResult result = {stats.loss / max_i64(counted, 1), sqrt(exact_value(stats.squares))};
-    r->progress.updates += isfinite(result.norm);
-    if (r->comm->rank == 0 && !isfinite(result.norm)) {
+    overlap_run_window(&r->executor, step_schedule_of, r, passes, step, pauses,
+                       asked_to_stop(r->stop_file), make_update(run_options(r), rates, 0),
+                       &r->stopping);
+}
+// Reports a cyclic step. Only rank 0 has its whole loss and norm.
+static inline void report_window(Run *r, StepReport *report) {
+    const StepStats *stats = &r->executor.overlap->result[(report->step - 1) & 1];
+    report->loss = stats->loss / max_i64(report->counted, 1);
+    report->norm = sqrt(exact_value(stats->squares));
+    r->progress.updates += isfinite(report->norm);
+    if (r->comm->rank == 0 && !isfinite(report->norm)) {
         fprintf(stderr,
                 "warning: step %" PRId64
                 ": gradients that are not finite made no update (loss %g, norm %g)\n",
-                step + 1, shown_loss(&r->privacy, result.loss), result.norm);
+                report->step, shown_loss(&r->privacy, report->loss), report->norm);
     }
-    return result;
+    trainer_report_step(r, report);
 }
+// Reports the steps whose statistics are known after the window of a step: this one, or, if they
+// come a window later, the one before, and this one if it has drained.
+static inline void report_windows(Run *r, const StepReport *report) {
+    const bool drained = r->executor.overlap->first_step == report->step;
+    if (r->unreported.step) { report_window(r, &r->unreported); }
+    r->unreported = *report;
+    if (cyclic_reports_later(&r->plan->cyclic) && !drained) { return; }
+    report_window(r, &r->unreported);
+    r->unreported.step = 0;
+}
+// The loss and gradient norm of a step.
+typedef struct {
+    double loss, norm;
+} StepResult;
 // Ends a step with delayed updates (--offload-delay): the updates of the previous step have been
 // made, its new parameters are received, and this step's gradient is kept.
 static inline void keep_gradient(Run *r, const Schedule *schedule, int *at, const Pass *pass,
@@ -374,22 +396,34 @@ static inline void train_step(Run *r) {
     begin_private_step(r, &pass);
     ops_range_begin("step", "", -1);
     profile_begin(&r->profile, &r->executor, r->progress.step + 1);
-    const StepResult result =
-        r->plan->cyclic.rule ? run_window(r, &pass, rates) : run_step(r, &pass, rates);
+    StepReport report = {
+        .step = step + 1, .lr = rates.lr, .samples = pass.samples, .windows = pass.windows};
+    if (r->plan->cyclic.rule) {
+        report.counted = r->privacy.on ? pass.samples : step_targets(r, 0);
+        run_window(r, &pass, rates);
+    } else {
+        const StepResult result = run_step(r, &pass, rates);
+        report.loss = result.loss;
+        report.norm = result.norm;
+    }
     const Program *program = step_program(r, r->progress.step);
     profile_end(&r->profile, &r->executor, &program->rank[r->comm->rank]);
     ops_range_end();
     r->progress.step++;
     r->progress.position += r->plan->config->samples;
-    const double seconds = seconds_now() - start;
+    report.seconds = seconds_now() - start;
     j->spent.steps++;
-    j->spent.steps_s += seconds;
+    j->spent.steps_s += report.seconds;
     j->spent.waiting_s += r->comm->waited_s - waited;
-    trainer_report_step(r, &pass, result.loss, result.norm, rates.lr, seconds);
+    if (r->plan->cyclic.rule) {
+        report_windows(r, &report);
+    } else {
+        trainer_report_step(r, &report);
+    }
     if (r->progress.step == r->profile.last) {
         profile_report(&r->profile, r->comm, program, o->trace, &j->log);
     }
-    j->spent.report_s += seconds_now() - start - seconds;
+    j->spent.report_s += seconds_now() - start - report.seconds;
 }
 
 #endif

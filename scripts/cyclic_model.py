@@ -15,12 +15,14 @@ engine/deferred.h says, and run between actions. A row of the table says, for a 
 
 bytes      the least time of a step in which the busiest link can carry its bytes
 alone      the time if no message shared its link with another: what the dependencies alone allow
-shared     all messages at once, as the program does; ranks share a link evenly, as TCP does
+shared     all messages at once; ranks share a link evenly, as TCP does
+program    the same, but between two ranks one message at a time, in the order of the list: as the
+           program does (engine/deferred.h)
 in turns   between two ranks one message at a time, the earliest needed first
 by need    at any moment the messages that are needed first have the whole link
 
 and the speed of each against an ideal overlapped data parallelism, F + max(B, c). Vocabulary: 256.
-A second table says how long each rank waits in a step of "shared", and for what: parameters (a
+A second table says how long each rank waits in a step of "program", and for what: parameters (a
 forward or backward pass needs a version that has not arrived), gradient (the next gradient would
 overwrite one that is still being sent or added), statistics (updates are not complete). With
 --free-statistics, statistics wait for nothing: what the program could gain if it took them later.
@@ -83,7 +85,7 @@ def read(text):
             lists.append([])
         found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
         if lists and found:
-            words = re.findall(r"(storage|unit|version|peer) +(-?\d+)", found[2])
+            words = re.findall(r"(storage|unit|version|peer|step) +(-?\d+)", found[2])
             lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
     return lists
 
@@ -108,6 +110,7 @@ class Message:
     def __init__(self, source, target, left):
         self.source, self.target, self.left = source, target, left
         self.need, self.began, self.ends = 0.0, False, []
+        self.place = 0  # in the sender's list
 
 
 class Rank:
@@ -116,11 +119,13 @@ class Rank:
     def __init__(self, model, window):
         self.list, self.at, self.busy, self.doing = [], 0, 0.0, False
         self.queue, self.open, self.begins = [], defaultdict(set), []
+        self.sends = set()  # messages under way
         self.version, self.places = {}, defaultdict(lambda: 1)
         work = 0.0
         for step in range(STEPS):
             for action in window:
-                a = dict(action, begins=work)
+                a = dict(action, begins=work, step=step + action.get("step", 0))
+                a["place"] = len(self.list)
                 if a["kind"] == "UPDATE":
                     a["version"] = step + 1
                 elif a["kind"] in PARAMETERS or a["kind"] == "ACQUIRE":
@@ -179,8 +184,9 @@ class Rank:
             late = self.version.get(storage, 0) < a["version"] and self.deferred(MAKES, storage)
             return bool(late or self.open["RECV_PARAMETERS", *self.place(a)])
         if kind == "STATS":
+            updates = any(b["kind"] == "UPDATE" and b["step"] == a["step"] for b in self.queue)
             return not model.free_statistics and bool(
-                self.open["SEND_STATS",] or self.open["RECV_STATS",] or self.deferred({"UPDATE"})
+                self.open["SEND_STATS",] or self.open["RECV_STATS",] or updates
             )
         made = model.storages(a["unit"]) if kind == "BACKWARD_WEIGHT" else []
         made += [storage] if kind == "REDUCE" else []
@@ -214,6 +220,17 @@ class Run:
         key = (a["kind"],) if what == "STATS" else (a["kind"], *place)
         self.ranks[rank].open[key].add(message)
         message.ends.append((rank, key))
+        if way == "SEND" and what != "STATS":
+            message.place = a["place"]
+            self.ranks[rank].sends.add(message)
+
+    def held(self, rank, a):
+        """Whether a message waits for one before it to the same rank."""
+        return (
+            self.order == "program"
+            and a["kind"].startswith("SEND")
+            and any(m.target == a["peer"] and m.place < a["place"] for m in rank.sends)
+        )
 
     def run_ready(self, number):
         """Deferred operations, in order on each storage's parameters and on its sums."""
@@ -221,7 +238,8 @@ class Run:
         lanes = {id(PARAMETERS): set(), id(SUMS): set()}
         for a in rank.queue:
             mine = [lanes[id(kinds)] for kinds in (PARAMETERS, SUMS) if a["kind"] in kinds]
-            if any(a["storage"] in lane for lane in mine) or rank.blocked(a):
+            after = any(a["storage"] in lane for lane in mine)
+            if after or rank.blocked(a) or self.held(rank, a):
                 left.append(a)
                 for lane in mine:
                     lane.add(a["storage"])
@@ -299,6 +317,7 @@ class Run:
         for m in done:
             for rank, key in m.ends:
                 self.ranks[rank].open[key].discard(m)
+                self.ranks[rank].sends.discard(m)
         return bool(done)
 
     def note_waits(self, seconds):
@@ -356,16 +375,16 @@ def main():
 def print_tables(model, found, c):
     """found: lists by name."""
     ideal, waits = model.forward * (1 + max(2, c)), []
-    orders = ("alone", "shared", "in turns", "by need")
+    orders = ("alone", "shared", "program", "in turns", "by need")
     print(f"| list, ideal DP {ideal:.1f} | bytes |", " | ".join(orders), "|")
     print("|---" * (len(orders) + 2) + "|")
     for name, lists in found.items():
         runs = {order: Run(model, lists, c, order) for order in orders}
         times = [bytes_bound(model, lists, c), *(run.period() for run in runs.values())]
         print(f"| {name} |", " | ".join(f"{t:.1f}, {ideal / t:.2f}x" for t in times), "|")
-        waits += [(f"{name}, rank {r}", waited) for r, waited in enumerate(runs["shared"].waited)]
+        waits += [(f"{name}, rank {r}", waited) for r, waited in enumerate(runs["program"].waited)]
     names = ("parameters", "gradient", "statistics")
-    print("\n| waits of a step, shared |", " | ".join(names), "|")
+    print("\n| waits of a step, program |", " | ".join(names), "|")
     print("|---" * (len(names) + 1) + "|")
     for name, waited in waits:
         print(f"| {name} |", " | ".join(f"{waited[what]:.1f}" for what in names), "|")

@@ -368,7 +368,7 @@ static inline void prove_update(Proof *p, const Action *a) {
 // Statistics
 
 // What a rank adds to a step's statistics must be complete: the losses of all that it computes, and
-// the gradients that it owns, or their updates.
+// the gradients that it owns, or their updates. There is room for those of two steps.
 static inline void prove_own_stats(Proof *p, const Action *a) {
     const P2p *r = proof_p2p(p);
     const int head = p->v.program->map.units - 1, all = pieces_of_step(&p->pieces);
@@ -376,6 +376,11 @@ static inline void prove_own_stats(Proof *p, const Action *a) {
         const unsigned char done = unit_run(&p->v, head, (int)a->step * all + i)->done;
         refuse(&p->v, (done & DONE_FORWARD) && !(done & DONE_INPUT),
                "a loss of piece %d is not there", i);
+        const int64_t after = (a->step + 2) * all + i;
+        refuse(&p->v,
+               after < p->v.program->micro_batches &&
+                   (unit_run(&p->v, head, (int)after)->done & DONE_INPUT),
+               "a loss of piece %d is written over", i);
     }
     for (int s = 0; s < p->v.program->map.storages; s++) {
         const Made *sum = r->stays ? proof_summed(p, s, a->step)
@@ -384,6 +389,8 @@ static inline void prove_own_stats(Proof *p, const Action *a) {
                                ? made_is(sum, s, proof_end_of_step(p, a->step), 0, p->plan->N - 1)
                                : proof_storage(p, s)->newest > a->step;
         refuse(&p->v, proof_owns(p, s) && !there, "the gradient of storage %d is not whole", s);
+        refuse(&p->v, proof_owns(p, s) && proof_storage(p, s)->newest > a->step + 2,
+               "the square of storage %d is with those of a later step", s);
     }
 }
 static inline void prove_stats(Proof *p, const Action *a) {

@@ -2,9 +2,10 @@
 // operations (engine/deferred.h), in a random order, and checks that nothing goes wrong.
 //
 // Rule       A rank runs its list in order. A deferrable action is only noted then. It is done
-//            later: when the earlier operations in its storage's lane are done, and the messages
-//            that deferred_requests() names are complete. The list waits, while deferred operations
-//            continue,
+//            later: when the earlier operations in its storage's lane are done, the messages that
+//            deferred_requests() names are complete, and, if it sends, no message to the same
+//            rank is under way that stands earlier in the list. The list waits, while deferred
+//            operations continue,
 //                - before a gradient is made or completed (REDUCE): for the operations of
 //                  BEFORE_GRADIENT of its storage, and until the last sum has left its
 //                  buffer
@@ -27,10 +28,10 @@
 //            waits for nothing (store.in_deferred, an assertion in requests_wait()), a message can
 //            always be posted (executor_put_aside), and both ends of a channel are posted in the
 //            same order, because a channel belongs to one storage's lane.
-//            What an event waits for is the same in every order. So one order that ends shows that
-//            all orders end. It does not show that no operation writes what a message still reads
-//            or writes. Therefore that, and the rules of cyclic_proof.h, are checked in many orders, in
-//            some of which messages take as long as they can.
+//            Which earlier messages a send waits for depends on the order, but they are always
+//            earlier. The argument does not show that no operation writes what a message still
+//            reads or writes. Therefore that, and the rules of cyclic_proof.h, are checked in many
+//            orders, in some of which messages take as long as they can.
 #ifndef DEFERRED_PROOF_H
 #define DEFERRED_PROOF_H
 
@@ -56,6 +57,7 @@ typedef struct {
     int group;               // number of the pause interval that the list is in
     int *noted, count;       // [count] deferred operations that are not done, in order
     int stats_out, stats_in; // messages of statistics that are not complete
+    int *sent, sending;      // [sending] messages of states that it sends, not complete
 } DeferredRank;
 // Of a rank and storage.
 typedef struct {
@@ -121,7 +123,9 @@ static inline void deferred_walk_post(DeferredWalk *w, End e) {
                     : action_is(a->kind, ON_PARAMETERS) ? parameters_channel(a->storage)
                                                         : sum_channel(a->storage);
     Posted *posted = &w->posted[(from * ranks + to) * tags + tag];
+    DeferredRank *me = &w->ranks[e.rank];
     ++*deferred_walk_open(w, e);
+    if (sends && a->storage >= 0) { me->sent[me->sending++] = e.at; }
     if (!posted->count || action_sends(deferred_walk_action(w, posted->end[0])->kind) == sends) {
         posted->end = grow_array(End, posted->end, posted->count, &posted->capacity, "messages");
         posted->end[posted->count++] = e;
@@ -145,6 +149,10 @@ static inline void deferred_walk_complete(DeferredWalk *w, int meeting) {
     w->met[meeting] = w->met[--w->meetings];
     --*deferred_walk_open(w, sender);
     --*deferred_walk_open(w, receiver);
+    DeferredRank *from = &w->ranks[sender.rank];
+    for (int i = 0; a->storage >= 0 && i < from->sending; i++) {
+        if (from->sent[i] == sender.at) { from->sent[i--] = from->sent[--from->sending]; }
+    }
     if (a->kind == ACT_SEND_PARAMETERS) { return; }
     w->later(w->context, sender.rank, a, receiver.rank);
     w->later(w->context, receiver.rank, deferred_walk_action(w, receiver), sender.rank);
@@ -164,6 +172,17 @@ static inline void deferred_walk_check(DeferredWalk *w, End e) {
                          "a message of its place is under way");
     if (makes) { s->version = version; }
 }
+// Is a message under way to the receiver of this one that stands earlier in the list?
+static inline bool deferred_walk_link_is_taken(const DeferredWalk *w, End e) {
+    const DeferredRank *r = &w->ranks[e.rank];
+    const Action *a = deferred_walk_action(w, e);
+    bool taken = false;
+    for (int i = 0; action_sends(a->kind) && i < r->sending; i++) {
+        const Action *other = &w->program->rank[e.rank].actions[r->sent[i]];
+        taken = taken || (r->sent[i] < e.at && other->peer == a->peer);
+    }
+    return taken;
+}
 // Does the i-th deferred operation of a rank, if it can be done now. Returns whether it was.
 static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     DeferredRank *r = &w->ranks[rank];
@@ -179,6 +198,7 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     for (int k = 0; k < n; k++) {
         if (deferred_walk_storage(w, rank, a->storage)->open[kinds[k]]) { return false; }
     }
+    if (deferred_walk_link_is_taken(w, e)) { return false; }
     memmove(&r->noted[i], &r->noted[i + 1], (--r->count - i) * sizeof(int));
     deferred_walk_check(w, e);
     // sums are reported when they are complete
@@ -280,6 +300,7 @@ static inline void deferred_walk_start(DeferredWalk *w) {
     w->ranks = new_array(DeferredRank, ranks, what);
     for (size_t r = 0; r < ranks; r++) {
         w->ranks[r].noted = new_array(int, p->rank[r].count, what);
+        w->ranks[r].sent = new_array(int, p->rank[r].count, what);
     }
     w->storages = new_array(DeferredStorage, ranks * (size_t)p->map.storages, what);
     w->posted = new_array(Posted, deferred_walk_channels(p), what);
@@ -289,7 +310,7 @@ static inline void deferred_walk_start(DeferredWalk *w) {
 }
 static inline void deferred_walk_stop(DeferredWalk *w) {
     for (size_t i = 0; i < deferred_walk_channels(w->program); i++) { free(w->posted[i].end); }
-    for (int r = 0; r < w->program->ranks; r++) { free(w->ranks[r].noted); }
+    for (int r = 0; r < w->program->ranks; r++) { free_all(w->ranks[r].noted, w->ranks[r].sent); }
     free(w->ranks);
     free(w->storages);
     free(w->posted);

@@ -962,13 +962,14 @@ typedef enum {
     ZERO,
     TRIANGLE,
     WAITS,
+    DRAWN,
     RECOMPUTES,
     PIECES,
     PIECES_DATA,
     PIECES_TRIANGLE,
     BASES
 } Base; // data: 4 ranks, sums by all ways;
-        // triangle: 6 ranks; waits: v1 of 3 ranks; pieces: 2
+        // triangle: 6 ranks; waits: v1 of 3 ranks; drawn: data, samples are drawn; pieces: 2
 typedef enum {
     DROP,
     REPEAT,
@@ -984,7 +985,8 @@ typedef enum {
     USE,         // = value
     MESSAGE_USE, // = value, at both ends
     KIND,        // = value
-    ROWS
+    ROWS,
+    STEP // = value
 } Change;
 typedef struct {
     const char *name;
@@ -1120,27 +1122,33 @@ static const Damage damages[] = {
     {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
      "gradient holds|the part is not here"},
     // the tally
-    {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, 0, DROP, 0,
+    {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, -1, DROP, 0,
      "has no statistics of this step to send"},
-    {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, 0, REPEAT, 0, "has added already"},
-    {"a rank adds before it is done", DATA, 3, ACT_STATS, ANY, ANY, 0, UP, 30,
+    {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, -1, REPEAT, 0, "has added already"},
+    {"a rank adds before it is done", DRAWN, 3, ACT_STATS, ANY, ANY, 0, UP, 30,
      "is not whole|a loss of"},
-    {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, 0, DROP_MESSAGE, 0,
+    {"a rank adds a step that is under way", DATA, 0, ACT_STATS, ANY, ANY, -1, STEP, 0,
+     "is not whole|has added already|no statistics of this step|has not heard"},
+    {"a rank adds when its losses are gone", DATA, 3, ACT_STATS, ANY, ANY, -1, STEP, -2,
+     "is written over|no statistics of this step"},
+    {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, -1, DROP_MESSAGE, 0,
      "has not heard of all ranks"},
     {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH,
      "is no part of these schedules"},
 };
 static CyclicPlan base_plan(Base base) {
-    const int N = base == DATA || base == PIECES_DATA ? 4 : 3;
-    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA
-                            : base == MODEL                                      ? CYCLIC_MODEL
-                            : base == ZERO                                       ? CYCLIC_ZERO
-                                                                                 : CYCLIC_SINGLE;
+    const bool data = base == DATA || base == DRAWN || base == PIECES_DATA;
+    const int N = data ? 4 : 3;
+    const CyclicMode mode = data || base == WAITS ? CYCLIC_DATA
+                            : base == MODEL       ? CYCLIC_MODEL
+                            : base == ZERO        ? CYCLIC_ZERO
+                                                  : CYCLIC_SINGLE;
     if (base == TRIANGLE || base == PIECES_TRIANGLE) {
         return triangle_of(CYCLIC_V2, 3, 0, 6, base == TRIANGLE ? 1 : 2);
     }
     CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
     p.waits = base == WAITS;
+    p.drawn = base == DRAWN;
     p.recompute = base == RECOMPUTES;
     p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
     return p;
@@ -1197,6 +1205,7 @@ static void damage(Program *p, const Damage *d) {
     case MESSAGE_USE: a->use = t->actions[j].use = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case ROWS: a->rows = d->value; break;
+    case STEP: a->step = d->value; break;
     }
 }
 // Is one of the texts, which bars divide, in the error?

@@ -395,7 +395,7 @@ class Numbers(Check):
                 cyclic_model.bytes_bound(model, lists, 3),
                 busiest * work / (2 * (N - 1) / N),
             )
-            for order in ("alone", "shared", "in turns", "by need"):
+            for order in ("alone", "shared", "program", "in turns", "by need"):
                 period = cyclic_model.Run(model, lists, 1e-6, order).period()
                 self.assertAlmostEqual(period, work, delta=1e-3)
                 for c in (3, 9):
