@@ -459,6 +459,7 @@ class Equality(Check):
         draw = random.Random(SEED)
         for plan in PLANS if ALL else draw.sample(UNEVEN, 1) + draw.sample(PLANS, 1):
             shape = dict(draw.choice(batches(draw.randrange(2, 9))), zero=draw.randrange(3))
+            shape["optimizer"] = draw.choice(("adamw", "muon"))
             first, *others = self.trained([of(plan, **shape, **schedule) for schedule in SCHEDULES])
             for schedule, job in zip(SCHEDULES[1:], others):
                 self.assert_same(job, first, dict(plan=plan, **shape, **schedule))
@@ -472,6 +473,7 @@ class Equality(Check):
             for _ in range(20 if ALL else 1)
         ]:
             shape = dict(draw.choice(batches(M)), **draw.choice(SCHEDULES))
+            shape["optimizer"] = draw.choice(("adamw", "muon"))
             jobs = self.trained([of(plan, **shape, zero=stage) for stage in range(4)])
             for a, b in [(1, 0), (3, 2)] + ([(2, 0)] if M == 1 else []):
                 self.assert_same(jobs[a], jobs[b], dict(plan=plan, zero=a, **shape))
