@@ -536,33 +536,44 @@ class Resume(Check):
             ],
             1,
         ):
-            (whole,) = self.trained([layout])
-            places = [
+            self.check_across_budgets(layout)
+
+    def test_across_budgets_of_muon(self):
+        """Its moments come twice in a step."""
+        for layout in sample(
+            [
                 dict(),
-                *[
-                    dict(offload=offload, offload_update=update)
-                    for offload in ("optimizer", "params", "all")
-                    for update in UPDATES
-                ],
-                dict(
-                    device_memory=smallest(**layout, offload_update="host"), offload_update="host"
-                ),
-            ]
-            places += [
-                dict(offload=offload, offload_update=update, offload_dir=scratch())
-                for offload in ("optimizer", "params", "all")
-                for update in UPDATES
-            ]
-            for before, after in sample([(a, b) for a in places for b in places if a is not b], 2):
-                out = os.path.join(scratch(), "out")
-                train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
-                (job,) = self.trained([dict(layout, **after, out=out, resume=1)])
-                self.assertEqual(
-                    job.steps("loss", "grad_norm"),
-                    whole.steps("loss", "grad_norm")[3:],
-                    (layout, before, after),
-                )
-                self.assertEqual(job.weights, whole.weights, (layout, before, after))
+                dict(ranks=2, zero=2),
+                dict(ranks=3, zero=3, dtype="bf16"),
+                dict(ranks=2, pipeline="2"),
+                dict(share="2x2", ranks=2, zero=1),
+            ],
+            1,
+        ):
+            self.check_across_budgets(dict(layout, optimizer="muon"))
+
+    def check_across_budgets(self, layout):
+        (whole,) = self.trained([layout])
+        updates = updates_of(layout)
+        least = smallest(**layout, offload_update=updates[0])
+        kinds = [
+            dict(offload=offload, offload_update=update)
+            for offload in ("optimizer", "params", "all")
+            for update in updates
+        ]
+        places = [dict(), *kinds, dict(device_memory=least, offload_update=updates[0])]
+        if "muon" not in layout.values():  # of muon no states are on a disk (--compat)
+            places += [dict(kind, offload_dir=scratch()) for kind in kinds]
+        for before, after in sample([(a, b) for a in places for b in places if a is not b], 2):
+            out = os.path.join(scratch(), "out")
+            train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
+            (job,) = self.trained([dict(layout, **after, out=out, resume=1)])
+            self.assertEqual(
+                job.steps("loss", "grad_norm"),
+                whole.steps("loss", "grad_norm")[3:],
+                (layout, before, after),
+            )
+            self.assertEqual(job.weights, whole.weights, (layout, before, after))
 
     def test_begins_with_a_shared_model(self):
         out = os.path.join(scratch(), "out")

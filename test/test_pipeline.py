@@ -36,6 +36,7 @@ import socket
 import struct
 import subprocess
 import sys
+import types
 
 import harness
 from harness import (
@@ -295,6 +296,22 @@ def expected_collectives(plan, case):
     return sent
 
 
+def expected_directions(plan, case):
+    """[inside, between nodes] that rank 0 sends in all_to_all: parts of Muon's matrices, of the
+    blocks of its stage. How many blocks are in a wave follows from the widest stage."""
+    (units, replicas), run = plan[0], types.SimpleNamespace()
+    run.storages = [0, 0, *[BLOCK] * (units - 1), 0]
+    run.ranks, run.per_node = replicas, case.get("ranks_per_node")
+    run.channels, run.grain = CHANNELS, harness.NORM_CHUNK
+    run.widest = max(
+        width
+        for at, (n, width) in enumerate(plan)
+        if n > (at == 0) + (at == len(plan) - 1)  # has blocks
+    )
+    muon = case.get("optimizer") == "muon" and units > 1
+    return [4 * n for n in test_zero.directions_away(run)] if muon else [0, 0]
+
+
 class Tensors:
     """A file of weights (llm.c's), tensor by tensor: of a whole model, or of a layer of it."""
 
@@ -381,6 +398,7 @@ class Check(harness.TestCase):
         expected = dict(
             {kind: [0, 0] for kind in found},
             send=expected_sends(plan, case),
+            all_to_all=expected_directions(plan, case),
             **expected_collectives(plan, case),
         )
         if case.get("pipeline_schedule") == "zero-bubble" and case.get("zero") == 3:
@@ -459,6 +477,7 @@ class Equality(Check):
         draw = random.Random(SEED)
         for plan in PLANS if ALL else draw.sample(UNEVEN, 1) + draw.sample(PLANS, 1):
             shape = dict(draw.choice(batches(draw.randrange(2, 9))), zero=draw.randrange(3))
+            shape["optimizer"] = draw.choice(("adamw", "muon"))
             first, *others = self.trained([of(plan, **shape, **schedule) for schedule in SCHEDULES])
             for schedule, job in zip(SCHEDULES[1:], others):
                 self.assert_same(job, first, dict(plan=plan, **shape, **schedule))
@@ -472,6 +491,7 @@ class Equality(Check):
             for _ in range(20 if ALL else 1)
         ]:
             shape = dict(draw.choice(batches(M)), **draw.choice(SCHEDULES))
+            shape["optimizer"] = draw.choice(("adamw", "muon"))
             jobs = self.trained([of(plan, **shape, zero=stage) for stage in range(4)])
             for a, b in [(1, 0), (3, 2)] + ([(2, 0)] if M == 1 else []):
                 self.assert_same(jobs[a], jobs[b], dict(plan=plan, zero=a, **shape))

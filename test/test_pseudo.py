@@ -158,14 +158,22 @@ class Equality(Check):
     ]
 
     def test_one_rank(self):
+        self.check_one_rank(dict(), 4)
+
+    def test_one_rank_of_muon(self):
+        """Matrices that layers share have one home, among all ranks that use them."""
+        self.check_one_rank(dict(optimizer="muon"), 3)
+
+    def check_one_rank(self, changes, count):
+        run = dict(RUN, **changes)
         cases = [(share, layout) for share in SHARES for layout in self.LAYOUTS]
-        cases = cases if ALL else sample(cases, 4)
+        cases = cases if ALL else sample(cases, count)
         shares = sorted({share for share, _ in cases})
-        alone = dict(zip(shares, self.trained([dict(RUN, share=share) for share in shares])))
+        alone = dict(zip(shares, self.trained([dict(run, share=share) for share in shares])))
         for (share, layout), job in zip(
-            cases, self.trained([dict(dict(RUN, share=share), **layout) for share, layout in cases])
+            cases, self.trained([dict(dict(run, share=share), **layout) for share, layout in cases])
         ):
-            what = f"--share {share}, {layout}"
+            what = f"--share {share}, {layout}, {changes}"
             self.assert_close(job.losses(), alone[share].losses(), SAME, what)
             self.assert_close(
                 [norm for norm, in job.steps("grad_norm")],
@@ -295,6 +303,12 @@ class Delink(Check):
             )
 
     def test_layouts(self):
+        self.check_layouts(self.RUN)
+
+    def test_layouts_of_muon(self):
+        self.check_layouts(dict(self.RUN, optimizer="muon"))
+
+    def check_layouts(self, run):
         cases = sample(
             [
                 dict(layout, delink_moments=moments)
@@ -308,12 +322,12 @@ class Delink(Check):
             for moments, job in zip(
                 ("mean", "reset"),
                 self.trained(
-                    [dict(self.RUN, delink_moments=moments) for moments in ("mean", "reset")]
+                    [dict(run, delink_moments=moments) for moments in ("mean", "reset")]
                 ),
             )
         }
         self.assertNotEqual(alone["mean"].losses()[-1], alone["reset"].losses()[-1])
-        for layout, job in zip(cases, self.trained([dict(self.RUN, **layout) for layout in cases])):
+        for layout, job in zip(cases, self.trained([dict(run, **layout) for layout in cases])):
             self.assert_close(job.losses(), alone[layout["delink_moments"]].losses(), SAME, layout)
 
     def assert_mean(self, delinked, shared, of, what):

@@ -232,6 +232,7 @@ CYCLIC = {
         dict(cyclic="v1"),
     ),
     "v2, shared": (dict(V2, **{**SHARED, **TWO}), dict(share="none")),
+    "v2, shared, muon": (dict(V2, **{**SHARED_MUON, **TWO}), dict(share="none")),
     "v2, shared by stages": (
         dict(
             V2,
@@ -987,6 +988,13 @@ FAULTS = [
         "if (!p->is_matrix || {e->home[k] ==> !e->home[k]} != all->me) { continue; }",
     ),
     ("muon, 3 ranks", "state/matrices.h", "at += {same ==> true} ? part_of_slice("),
+    # homes that differ between ranks
+    ("muon, 2 ranks", "state/matrices.h", "int home = {0 ==> (int)max_i64(0, owners->me)}; for"),
+    (
+        "muon, 3 ranks",
+        "state/matrices.h",
+        "x->of[i].home[k] = {home ==> (home + owners->me) % owners->n};",
+    ),
     # learning rates
     ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
     ("rate of vectors", "model/gpt.h", "return {!t->rows.times ==> false} ? RATE_VECTORS"),

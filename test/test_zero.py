@@ -226,7 +226,8 @@ def directions_away(run, me=0):
     begins = [2 * C, 2 * C + C2, 2 * C + 2 * C2, 5 * C + 3 * C2, 8 * C + 4 * C2, 12 * C + 8 * C2]
     begins = dict(zip(shapes, begins))
     cost = lambda a, b: 4 * min(a, b) ** 2 * max(a, b) + 2 * min(a, b) ** 3
-    wave = max(1, -(-WAVE * run.ranks // len(shapes))) if run.ranks > 1 else 1
+    widest = getattr(run, "widest", run.ranks)  # of a pipeline's stages
+    wave = max(1, -(-WAVE * widest // len(shapes))) if widest > 1 else 1
     node = lambda rank: rank // run.per_node if run.per_node else 0
     parts, sent = slices(blocks[0], run.ranks, run.grain), [0, 0]
     bounds = [sum(parts[:r]) for r in range(run.ranks + 1)]
@@ -821,6 +822,27 @@ class Weights(Check):
         plain = train(batch_tokens=5 * T, micro_batch=2, steps=10)
         self.assertNotEqual(one.steps(), plain.steps(), "nothing was rounded")
         self.assert_close(one.losses(), plain.losses(), 2e-3, "8 bits of a weight")
+
+    # (messages, largest part of the way of the weights that may be missed: with AdamW, with Muon,
+    # whose directions are of one size, however small the gradient under INT4's noise). Seen: 0.06,
+    # 0.05; 0.04, 0.09; 0.28, 0.57.
+    NEAR = (
+        (dict(QWZ), 0.15, 0.15),
+        (dict(QWZ, zero_hpz_partition_size=2), 0.15, 0.15),
+        (dict(QGZ, zero=3, zero_gradient_bits=8), 0.15, 0.2),
+        (dict(PLUS_PLUS), 0.45, 0.8),
+    )
+
+    def test_near_plain_runs(self):
+        """Quantized messages leave losses and weights near those of one rank."""
+        same = dict(batch_tokens=8 * T, micro_batch=2, steps=10)
+        for which, optimizer in enumerate(("adamw", "muon")):
+            cases = [dict(same, **case, optimizer=optimizer, ranks=4) for case, *_ in self.NEAR]
+            one, *jobs = self.trained([dict(same, optimizer=optimizer), *cases])
+            way = distance(MODEL, one.export)
+            for (_, *most), case, job in zip(self.NEAR, cases, jobs):
+                self.assert_close(job.losses(), one.losses(), 3e-3, case)
+                self.assertLess(distance(job.export, one.export), most[which] * way, case)
 
     def test_secondary_copy(self):
         """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between,
