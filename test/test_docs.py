@@ -377,6 +377,7 @@ def make_project(folder):
     for path in (ROOT / "scripts").iterdir():
         if path.is_file() and path.name != "setup.sh":
             (folder / "scripts" / path.name).symlink_to(path)
+    (folder / "scripts/recipes").symlink_to(ROOT / "scripts/recipes")
     (folder / "scripts/setup.sh").write_text("#!/bin/sh\nexit 0 # nothing is installed by a test\n")
     (folder / "scripts/setup.sh").chmod(0o755)
     subprocess.run(["make", "-s", "build/flags-c"], cwd=folder, env=ENVIRONMENT, check=True)
