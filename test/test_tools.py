@@ -2116,6 +2116,12 @@ class Muon(Reproduces):
         """It tunes nothing, and trains with what the table of the page says that tuning found."""
         text = self.reproduce("--quick", "--part", "tokens")
         self.assertEqual(self.verdicts(text)["U2"], "not run")
+        known = reproduce_muon.PLANS["quick"].settings
+        page = (ROOT / self.PAGE).read_text()
+        adamw = reproduce_muon.setting_text(known[reproduce_muon.SMALL, reproduce_muon.ADAMW])
+        for method in (reproduce_muon.SAME, reproduce_muon.NANO):
+            ours = reproduce_muon.setting_text(known[reproduce_muon.SMALL, method])
+            self.assertIn(f"| {reproduce_muon.SMALL} | {method} | {adamw} | {ours} |", page)
         self.assertFalse(any("tuning_train.bin" in call for call in self.calls()))
         self.assertTrue(all("--seed 2 " in call for call in self.calls()))
 
