@@ -2177,6 +2177,15 @@ class Muon(Reproduces):
         self.assertEqual((edge({1: 2.0, 2: 3.0}), edge({1: 3.0, 2: 2.0})), (0.5, 4))
         self.assertEqual(edge({2**n: -n for n in range(reproduce_muon.MOST_RATES)}), None)
 
+    def test_documented(self):
+        """The rules give the page's verdicts for the page's figures."""
+        same, nano = {"large": [0.437], "small": [0.488]}, {"large": [0.299], "small": [0.406]}
+        seconds = {"large": [0.622], "small": [0.604]}
+        found = {"same tokens": same, "same seconds": seconds, "nano tokens": nano}
+        known = reproduce.documented(reproduce_muon.PAGE)
+        decided = {claim.number: claim.decide(found)[1] for claim in reproduce_muon.CLAIMS}
+        self.assertEqual(decided, known)
+
     def test_effort(self):
         """Every method begins with as many settings."""
         counts = {
