@@ -18,7 +18,7 @@ and none looks at the five plays. Tuning has another seed; Muon is tuned with 0.
 and with 0.4 where the block is nanochat's.
 
 --quick takes less than 3 minutes on 2 quiet cores: one size, one seed, with the settings that
---full has found; --full, two sizes and three seeds, about 40 minutes. --jobs: runs at once, each of
+--full has found; --full, two sizes and three seeds, about 20 minutes. --jobs: runs at once, each of
 one thread (default: the number of cores). --steps replaces the number of AdamW's steps. FOLDER
 (default: out/muon_quick or out/muon_full) gets a folder for each run, with log.jsonl and
 output.txt, the tables as table.md, and losses.png. The same command goes on where it was stopped:

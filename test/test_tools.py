@@ -2114,6 +2114,7 @@ class Muon(Reproduces):
 
     def test_quick(self):
         """It tunes nothing, and trains with what the table of the page says that tuning found."""
+        self.write("train_gpt", FAKE_MUON.replace("/ 0.16", "/ 0.02"), mode=0o755)
         text = self.reproduce("--quick", "--part", "tokens")
         self.assertEqual(self.verdicts(text)["U2"], "not run")
         known = reproduce_muon.PLANS["quick"].settings
