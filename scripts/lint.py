@@ -34,6 +34,7 @@ FOLDERS = (
     "base",
     "test",
     "scripts",
+    "scripts/recipes",
     "docs",
     "docs/results",
 )

@@ -20,6 +20,8 @@ if command -v cppcheck >/dev/null; then
         --enable=warning,performance,portability --suppress=missingIncludeSystem \
         --suppress=internalAstError --suppress='*:/usr/*' train_gpt.c
 fi
-if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh scripts/*.sbatch .ci/run; fi
+if command -v shellcheck >/dev/null; then
+    shellcheck scripts/*.sh scripts/recipes/*.sh scripts/*.sbatch .ci/run
+fi
 python3 scripts/lint.py
 echo "lint: clean"

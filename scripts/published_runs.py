@@ -14,8 +14,8 @@ recomputation are here. The ZeRO++ bars are in scripts/zeropp_bars.py.
 
 Sources
     MPT       MosaicML's table, in published_mpt.txt: FSDP, which is ZeRO-3 (or 2), in PyTorch
-    llm.c     the notes in its scripts run_gpt2_124M.sh, 350M, 774M (8 A100) and 1558M (8 H100: 2.7
-              to 2.8 s a step, of which the middle is taken)
+    llm.c     the notes in its scripts for GPT-2 124M, 350M, 774M (8 A100) and 1558M (8 H100: 2.7 to
+              2.8 s a step, of which the middle is taken)
     LLMQ      IST-DASLab/llmq, benchmarks/H100x1.md and H100x8.md: bf16, the last step of each log
     Megatron  Narayanan et al., arXiv 2104.04473, quoted from memory: table 1, first row, and table
               2, ZeRO-3. They are TFLOP/s of a GPU, by their formula, which counts a recomputed

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# recipe.sh: what the training recipes (run_*.sh) share; they read it.
+# recipe.sh: what the training recipes (recipes/*.sh and run_shakespeare.sh) share; they read it.
 #
 #   recipe RANKS PROGRAM [FLAG ...]     trains; of a flag that is given several times the last
 #                                       value counts

@@ -234,23 +234,24 @@ class Claim:
         return self.ours(*values), verdict
 
 
-def documented():
-    """Number of a claim -> its verdict in the table of docs/results.md, the form of which is
-    checked: a row that is overlooked would count as no claim."""
-    text = RESULTS.read_text() if RESULTS.exists() else ""
+def documented(page=None):
+    """Number of a claim -> its verdict in the table of docs/results.md, or of another page, the
+    form of which is checked: a row that is overlooked would count as no claim."""
+    page = page or RESULTS
+    text = page.read_text() if page.exists() else ""
     header, found = "| no | claim | paper | ours | verdict |\n|---|---|---|---|---|\n", {}
     rows = text.partition(header)[2].splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("|"), rows):
         row = re.fullmatch(r"\| ([A-Z]\d+) \|(?:[^|]+\|){3} \[([A-Z ]+)\]\([^()|]+\)[^|]*\|", line)
         if not row:
-            raise Failed(EXIT_INPUT, f"{RESULTS}: no row of its table of claims: {line[:60]} ...")
+            raise Failed(EXIT_INPUT, f"{page}: no row of its table of claims: {line[:60]} ...")
         found[row[1]] = row[2]
     count = collections.Counter(found.values())
     said = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
     if f"make {len(found)} claims: {said}." not in " ".join(text.split()):
         raise Failed(
             EXIT_INPUT,
-            f"{RESULTS}: its table has {len(found)} claims: {said or 'none'}; its text does not"
+            f"{page}: its table has {len(found)} claims: {said or 'none'}; its text does not"
             " say that",
         )
     return found
@@ -265,15 +266,17 @@ def verdict_table(decided):
     return "## Verdicts\n\n" + markdown(header, rest)
 
 
-def run_claims(name, into, claims, work):
+def run_claims(name, into, claims, work, page=None):
     """Does the work, which returns the text of its tables and measurements by name; prints and
-    writes the tables with the verdicts; returns the exit status."""
+    writes the tables with the verdicts, beside those of docs/results.md or of another page; returns
+    the exit status."""
+    page = page or RESULTS
 
     def judged():
-        known = documented()
+        known = documented(page)
         missing = [claim.number for claim in claims if claim.number not in known]
         if missing:
-            raise Failed(EXIT_INPUT, f"{RESULTS}: no row of {', '.join(missing)}")
+            raise Failed(EXIT_INPUT, f"{page}: no row of {', '.join(missing)}")
         text, found = work()
         decided = {claim: claim.decide(found) for claim in claims}
         text += verdict_table(decided)
@@ -281,7 +284,7 @@ def run_claims(name, into, claims, work):
         (into / "table.md").write_text(text)
         wrong = [
             f"{claim.number} is {verdict} here: {ours} (paper: {claim.paper});"
-            f" docs/results.md says {MET}"
+            f" {page.relative_to(SCRIPTS.parent)} says {MET}"
             for claim, (ours, verdict) in decided.items()
             if known[claim.number] == MET and verdict in (PARTLY, NOT_MET)
         ]
@@ -333,7 +336,7 @@ def parts_options(parser, name):
     return options
 
 
-def reproduce_parts(name, bench, parts, claims):
+def reproduce_parts(name, bench, parts, claims, page=None):
     """parts: name -> (what it does, what it will run). Each part of a bench gives (tables, lines
     beside the paper) and adds to bench.found; returns the exit status."""
     chosen = bench.options.part or list(parts)
@@ -349,7 +352,7 @@ def reproduce_parts(name, bench, parts, claims):
         header = ["what", "paper", "ours", "why they differ"]
         return markdown(header, lines) + "".join(tables), bench.found
 
-    return run_claims(name, bench.options.into, claims, work)
+    return run_claims(name, bench.options.into, claims, work, page)
 
 
 def run_script(name, into, work):

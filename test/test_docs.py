@@ -56,6 +56,7 @@ ELSEWHERE = (
     "build/",
     "nsys",
 )
+RECIPES = ("scripts/run_", "scripts/recipes/")
 BUT_HERE = (["make", "run"], ["make", "help"])
 
 # A small model and little of everything, behind the flags that a command has.
@@ -318,14 +319,15 @@ class Parsed(unittest.TestCase):
             for file in files
             if file.exists()
         )
+        recipe = str(path.relative_to(ROOT)).startswith(RECIPES)
         for word in words[: words.index("--")] if "--" in words else words:
-            if word.startswith("--") and not (path.name.startswith("run_") or word == "--help"):
+            if word.startswith("--") and not (recipe or word == "--help"):
                 self.assertRegex(
                     code, re.escape(word.split("=")[0]) + r"\b", f"{path.name} has no {word}"
                 )
             elif path.name == "setup.sh":
                 self.assertRegex(code, rf"(?m)^ *[\w| ]*\b{word}\b[\w| ]*\)")
-            elif path.name.startswith("run_") and word.startswith("--"):
+            elif recipe and word.startswith("--"):
                 self.check_flags([word])
 
 
@@ -375,6 +377,7 @@ def make_project(folder):
     for path in (ROOT / "scripts").iterdir():
         if path.is_file() and path.name != "setup.sh":
             (folder / "scripts" / path.name).symlink_to(path)
+    (folder / "scripts/recipes").symlink_to(ROOT / "scripts/recipes")
     (folder / "scripts/setup.sh").write_text("#!/bin/sh\nexit 0 # nothing is installed by a test\n")
     (folder / "scripts/setup.sh").chmod(0o755)
     subprocess.run(["make", "-s", "build/flags-c"], cwd=folder, env=ENVIRONMENT, check=True)
@@ -483,7 +486,7 @@ def started(variables, words):
         flags = [word for word in words[at + 1 :] if word]
         return launcher + ["./train_gpt"] + flags + shortened(flags)
     words = [word for word in words if word]
-    if words[0].startswith("scripts/run_"):
+    if words[0].startswith(RECIPES):
         return words + ([] if "--dry-run" in words else ["--dry-run"])
     if words[0].endswith(".py"):
         return [PYTHON] + words
@@ -529,7 +532,7 @@ class Started(unittest.TestCase):
 
     def start(self, case):
         _, variables, words = case
-        if words[0].startswith("scripts/run_"):
+        if words[0].startswith(RECIPES):
             variables = {"PROGRAM": "./train_gpt", "RANKS": "1"}
         if "*" in " ".join(words) and words[1].endswith("plot.py"):
             words = [

@@ -6,8 +6,8 @@ Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ran
             graphs, resume, too little memory.
             Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
 Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
-Recipes     scripts/run_gpt2_*.sh: every flag is one, and what their headers say of tokens and
-            memory is what the program says
+Recipes     scripts/recipes: every flag is one, and what their headers say of tokens, memory and
+            time is what the program says
 Peaks       which device has which peak
 """
 
@@ -133,18 +133,21 @@ class Bench(unittest.TestCase):
 
 
 class Recipes(unittest.TestCase):
-    def check(self, name, tokens):
-        path = os.path.join(ROOT, "scripts", f"run_{name}.sh")
-        with open(path) as script:
-            text = script.read()
+    def dry_run(self, path, *flags):
         done = subprocess.run(
-            [path, "--dry-run", "--json", "--ranks-per-node", "8"],
+            [path, "--dry-run", "--json", *flags],
             env=dict(ENVIRONMENT, PROGRAM="./train_gpt_emu", RANKS="1"),
             capture_output=True,
             text=True,
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        start = json.loads(done.stdout)
+        return json.loads(done.stdout)
+
+    def check(self, name, tokens):
+        path = os.path.join(ROOT, "scripts/recipes", f"{name}.sh")
+        with open(path) as script:
+            text = script.read()
+        start = self.dry_run(path, "--ranks-per-node", "8")
         flags = start["flags"]
         said = [
             int(n.replace(",", ""))
@@ -159,13 +162,35 @@ class Recipes(unittest.TestCase):
         self.assertAlmostEqual(
             start["predicted"]["memory"]["device"] / 2**30 / memory, 1, delta=0.01
         )
-        self.assertIn("Time      not measured", text)
+        self.check_time(path, text)
+
+    def check_time(self, path, text):
+        """On the cluster of the header's own command."""
+        time, unit, gpus = re.search(
+            r"Time +([\d.]+) (minutes|hours) on (one|8) H100, predicted by", text
+        ).groups()
+        cluster = re.search(r'--cluster "([^"]+)"; not measured', text)[1]
+        self.assertEqual(cluster, f"1x{1 if gpus == 'one' else 8},gpu=h100")
+        start = self.dry_run(path, "--cluster", cluster)
+        seconds = start["predicted"]["step_ms"] / 1000 * start["flags"]["steps"]
+        said = float(time) * {"minutes": 60, "hours": 3600}[unit]
+        self.assertAlmostEqual(seconds / said, 1, delta=0.02)
 
     def test_124M(self):
         self.check("gpt2_124M", 9_999_745_024)
 
     def test_1558M(self):
         self.check("gpt2_1558M", 33_554_432_000)
+
+    def test_nano(self):
+        self.check("nano_d12", 1_703_936_000)
+        self.check("nano_d20", 4_805_099_520)
+
+    def test_all_are_checked(self):
+        names = {name for name in os.listdir(os.path.join(ROOT, "scripts/recipes"))}
+        self.assertEqual(
+            names, {"gpt2_124M.sh", "gpt2_1558M.sh", "nano_d12.sh", "nano_d20.sh"}
+        )
 
 
 class Peaks(unittest.TestCase):

@@ -17,7 +17,7 @@ reproduce_*.sh, run as a user would run them.
     Dpzero      the same of private training, against a trainer of a few lines
     Cyclic      the same of cyclic data parallelism, against a cluster and trainer of a few lines;
                 its memory against the real program
-    Pseudo, Offload, Dapple     the same
+    Pseudo, Offload, Dapple, Muon   the same
 
 Standard library only.
 """
@@ -48,6 +48,7 @@ import reproduce  # noqa: E402
 import reproduce_cyclic  # noqa: E402
 import reproduce_dapple  # noqa: E402
 import reproduce_dpzero  # noqa: E402  and their arithmetic
+import reproduce_muon  # noqa: E402
 import reproduce_offload  # noqa: E402
 import reproduce_pseudo  # noqa: E402
 import reproduce_zeropp  # noqa: E402
@@ -2026,6 +2027,173 @@ class Pseudo(Reproduces):
         text = self.reproduce("--part", "speed")
         self.assertIn("Slow link: left out: missing: the command tc", text)
         self.assertIn("equal time, this machine", text)
+
+
+# --------------------------------------------------------------------------------------------------
+# train_gpt for reproduce_muon.py: losses fall as one over the steps, so that Muon needs 0.6 to 0.7
+# of AdamW's, and the nano block 0.3 to 0.4. AdamW's best rate is 4e-3, Muon's 0.16, which is beyond
+# its grid. Steps of Muon take 11 ms, of the nano block 12, of AdamW 10.
+FAKE_MUON = """#!/usr/bin/env python3
+import json, math, os, sys
+
+words = sys.argv[1:]
+value = lambda name: words[words.index(name) + 1]
+open(os.path.join(os.environ["FOLDER"], "calls"), "a").write(" ".join(words) + "\\n")
+steps, muon = int(value("--steps")), value("--optimizer") == "muon"
+case = "adamw" if not muon else value("--model")[5:9]
+low, falls, ms = {"adamw": (2, 1, 10), "gpt2": (2.2, 0.5, 11), "nano": (2, 0.35, 12)}[case]
+off = float(value("--muon-lr")) / 0.16 if muon else float(value("--lr")) / 4e-3
+loss = low + falls * 100 / steps + 0.2 * abs(math.log2(off)) + 0.01 * int(value("--seed"))
+loss += 0.05 * (value("--lr") == "3e-3" or value("--lr-schedule") == "cosine")
+with open(value("--log"), "w") as log:
+    for step in range(1, steps + 1):
+        print(json.dumps({"event": "step", "step": step, "loss": loss, "ms": ms}), file=log)
+    if value("--val-every") != "0":
+        for at in (0, steps):
+            print(json.dumps({"event": "val", "step": at, "loss": loss}), file=log)
+"""
+
+
+class Muon(Reproduces):
+    PAGE = "docs/results/models.md"
+
+    def setUp(self):
+        super().setUp()
+        self.scripts("reproduce_muon.py", "reproduce_cyclic.py")
+        self.write(self.PAGE, (ROOT / self.PAGE).read_text())
+        self.write("train_gpt", FAKE_MUON, mode=0o755)
+        self.shard("train", [b"\0" + bytes([65 + n]) * (n + 1) for n in range(14)])
+        self.shard("val", [b"\0" + b"z" * 50000, b"\0y"])
+
+    def shard(self, part, works):
+        path = self.write(f"data/text_bytes_{part}_000000.bin", "")
+        reproduce_muon.write_shard(path, works)
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(
+            sys.executable,
+            self.folder / "scripts/reproduce_muon.py",
+            "--steps",
+            "100",
+            "--into",
+            self.out,
+            *options,
+            code=code,
+            cwd=self.folder,
+        )
+
+    def calls(self):
+        return (self.folder / "calls").read_text().splitlines()
+
+    def test_tables(self):
+        text = self.reproduce("--full", "--jobs", "2")
+        self.assertIn((self.out / "table.md").read_text(), text)
+        self.assertEqual(self.verdicts(text), {"U1": "MET", "U2": "MET", "U3": "MET"})
+        for line in (
+            # All grids begin with eight settings; one rate is added where the best is at an edge.
+            "| 2 layers of 64 | AdamW, GPT-2's block | wsd-linear | 0.001: 3.4100, 0.002: 3.2100,"
+            " 0.004: 3.0100, 0.008: 3.2100 | 100 |",
+            "| 2 layers of 64 | Muon, nano block | rest 1e-2 | 0.01: 3.6850, 0.02: 3.4850,"
+            " 0.04: 3.2850, 0.08: 3.0850, 0.16: 2.8850, 0.32: 3.0850 | 40 |",
+            "| 2 layers of 64 | Muon, nano block | 4 | 3.0400 | 0.3: 3.2067, 0.4: 2.9150 | 0.357 |",
+            "| 4 layers of 128 | Muon, GPT-2's block | 0.004, wsd-linear | 0.16, rest 1e-2 |"
+            " 0.628 ± 0.000 |",
+            "| 4 layers of 128 | Muon, GPT-2's block | 11.0 | 1.100 | 0.691 ± 0.000 |",
+        ):
+            self.assertIn(line, text)
+        calls = self.calls()
+        tuning = [call for call in calls if "tuning_train.bin" in call]
+        self.assertEqual(len(tuning), 2 * (3 * 8 + 2 * 2))
+        self.assertTrue(all("tuning_val.bin" in call and "--seed 1 " in call for call in tuning))
+        final = [call for call in calls if "--val-every 0" not in call and call not in tuning]
+        self.assertEqual(len(final), 2 * 3 * (1 + 2 + 2))
+        self.assertFalse(any("--seed 1 " in call for call in final))
+        self.assertEqual(len(calls), len(tuning) + len(final) + 5 * 6)
+        self.reproduce("--full", "--jobs", "2")
+        self.assertEqual(self.calls(), calls, "what is there is not run again")
+
+    def test_quick(self):
+        """It tunes nothing, and trains with what the table of the page says that tuning found."""
+        self.write("train_gpt", FAKE_MUON.replace("/ 0.16", "/ 0.02"), mode=0o755)
+        text = self.reproduce("--quick", "--part", "tokens")
+        self.assertEqual(self.verdicts(text)["U2"], "not run")
+        known = reproduce_muon.PLANS["quick"].settings
+        page = (ROOT / self.PAGE).read_text()
+        adamw = reproduce_muon.setting_text(known[reproduce_muon.SMALL, reproduce_muon.ADAMW])
+        for method in (reproduce_muon.SAME, reproduce_muon.NANO):
+            ours = reproduce_muon.setting_text(known[reproduce_muon.SMALL, method])
+            self.assertIn(f"| {reproduce_muon.SMALL} | {method} | {adamw} | {ours} |", page)
+        self.assertFalse(any("tuning_train.bin" in call for call in self.calls()))
+        self.assertTrue(all("--seed 2 " in call for call in self.calls()))
+
+    def test_claims(self):
+        """A claim that its page calls MET and that is not met; a page without it."""
+        page = self.folder / self.PAGE
+        text = re.sub(r"make 3 claims: [^.]+\.", "make 3 claims: 3 MET.", page.read_text())
+        text = re.sub(r"(\| U\d \|.*)\[[A-Z ]+\]", r"\1[MET]", text)
+        page.write_text(text)
+        self.write("train_gpt", FAKE_MUON.replace("(2, 1, 10)", "(1.5, 1, 10)"), mode=0o755)
+        told = self.reproduce("--quick", "--part", "tokens", code=1)
+        self.assertIn("U1 is NOT MET here", told)
+        self.assertIn(f"{self.PAGE} says MET", told)
+        page.write_text(text.replace("| U3 |", "| V3 |"))
+        self.assertIn("no row of U3", self.reproduce("--quick", code=2))
+
+    def test_data(self):
+        """No tuning run trains on a work that validates it, or looks at the held-out plays."""
+        self.reproduce("--quick", "--part", "tokens")
+        found = {
+            name: reproduce_muon.read_works(str(self.out / f"data/{name}.bin"))
+            for name in ("tuning_train", "tuning_val", "final_train", "final_val")
+        }
+        self.assertEqual([work[1:2] for work in found["tuning_val"]], [b"E", b"N"])
+        self.assertEqual(len(found["final_train"]), 14)
+        self.assertEqual(
+            sorted(found["tuning_train"] + found["tuning_val"]), sorted(found["final_train"])
+        )
+        self.assertEqual(
+            [len(work) for work in found["final_val"]], [reproduce_muon.EXCERPT, 2]
+        )
+
+    def test_search(self):
+        """Budgets are run until the smallest one that reaches the goal has a worse one below."""
+        for losses, after in (
+            ({}, 6),
+            ({6: 2.0}, 5),
+            ({6: 2.0, 5: 3.5}, None),
+            ({6: 3.5}, 7),
+            ({6: 3.5, 7: 3.0}, None),
+            ({1: 2.0}, None),
+            ({15: 3.5}, None),
+        ):
+            self.assertEqual(reproduce_muon.next_budget(losses, 3.0, 6), after, losses)
+        equal = reproduce_muon.equal_loss
+        self.assertAlmostEqual(equal({6: 2.5, 5: 4.5}, 3.0), 0.575)
+        self.assertAlmostEqual(equal({6: 2.5, 5: 3.5, 7: 3.1}, 3.0), 0.55)
+        self.assertEqual(equal({1: 2.5}, 3.0), 0.1)
+        self.assertEqual(equal({15: 3.5}, 3.0), float("inf"))
+        self.assertEqual(equal({6: 2.5, 5: float("inf")}, 3.0), 0.6)
+        edge = reproduce_muon.edge
+        self.assertEqual(edge({1: 3.0, 2: 2.0, 4: 3.0}), None)
+        self.assertEqual((edge({1: 2.0, 2: 3.0}), edge({1: 3.0, 2: 2.0})), (0.5, 4))
+        self.assertEqual(edge({2**n: -n for n in range(reproduce_muon.MOST_RATES)}), None)
+
+    def test_documented(self):
+        """The rules give the page's verdicts for the page's figures."""
+        same, nano = {"large": [0.437], "small": [0.488]}, {"large": [0.299], "small": [0.406]}
+        seconds = {"large": [0.622], "small": [0.604]}
+        found = {"same tokens": same, "same seconds": seconds, "nano tokens": nano}
+        known = reproduce.documented(reproduce_muon.PAGE)
+        decided = {claim.number: claim.decide(found)[1] for claim in reproduce_muon.CLAIMS}
+        self.assertEqual(decided, known)
+
+    def test_effort(self):
+        """Every method begins with as many settings."""
+        counts = {
+            len(reproduce_muon.RATES[method]) * len(method.others)
+            for method in reproduce_muon.METHODS
+        }
+        self.assertEqual(counts, {8})
 
 
 # --------------------------------------------------------------------------------------------------
