@@ -2,8 +2,8 @@
 """reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and
 what it costs in loss.
 
-    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence] [--into FOLDER]
-    [--program FILE]
+    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence|pairs]
+    [--into FOLDER] [--program FILE]
 
 cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal
              share of a core: step time,
@@ -14,6 +14,9 @@ convergence  on local ranks that pretend to be 2 nodes: validation loss on held-
              of ZeRO++, and of ZeRO++
              with one scale for a whole storage, the negative control. Data: data/text_bytes_* of
              `make data`.
+pairs        only where it is asked for: the same ranks, bf16, two micro-steps a step, and many more
+             steps, for ZeRO-3 and every combination of the three parts: does a loss get stuck, or
+             become NaN? About 15 minutes with --full.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
 FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
@@ -32,6 +35,8 @@ missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C
 import argparse
 import csv
 import glob
+import itertools
+import json
 import math
 import os
 import shutil
@@ -81,6 +86,12 @@ VARIANTS = {
 }
 COLORS = {name: f"C{at}" for at, name in enumerate(VARIANTS)}
 CONTROL = "unblocked"  # all three, with one scale for a storage
+# Every combination of the parts: ZeRO-3, each alone, the pairs, all.
+COMBINATIONS = {
+    "+".join(chosen) or BASE: chosen
+    for count in range(len(PARTS) + 1)
+    for chosen in itertools.combinations(PARTS, count)
+}
 
 COMMON = [
     "--train",
@@ -109,12 +120,25 @@ class Plan:
     model: str
     training: tuple  # flags of a convergence run
     training_steps: int
+    pairs: tuple  # flags of a long run
+    pairs_steps: int
     note: str
 
 
 WARMUP = 2
 FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20)
 SINGLE = ("qwZ", "hpZ", "qgZ")
+SMALL_TRAINING = (
+    "--model",
+    "layers=4,heads=4,channels=128,vocab=256",
+    "--seq-len",
+    "64",
+    "--micro-batch",
+    "2",
+    "--val-batches",
+    "100",
+)
+TWO_MICRO_STEPS = ("--batch-tokens", str(4 * 2 * 2 * 64))  # ranks, micro-steps, samples, tokens
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
     "quick": Plan(
@@ -125,17 +149,10 @@ PLANS = {
         steps=WARMUP + 3,
         searches=0,
         model="layers=4,heads=4,channels=256,vocab=256",
-        training=(
-            "--model",
-            "layers=4,heads=4,channels=128,vocab=256",
-            "--seq-len",
-            "64",
-            "--micro-batch",
-            "2",
-            "--val-batches",
-            "100",
-        ),
+        training=SMALL_TRAINING,
         training_steps=300,
+        pairs=SMALL_TRAINING,
+        pairs_steps=300,
         note="--quick: a small model, few links and few steps. --full is the measurement.",
     ),
     "full": Plan(
@@ -162,6 +179,8 @@ PLANS = {
             "100",
         ),
         training_steps=1000,
+        pairs=SMALL_TRAINING,
+        pairs_steps=2000,
         note="",
     ),
 }
@@ -350,13 +369,9 @@ class Sweep:
         }
 
 
-def training_command(plan, program, variant):
+def training_command(program, parts, flags, steps):
     """A convergence run: 4 ranks of this machine as 2 nodes, validated five times."""
     nodes, ranks = map(int, CONVERGENCE_SHAPE.split("x"))
-    parts = VARIANTS.get(variant, VARIANTS[ALL])
-    flags = [word for part in parts for word in PARTS[part]] + (
-        ["--zero-quant-block", str(WHOLE)] if variant == CONTROL else []
-    )
     return [
         "mpirun",
         "--oversubscribe",
@@ -368,28 +383,86 @@ def training_command(plan, program, variant):
         *COMMON,
         "--ranks-per-node",
         str(ranks),
-        *plan.training,
+        *flags,
         *TRAINING,
         "--steps",
-        str(plan.training_steps),
+        str(steps),
         "--val-every",
-        str(plan.training_steps // 5),
-        *flags,
+        str(steps // 5),
+        *(word for part in parts for word in PARTS[part]),
     ]
+
+
+def train(part, name, command, runner, options):
+    """The log of a run that is new or there already."""
+    folder = options.into / f"{part}-{name}"
+    log, fresh = complete(runner, folder, command)
+    runner.progress.finished(
+        part, folder.name, fresh, f": validation loss {final_loss(log):.4f}"
+    )
+    return log
 
 
 def train_all(plan, runner, options):
     """The logs of the convergence runs, by variant."""
-    logs = {}
-    for variant in (BASE, ALL, CONTROL):
-        folder = options.into / f"convergence-{variant}"
-        logs[variant], fresh = complete(
-            runner, folder, training_command(plan, options.program, variant)
+    unblocked = ("--zero-quant-block", str(WHOLE))
+    runs = {BASE: (), ALL: (), CONTROL: unblocked}
+    return {
+        name: train(
+            "convergence",
+            name,
+            training_command(
+                options.program,
+                VARIANTS.get(name, VARIANTS[ALL]),
+                (*plan.training, *more),
+                plan.training_steps,
+            ),
+            runner,
+            options,
         )
-        runner.progress.finished(
-            "convergence", folder.name, fresh, f": validation loss {final_loss(logs[variant]):.4f}"
+        for name, more in runs.items()
+    }
+
+
+def train_pairs(plan, runner, options):
+    """The logs of the long runs, by combination."""
+    flags = (*plan.pairs, *TWO_MICRO_STEPS)
+    return {
+        name: train(
+            "pairs",
+            name,
+            training_command(options.program, parts, flags, plan.pairs_steps),
+            runner,
+            options,
         )
-    return logs
+        for name, parts in COMBINATIONS.items()
+    }
+
+
+def pairs_table(logs):
+    """How each combination ended, and whether its loss was ever stuck or no number."""
+    base, rows = final_loss(logs[BASE]), []
+    for name, log in logs.items():
+        losses = step_losses(log)
+        fifth = len(losses) // 5
+        parts = [statistics.fmean(losses[at : at + fifth]) for at in range(0, 5 * fifth, fifth)]
+        rows.append(
+            [
+                name,
+                *(f"{loss:.4f}" for loss in parts),
+                f"{final_loss(log):.4f}",
+                percent(final_loss(log) / base),
+                "no" if all(map(math.isfinite, losses)) else "yes",
+            ]
+        )
+    fifths = [f"mean loss, fifth {i}" for i in range(1, 6)]
+    return markdown(["", *fifths, "validation", f"against {BASE}", "a loss is no number"], rows)
+
+
+def step_losses(log):
+    with open(log, encoding="utf-8") as file:
+        events = map(json.loads, file)
+        return [event["loss"] or math.nan for event in events if event["event"] == "step"]
 
 
 def final_loss(log):
@@ -684,13 +757,16 @@ CLAIMS = (
 )
 
 
-def report(sweep, logs, plan, options):
+def report(sweep, logs, pairs, plan, options):
     """The tables and measurements; writes the rows and the pictures."""
     text = f"{plan.note}\n\n" if plan.note else ""
     lines = (cluster_lines(sweep) if sweep.rows else []) + (
         convergence_lines(plan, logs) if logs else []
     )
-    text += markdown(["what", "paper", "ours", "why they differ"], lines)
+    if lines:
+        text += markdown(["what", "paper", "ours", "why they differ"], lines)
+    if pairs:
+        text += pairs_table(pairs)
     if sweep.rows:
         text += "".join(
             time_table(sweep, shape) + traffic_table(sweep, shape) for shape in plan.links
@@ -850,9 +926,9 @@ def arguments():
     size.add_argument("--full", dest="plan", action="store_const", const="full")
     parser.add_argument(
         "--part",
-        choices=("cluster", "convergence"),
+        choices=("cluster", "convergence", "pairs"),
         action="append",
-        help="only this; default: both",
+        help="only this; default: the first two",
     )
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--program", default="./train_gpt", metavar="FILE")
@@ -891,13 +967,15 @@ def reproduce(options):
         {
             "cluster": with_cluster * sweep.planned(),
             "convergence": 3 * ("convergence" in options.part),
+            "pairs": len(COMBINATIONS) * ("pairs" in options.part),
         }
     )
     if with_cluster:
         sweep.measure_all()
     if "convergence" in options.part:
         logs = train_all(plan, runner, options)
-    return report(sweep, logs, plan, options)
+    pairs = train_pairs(plan, runner, options) if "pairs" in options.part else {}
+    return report(sweep, logs, pairs, plan, options)
 
 
 def main():
