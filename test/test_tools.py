@@ -2106,7 +2106,7 @@ class Muon(Reproduces):
         self.assertEqual(len(tuning), 2 * (3 * 8 + 2 * 2))
         self.assertTrue(all("tuning_val.bin" in call and "--seed 1 " in call for call in tuning))
         final = [call for call in calls if "--val-every 0" not in call and call not in tuning]
-        self.assertEqual(len(final), 2 * 3 * (1 + 2 + 2))
+        self.assertEqual(len(final), 2 * 3 * (1 + 4 + 2))
         self.assertFalse(any("--seed 1 " in call for call in final))
         self.assertEqual(len(calls), len(tuning) + len(final) + 5 * 6)
         self.reproduce("--full", "--jobs", "2")
@@ -2141,6 +2141,7 @@ class Muon(Reproduces):
 
     def test_data(self):
         """No tuning run trains on a work that validates it, or looks at the held-out plays."""
+        self.write("train_gpt", FAKE_MUON.replace("/ 0.16", "/ 0.02"), mode=0o755)
         self.reproduce("--quick", "--part", "tokens")
         found = {
             name: reproduce_muon.read_works(str(self.out / f"data/{name}.bin"))
@@ -2160,6 +2161,7 @@ class Muon(Reproduces):
         for losses, after in (
             ({}, 6),
             ({6: 2.0}, 5),
+            ({6: 2.0, 5: 2.5}, 4),
             ({6: 2.0, 5: 3.5}, None),
             ({6: 3.5}, 7),
             ({6: 3.5, 7: 3.0}, None),
