@@ -179,9 +179,9 @@ typedef struct {
     bool accumulates;       // a step has several micro-steps
     bool keeps_gathered;    // wte stays acquired from the head to the embedding (dp.h)
     bool matrices;          // the optimizer needs whole matrices of blocks (matrices.h)
-    bool forward_only;      // --prompt: there are no gradients and no moments
     const P2p *p2p;         // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
+    bool forward_only;      // --prompt: there are no gradients and no moments
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool keeps_gathered) {
