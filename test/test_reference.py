@@ -1035,7 +1035,8 @@ FAULTS = [
     (
         "v2, storage",
         "engine/overlap.h",
-        "most = o->storage_clip; " "{exact_join(&o->squares, &squares) ==> (void)0}",
+        "most = o->storage_clip; "
+        "{exact_join(&o->squares[step & 1], &squares) ==> (void)0}",
     ),
     (
         "skip-loss-z",
@@ -1078,8 +1079,8 @@ FAULTS = [
     (
         "v2, documents",
         TRAINER,
-        "stats.loss / {max_i64(counted, 1) "
-        "==> (r->plan->config->samples * run_options(r)->seq_len)},",
+        "stats->loss / {max_i64(report->counted, 1) "
+        "==> (r->plan->config->samples * run_options(r)->seq_len)};",
     ),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; for"),
