@@ -16,7 +16,7 @@ convergence  on local ranks that pretend to be 2 nodes: validation loss on held-
              `make data`.
 pairs        only where it is asked for: the same ranks, bf16, two micro-steps a step, and many more
              steps, for ZeRO-3 and every combination of the three parts: does a loss get stuck, or
-             become NaN? About 15 minutes with --full.
+             become NaN? About 5 minutes with --full on 2 quiet cores.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
 FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
