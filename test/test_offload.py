@@ -546,7 +546,6 @@ class Resume(Check):
                 dict(ranks=2, zero=2),
                 dict(ranks=3, zero=3, dtype="bf16"),
                 dict(ranks=2, pipeline="2"),
-                dict(share="2x2", ranks=2, zero=1),
             ],
             1,
         ):
