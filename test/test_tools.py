@@ -875,7 +875,21 @@ with open(value("--log", ""), "w") as log:
 
 
 class Reproduces(InFolder):
-    """A script in a folder that looks like the project's."""
+    """A script in a folder that looks like the project's. FLAGS: it always has these."""
+
+    SCRIPT, FLAGS = "", ()
+
+    def command(self, *options):
+        """In the Python without a virtual environment: it draws no pictures."""
+        script = self.folder / "scripts" / self.SCRIPT
+        return [sys.executable, script, *self.FLAGS, "--into", self.out, *options]
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(*self.command(*options), code=code, cwd=self.folder)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
 
     def scripts(self, *names):
         for name in (*names, "reproduce.py", "plot.py"):
@@ -950,6 +964,8 @@ for number in pyplot.get_fignums():
 
 
 class Zeropp(Reproduces):
+    SCRIPT = "reproduce_zeropp.py"
+
     def setUp(self):
         super().setUp()
         self.scripts("reproduce_zeropp.py", "zeropp_bars.py")
@@ -958,23 +974,6 @@ class Zeropp(Reproduces):
         self.program = self.write("train_gpt", "", mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
-
-    def command(self, *options):
-        """In the Python without a virtual environment: it draws no pictures."""
-        return [
-            sys.executable,
-            self.folder / "scripts/reproduce_zeropp.py",
-            "--into",
-            self.out,
-            *options,
-        ]
-
-    def reproduce(self, *options, code=0):
-        return self.run_to_end(*self.command(*options), code=code, cwd=self.folder)
-
-    def calls(self):
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
 
     def test_volume(self):
         """The paper's factors, and with the scales of blocks of 256: 4 / 256 bytes an element."""
@@ -1390,6 +1389,7 @@ with open(value("--log", ""), "w") as log:
 
 
 class Dpzero(Reproduces):
+    SCRIPT = "reproduce_dpzero.py"
     RUNS = (
         5 * 3 + 2 * 3 + 2 * (3 + 4) + 2 + 2 + 6
     )  # --quick: ranks and stages, sizes, pipelines beside ZeRO, a width, the cluster, texts
@@ -1404,21 +1404,6 @@ class Dpzero(Reproduces):
         (self.folder / "train_gpt").symlink_to(self.bin / "mpirun")
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
-
-    def reproduce(self, *options, code=0):
-        return self.run_to_end(
-            sys.executable,
-            self.folder / "scripts/reproduce_dpzero.py",
-            "--into",
-            self.out,
-            *options,
-            code=code,
-            cwd=self.folder,
-        )
-
-    def calls(self):
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
 
     def test_quick(self):
         """Style flat takes 1.5 times the memory here, so P6 is not met."""
@@ -1642,7 +1627,7 @@ with open(value("--log"), "w") as log:
 
 
 class Cyclic(Reproduces):
-    SCRIPT = "scripts/reproduce_cyclic.py"
+    SCRIPT, FLAGS = "reproduce_cyclic.py", ("--quick",)
 
     def setUp(self):
         super().setUp()
@@ -1658,23 +1643,6 @@ class Cyclic(Reproduces):
     def data(self, name, content):
         for part in ("train", "val"):
             self.write(f"data/{name}_{part}_000000.bin", "").write_bytes(content)
-
-    def reproduce(self, *options, code=0):
-        """In the Python without a virtual environment: it draws no pictures."""
-        return self.run_to_end(
-            sys.executable,
-            self.folder / self.SCRIPT,
-            "--quick",
-            "--into",
-            self.out,
-            *options,
-            code=code,
-            cwd=self.folder,
-        )
-
-    def calls(self):
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
 
     @staticmethod
     def trace(*events):
@@ -1957,6 +1925,8 @@ with open(value("--log"), "w") as log:
 
 
 class Pseudo(Reproduces):
+    SCRIPT, FLAGS = "reproduce_pseudo.py", ("--quick", "--steps", "100")
+
     def setUp(self):
         super().setUp()
         self.scripts("reproduce_pseudo.py", "reproduce_cyclic.py")
@@ -1964,20 +1934,6 @@ class Pseudo(Reproduces):
             self.write(name, FAKE_PSEUDO, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
-
-    def reproduce(self, *options, code=0):
-        return self.run_to_end(
-            sys.executable,
-            self.folder / "scripts/reproduce_pseudo.py",
-            "--quick",
-            "--steps",
-            "100",
-            "--into",
-            self.out,
-            *options,
-            code=code,
-            cwd=self.folder,
-        )
 
     def test_tables(self):
         text = self.reproduce()
@@ -2055,6 +2011,7 @@ with open(value("--log"), "w") as log:
 
 
 class Muon(Reproduces):
+    SCRIPT, FLAGS = "reproduce_muon.py", ("--steps", "100")
     PAGE = "docs/results/models.md"
 
     def setUp(self):
@@ -2068,22 +2025,6 @@ class Muon(Reproduces):
     def shard(self, part, works):
         path = self.write(f"data/text_bytes_{part}_000000.bin", "")
         reproduce_muon.write_shard(path, works)
-
-    def reproduce(self, *options, code=0):
-        return self.run_to_end(
-            sys.executable,
-            self.folder / "scripts/reproduce_muon.py",
-            "--steps",
-            "100",
-            "--into",
-            self.out,
-            *options,
-            code=code,
-            cwd=self.folder,
-        )
-
-    def calls(self):
-        return (self.folder / "calls").read_text().splitlines()
 
     def test_tables(self):
         text = self.reproduce("--full", "--jobs", "2")
@@ -2280,24 +2221,14 @@ if "--trace" in words:
 
 
 class Offload(Reproduces):
+    SCRIPT, FLAGS = "reproduce_offload.py", ("--quick",)
+
     def setUp(self):
         super().setUp()
         self.scripts("reproduce_offload.py", "reproduce_cyclic.py")
         self.write("train_gpt", FAKE_OFFLOAD, mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
-
-    def reproduce(self, *options, code=0):
-        return self.run_to_end(
-            sys.executable,
-            self.folder / "scripts/reproduce_offload.py",
-            "--quick",
-            "--into",
-            self.out,
-            *options,
-            code=code,
-            cwd=self.folder,
-        )
 
     def test_tables(self):
         text = self.reproduce("--part", "budgets", "--part", "largest", "--part", "utilisation")
@@ -2371,6 +2302,8 @@ print(json.dumps({**plan("", stages, ms), **answer}))
 
 
 class Dapple(Reproduces):
+    SCRIPT, FLAGS = "reproduce_dapple.py", ("--quick",)
+
     def setUp(self):
         super().setUp()
         self.scripts("reproduce_dapple.py")
@@ -2379,11 +2312,6 @@ class Dapple(Reproduces):
         for name in ("scripts/cluster.sh", "train_gpt"):
             self.write(name, FAKE_DAPPLE, mode=0o755)
         self.write("data/text_bytes_train_000000.bin", "")
-
-    def reproduce(self, *options, code=0):
-        command = [sys.executable, self.folder / "scripts/reproduce_dapple.py", "--quick"]
-        command += ["--into", self.out]
-        return self.run_to_end(*command, *options, code=code, cwd=self.folder)
 
     def test_quick(self):
         text = self.reproduce()
