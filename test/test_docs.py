@@ -10,6 +10,7 @@ tests show can be given.
     Started     every command of README.md and docs/ that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
+    Claims      docs/results.md says of each claim what the page of its paper says
     Export      docs/running.md's way from a run to a model file, a folder for transformers, and
                 back
 
@@ -590,6 +591,28 @@ SHORT_RUN = [
 
 
 # --------------------------------------------------------------------------------------------------
+def claims_of(text, page):
+    """Number of a claim -> its cells up to the verdict, of a table of claims. Links to places of
+    `page` are written as the page itself writes them."""
+    rows = re.findall(r"(?m)^\| ([A-Z]\d+) \|((?:[^|]+\|){4})", text)
+    return {number: cells.replace(f"(results/{page}#", "(#") for number, cells in rows}
+
+
+class Claims(unittest.TestCase):
+    PAGES = ("zeropp.md", "dpzero.md", "cyclic.md", "dapple.md", "pseudo.md")
+
+    def test_pages_agree(self):
+        everything = (ROOT / "docs/results.md").read_text()
+        listed = 0
+        for page in self.PAGES:
+            of_paper = claims_of((ROOT / "docs/results" / page).read_text(), page)
+            of_all = claims_of(everything, page)
+            for number, cells in of_paper.items():
+                self.assertEqual(of_all.get(number), cells, f"{number} in results.md and {page}")
+            listed += len(of_paper)
+        self.assertEqual(listed, len(claims_of(everything, "")))
+
+
 class Export(unittest.TestCase):
     def test_there_and_back(self):
         """A run; its command with what the page says behind it; a folder for transformers; a model
