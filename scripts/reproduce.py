@@ -248,7 +248,7 @@ def documented(page=None):
         found[row[1]] = row[2]
     count = collections.Counter(found.values())
     said = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
-    if f"make {len(found)} claims: {said}." not in " ".join(text.split()):
+    if f"{len(found)} claims: {said}." not in " ".join(text.split()):
         raise Failed(
             EXIT_INPUT,
             f"{page}: its table has {len(found)} claims: {said or 'none'}; its text does not"
