@@ -2,7 +2,7 @@
 """reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and
 what it costs in loss.
 
-    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence|pairs]
+    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence|pairs|long]
     [--into FOLDER] [--program FILE]
 
 cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal
@@ -17,6 +17,10 @@ convergence  on local ranks that pretend to be 2 nodes: validation loss on held-
 pairs        only where it is asked for: the same ranks, bf16, two micro-steps a step, and many more
              steps, for ZeRO-3 and every combination of the three parts: does a loss get stuck, or
              become NaN? About 5 minutes with --full on 2 quiet cores.
+long         only where it is asked for: 2 ranks as 2 nodes, bf16, ZeRO-3 and ZeRO++ with 21 million
+             parameters for 20,000 steps of 64 bytes, both at once. A node of one rank leaves hpZ
+             nothing to do; it changes no bit anyway. About half an hour with --full on 2 quiet
+             cores, and 0.6 GB of checkpoints, from which the same command goes on.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
 FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
@@ -33,10 +37,10 @@ missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C
 """
 
 import argparse
+import concurrent.futures
 import csv
 import glob
 import itertools
-import json
 import math
 import os
 import shutil
@@ -107,7 +111,20 @@ COMMON = [
     "--threads",
     "1",
 ]
-CONVERGENCE_SHAPE = "2x2"
+CONVERGENCE_SHAPE = "2x2"  # nodes and their ranks
+
+
+@dataclass(frozen=True)
+class Training:
+    """Runs of one part that differ only in their messages."""
+
+    runs: dict  # name -> (parts of ZeRO++, more flags)
+    flags: tuple
+    steps: int
+    validations: int = 5
+    shape: str = CONVERGENCE_SHAPE
+    at_once: int = 1  # runs
+    resumable: bool = False  # from checkpoints in the run's folder
 
 
 @dataclass(frozen=True)
@@ -118,27 +135,52 @@ class Plan:
     steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
     searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
     model: str
-    training: tuple  # flags of a convergence run
-    training_steps: int
-    pairs: tuple  # flags of a long run
-    pairs_steps: int
+    trainings: dict  # part -> Training
     note: str
 
 
 WARMUP = 2
 FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20)
 SINGLE = ("qwZ", "hpZ", "qgZ")
-SMALL_TRAINING = (
-    "--model",
-    "layers=4,heads=4,channels=128,vocab=256",
-    "--seq-len",
-    "64",
-    "--micro-batch",
-    "2",
-    "--val-batches",
-    "100",
-)
+SMALL = ("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64")
+MIDDLE = ("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "64")
+LARGE = ("--model", "layers=3,heads=12,channels=768,vocab=256", "--seq-len", "32")
 TWO_MICRO_STEPS = ("--batch-tokens", str(4 * 2 * 2 * 64))  # ranks, micro-steps, samples, tokens
+# fp32 messages for what is not quantized, so the three parts are the only difference.
+LONG_RATE = ("--reduce-dtype", "fp32", "--lr", "3e-4")
+
+
+def batch(samples, validated):
+    """Flags: samples of a rank and micro-step, batches of a validation."""
+    return ("--micro-batch", str(samples), "--val-batches", str(validated))
+
+
+def trainings(convergence, steps, pairs_steps, long, long_steps):
+    """Part -> its runs; the model and the steps differ between --quick and --full."""
+    unblocked = ("--zero-quant-block", str(WHOLE))
+    return {
+        "convergence": Training(
+            {BASE: ((), ()), ALL: (VARIANTS[ALL], ()), CONTROL: (VARIANTS[ALL], unblocked)},
+            convergence,
+            steps,
+        ),
+        "pairs": Training(
+            {name: (parts, ()) for name, parts in COMBINATIONS.items()},
+            (*SMALL, *batch(2, 100), *TWO_MICRO_STEPS),
+            pairs_steps,
+        ),
+        "long": Training(
+            {BASE: ((), ()), "qwZ+qgZ": (("qwZ", "qgZ"), ())},
+            (*long, *batch(1, 300), *LONG_RATE),
+            long_steps,
+            validations=20,
+            shape="2x1",
+            at_once=2,
+            resumable=True,
+        ),
+    }
+
+
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
     "quick": Plan(
@@ -149,10 +191,7 @@ PLANS = {
         steps=WARMUP + 3,
         searches=0,
         model="layers=4,heads=4,channels=256,vocab=256",
-        training=SMALL_TRAINING,
-        training_steps=300,
-        pairs=SMALL_TRAINING,
-        pairs_steps=300,
+        trainings=trainings((*SMALL, *batch(2, 100)), 300, 300, SMALL, 400),
         note="--quick: a small model, few links and few steps. --full is the measurement.",
     ),
     "full": Plan(
@@ -168,19 +207,9 @@ PLANS = {
         steps=WARMUP + 5,
         searches=3,
         model="layers=6,heads=4,channels=256,vocab=256",
-        training=(
-            "--model",
-            "layers=4,heads=6,channels=192,vocab=256",
-            "--seq-len",
-            "64",
-            "--micro-batch",
-            "4",
-            "--val-batches",
-            "100",
+        trainings=trainings(
+            (*MIDDLE, *batch(4, 100)), 1000, 2000, (*LARGE, "--warmup", "1000"), 20000
         ),
-        training_steps=1000,
-        pairs=SMALL_TRAINING,
-        pairs_steps=2000,
         note="",
     ),
 }
@@ -369,77 +398,52 @@ class Sweep:
         }
 
 
-def training_command(program, parts, flags, steps):
-    """A convergence run: 4 ranks of this machine as 2 nodes, validated five times."""
-    nodes, ranks = map(int, CONVERGENCE_SHAPE.split("x"))
+def training_command(program, training, name, folder):
+    """A run of a training: ranks of this machine as nodes."""
+    nodes, ranks = map(int, training.shape.split("x"))
+    parts, more = training.runs[name]
+    every = str(training.steps // training.validations)
+    start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(nodes * ranks)]
+    kept = []
+    if training.resumable:
+        start = [str(SCRIPTS / "launch.sh"), "--continue", "--bind-to", "none"]
+        start += ["--ranks", str(nodes * ranks), "--"]
+        kept = ["--out", str(folder / "checkpoints"), "--save-every", every, "--keep", "1"]
     return [
-        "mpirun",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-np",
-        str(nodes * ranks),
+        *start,
         program,
         *COMMON,
         "--ranks-per-node",
         str(ranks),
-        *flags,
         *TRAINING,
+        *training.flags,
+        *more,
         "--steps",
-        str(steps),
+        str(training.steps),
         "--val-every",
-        str(steps // 5),
+        every,
         *(word for part in parts for word in PARTS[part]),
+        *kept,
     ]
 
 
-def train(part, name, command, runner, options):
-    """The log of a run that is new or there already."""
-    folder = options.into / f"{part}-{name}"
-    log, fresh = complete(runner, folder, command)
-    runner.progress.finished(
-        part, folder.name, fresh, f": validation loss {final_loss(log):.4f}"
-    )
-    return log
+def train(part, plan, runner, options):
+    """The logs of a part's runs, by name; runs that are there already are not run again."""
+    training = plan.trainings[part]
+
+    def one(name):
+        folder = options.into / f"{part}-{name}"
+        command = training_command(options.program, training, name, folder)
+        log, fresh = complete(runner, folder, command)
+        loss = final_loss(log)
+        runner.progress.finished(part, folder.name, fresh, f": validation loss {loss:.4f}")
+        return log
+
+    with concurrent.futures.ThreadPoolExecutor(training.at_once) as pool:
+        return dict(zip(training.runs, pool.map(one, training.runs)))
 
 
-def train_all(plan, runner, options):
-    """The logs of the convergence runs, by variant."""
-    unblocked = ("--zero-quant-block", str(WHOLE))
-    runs = {BASE: (), ALL: (), CONTROL: unblocked}
-    return {
-        name: train(
-            "convergence",
-            name,
-            training_command(
-                options.program,
-                VARIANTS.get(name, VARIANTS[ALL]),
-                (*plan.training, *more),
-                plan.training_steps,
-            ),
-            runner,
-            options,
-        )
-        for name, more in runs.items()
-    }
-
-
-def train_pairs(plan, runner, options):
-    """The logs of the long runs, by combination."""
-    flags = (*plan.pairs, *TWO_MICRO_STEPS)
-    return {
-        name: train(
-            "pairs",
-            name,
-            training_command(options.program, parts, flags, plan.pairs_steps),
-            runner,
-            options,
-        )
-        for name, parts in COMBINATIONS.items()
-    }
-
-
-def pairs_table(logs):
+def loss_table(logs):
     """How each combination ended, and whether its loss was ever stuck or no number."""
     base, rows = final_loss(logs[BASE]), []
     for name, log in logs.items():
@@ -460,9 +464,12 @@ def pairs_table(logs):
 
 
 def step_losses(log):
-    with open(log, encoding="utf-8") as file:
-        events = map(json.loads, file)
-        return [event["loss"] or math.nan for event in events if event["event"] == "step"]
+    """By step; a resumed run tells some steps twice, of which the last counts."""
+    losses = {}
+    for event in plot.events(log):
+        if event.get("event") == "step":
+            losses[event["step"]] = event["loss"] or math.nan
+    return [losses[step] for step in sorted(losses)]
 
 
 def final_loss(log):
@@ -649,13 +656,10 @@ def cluster_lines(sweep):
 
 def convergence_lines(plan, logs):
     losses = {variant: final_loss(log) for variant, log in logs.items()}
-    base = losses[BASE]
+    base, steps = losses[BASE], plan.trainings["convergence"].steps
     return [
         [
-            (
-                f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3"
-                " (goal 1 %)"
-            ),
+            f"validation loss of ZeRO++ after {steps} steps is that of ZeRO-3 (goal 1 %)",
             "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
             f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
             "a small model, few steps",
@@ -757,16 +761,18 @@ CLAIMS = (
 )
 
 
-def report(sweep, logs, pairs, plan, options):
-    """The tables and measurements; writes the rows and the pictures."""
+def report(sweep, logs, plan, options):
+    """The tables and measurements; writes the rows and the pictures. logs: by part and run."""
     text = f"{plan.note}\n\n" if plan.note else ""
+    convergence = logs.get("convergence", {})
     lines = (cluster_lines(sweep) if sweep.rows else []) + (
-        convergence_lines(plan, logs) if logs else []
+        convergence_lines(plan, convergence) if convergence else []
     )
     if lines:
         text += markdown(["what", "paper", "ours", "why they differ"], lines)
-    if pairs:
-        text += pairs_table(pairs)
+    for part in ("pairs", "long"):
+        if part in logs:
+            text += f"{part}: {plan.trainings[part].steps} steps\n\n" + loss_table(logs[part])
     if sweep.rows:
         text += "".join(
             time_table(sweep, shape) + traffic_table(sweep, shape) for shape in plan.links
@@ -775,18 +781,11 @@ def report(sweep, logs, pairs, plan, options):
         write_rows(sweep, options.into / "rows.csv")
         draw(sweep, options.into / "sweep.png")
         draw_beside_paper(sweep, options.into / "paper.png")
-    if logs:
-        subprocess.run(
-            [
-                sys.executable,
-                str(SCRIPTS / "plot.py"),
-                *map(str, logs.values()),
-                "--out",
-                str(options.into / "loss.png"),
-            ],
-            check=False,
-        )
-    return text, measurements(sweep, logs)
+    for part, of_part in logs.items():
+        picture = options.into / ("loss.png" if part == "convergence" else f"loss_{part}.png")
+        words = [sys.executable, str(SCRIPTS / "plot.py"), *map(str, of_part.values())]
+        subprocess.run([*words, "--out", str(picture)], check=False)
+    return text, measurements(sweep, convergence)
 
 
 def write_rows(sweep, path):
@@ -926,7 +925,7 @@ def arguments():
     size.add_argument("--full", dest="plan", action="store_const", const="full")
     parser.add_argument(
         "--part",
-        choices=("cluster", "convergence", "pairs"),
+        choices=("cluster", "convergence", "pairs", "long"),
         action="append",
         help="only this; default: the first two",
     )
@@ -960,22 +959,23 @@ def cluster_possible():
 
 
 def reproduce(options):
-    plan, runner, logs = PLANS[options.plan], Runner(), {}
+    plan, runner = PLANS[options.plan], Runner()
     sweep = Sweep(plan, runner, options)
     with_cluster = "cluster" in options.part and cluster_possible()
     runner.progress.plan(
         {
             "cluster": with_cluster * sweep.planned(),
-            "convergence": 3 * ("convergence" in options.part),
-            "pairs": len(COMBINATIONS) * ("pairs" in options.part),
+        **{part: len(plan.trainings[part].runs) for part in plan.trainings if part in options.part},
         }
     )
     if with_cluster:
         sweep.measure_all()
-    if "convergence" in options.part:
-        logs = train_all(plan, runner, options)
-    pairs = train_pairs(plan, runner, options) if "pairs" in options.part else {}
-    return report(sweep, logs, pairs, plan, options)
+    logs = {
+        part: train(part, plan, runner, options)
+        for part in plan.trainings
+        if part in options.part
+    }
+    return report(sweep, logs, plan, options)
 
 
 def main():
