@@ -62,6 +62,7 @@ from reproduce import (
     run_claims,
     span,
 )
+from reproduce_cyclic import STUDENT
 from zeropp_bars import BARS
 
 CLUSTER = str(SCRIPTS / "cluster.sh")
@@ -133,6 +134,7 @@ class Plan:
 
     links: dict  # shape -> variant -> rates
     steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
+    repeats: int  # of ZeRO-3 and of ZeRO++ at each link, in turns
     searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
     model: str
     trainings: dict  # part -> Training
@@ -140,7 +142,9 @@ class Plan:
 
 
 WARMUP = 2
-FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20)
+RATES = (UNLIMITED, 1000, 400, 200, 100, 50, 20)
+FEW_RATES = (UNLIMITED, 200, 50)
+QUICK_RATES = (UNLIMITED, 130, 50)  # near 130 ZeRO-3 runs at a quarter of its speed on 2x2
 SINGLE = ("qwZ", "hpZ", "qgZ")
 SMALL = ("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64")
 MIDDLE = ("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "64")
@@ -185,10 +189,11 @@ SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
     "quick": Plan(
         links={
-            "2x2": {BASE: FEW_RATES, **dict.fromkeys(SINGLE, FEW_RATES[-1:]), ALL: FEW_RATES},
+            "2x2": {BASE: QUICK_RATES, **dict.fromkeys(SINGLE, (50,)), ALL: QUICK_RATES},
             "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50)),
         },
         steps=WARMUP + 3,
+        repeats=3,
         searches=0,
         model="layers=4,heads=4,channels=256,vocab=256",
         trainings=trainings((*SMALL, *batch(2, 100)), 300, 300, SMALL, 400),
@@ -205,6 +210,7 @@ PLANS = {
             },
         ),
         steps=WARMUP + 5,
+        repeats=3,
         searches=3,
         model="layers=6,heads=4,channels=256,vocab=256",
         trainings=trainings(
@@ -290,6 +296,7 @@ class Row:
     node_bytes: float  # sent to other nodes in a step, by a node
     parameters: int
     loss: float  # of the last step
+    repeat: int = 1
 
     def volume(self):
         return self.node_bytes / unit_bytes(self.parameters, int(self.shape.split("x")[0]))
@@ -299,7 +306,7 @@ def rate_name(rate):
     return "unlimited" if rate == UNLIMITED else f"{rate:g}mbit"
 
 
-def read_row(log, shape, rate, variant):
+def read_row(log, shape, rate, variant, repeat):
     found = {}
     for event in plot.events(log):
         found.setdefault(event.get("event"), []).append(event)
@@ -320,6 +327,7 @@ def read_row(log, shape, rate, variant):
         * end["traffic"]["measured"]["total"]["inter"],  # rank 0 stands for its neighbours
         parameters=start["parameters"],
         loss=steps[-1]["loss"],
+        repeat=repeat,
     )
 
 
@@ -351,10 +359,11 @@ class Sweep:
             *flags,
         ]
 
-    def measure(self, shape, rate, variant):
-        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}"
+    def measure(self, shape, rate, variant, repeat):
+        again = f"-{repeat}" if repeat > 1 else ""
+        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}{again}"
         log, fresh = complete(self.runner, folder, self.command(shape, rate, variant))
-        row = read_row(log, shape, rate, variant)
+        row = read_row(log, shape, rate, variant, repeat)
         self.rows.append(row)
         self.runner.progress.finished(
             "cluster",
@@ -366,18 +375,26 @@ class Sweep:
 
     def planned(self):
         """How many runs there will be at most."""
-        links = self.plan.links.values()
-        return sum(len(rates) for variants in links for rates in variants.values()) + (
-            2 * self.plan.searches * len(links)
-        )
+        links, repeats = self.plan.links.values(), self.plan.repeats
+        return sum(
+            len(rates) * (repeats if name in (BASE, ALL) else 1)
+            for variants in links
+            for name, rates in variants.items()
+        ) + (2 * repeats * self.plan.searches * len(links))
 
     def measure_all(self):
-        """At a rate the variants follow each other, so a drift of the machine favours none."""
         for shape, variants in self.plan.links.items():
             for rate in variants[BASE]:
-                for variant in (name for name, rates in variants.items() if rate in rates):
-                    self.measure(shape, rate, variant)
+                self.compare(shape, rate, [name for name in variants if rate in variants[name]])
             self.search(shape)
+
+    def compare(self, shape, rate, names):
+        """The variants follow each other, so a drift of the machine favours none. ZeRO-3 and ZeRO++
+        are repeated, for the interval of their ratio."""
+        for repeat in range(1, self.plan.repeats + 1):
+            for name in names:
+                if repeat == 1 or name in (BASE, ALL):
+                    self.measure(shape, rate, name, repeat)
 
     def search(self, shape):
         """Goes where ZeRO-3 is expected at a quarter of its speed, and looks again from there."""
@@ -386,16 +403,21 @@ class Sweep:
             rate = rate_at_share(times, QUARTER)
             if rate is None or round(rate) in times:
                 return
-            for variant in (BASE, ALL):
-                self.measure(shape, round(rate), variant)
+            self.compare(shape, round(rate), (BASE, ALL))
             if abs(times[UNLIMITED] / self.times(shape, BASE)[round(rate)] - QUARTER) <= CLOSE:
                 return
 
+    def repeated(self, shape, variant):
+        """Step times by rate, in the order of the repeats."""
+        found = {}
+        for row in self.rows:
+            if (row.shape, row.variant) == (shape, variant):
+                found.setdefault(row.rate, []).append(row.ms)
+        return found
+
     def times(self, shape, variant):
         """Median step time by rate."""
-        return {
-            row.rate: row.ms for row in self.rows if (row.shape, row.variant) == (shape, variant)
-        }
+        return {rate: statistics.median(ms) for rate, ms in self.repeated(shape, variant).items()}
 
 
 def training_command(program, training, name, folder):
@@ -481,18 +503,48 @@ def final_loss(log):
 # Telling
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast as ZeRO-3: the geometric mean over repeats that followed each other,
+    and its 95 % interval (Student's t), None of a single repeat."""
+
+    ratio: float
+    low: float = None
+    high: float = None
+
+    def __str__(self):
+        if self.low is None:
+            return f"{self.ratio:.2f}x"
+        return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+def speedup(base, ours):
+    """Of step times in the order of the repeats."""
+    logs = [math.log(its / mine) for its, mine in zip(base, ours)]
+    mean, n = statistics.mean(logs), len(logs)
+    if n < 2:
+        return Speedup(math.exp(mean))
+    doubt = STUDENT[n] * statistics.stdev(logs) / n**0.5
+    return Speedup(*(math.exp(mean + by) for by in (0, -doubt, doubt)))
+
+
 def speedups(sweep, shape, variant=ALL):
-    """Rate -> how many times as fast as ZeRO-3."""
-    base, ours = sweep.times(shape, BASE), sweep.times(shape, variant)
-    return {rate: base[rate] / ours[rate] for rate in sorted(ours, reverse=True)}
+    """Rate -> Speedup."""
+    base, ours = sweep.repeated(shape, BASE), sweep.repeated(shape, variant)
+    return {rate: speedup(base[rate], ours[rate]) for rate in sorted(ours, reverse=True)}
 
 
 def at_quarter(sweep, shape):
-    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
+    """(rate, Speedup) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
     does."""
-    base, ours = sweep.times(shape, BASE), sweep.times(shape, ALL)
-    rate = rate_at_share(base, QUARTER)
-    return rate and (rate, ms_at(base, rate) / ms_at(ours, rate))
+    base, ours = sweep.repeated(shape, BASE), sweep.repeated(shape, ALL)
+    rate = rate_at_share(sweep.times(shape, BASE), QUARTER)
+    rounds = range(min(map(len, ours.values()), default=0))
+
+    def at_rate(times):
+        return [ms_at({known: ms[i] for known, ms in times.items()}, rate) for i in rounds]
+
+    return rate and (rate, speedup(at_rate(base), at_rate(ours)))
 
 
 def names_of(sweep, shape):
@@ -504,6 +556,7 @@ def time_table(sweep, shape):
     names, times = names_of(sweep, shape), {
         name: sweep.times(shape, name) for name in names_of(sweep, shape)
     }
+    ratios = {name: speedups(sweep, shape, name) for name in names}
     predicted = {
         (row.rate, row.variant): row.predicted_ms for row in sweep.rows if row.shape == shape
     }
@@ -517,7 +570,7 @@ def time_table(sweep, shape):
         cells = [
             (
                 f"{times[name][rate]:.0f} ({predicted[rate, name]:.0f})"
-                + ("" if name == BASE else f", {times[BASE][rate] / times[name][rate]:.2f}x")
+                + ("" if name == BASE else f", {ratios[name][rate]}")
                 if rate in times[name]
                 else ""
             )
@@ -532,7 +585,8 @@ def time_table(sweep, shape):
             ]
         )
     return (
-        f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3\n\n"
+        f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3 (95 % interval"
+        f" over {sweep.plan.repeats} repeats)\n\n"
         + markdown(["link", "ZeRO-3 runs at", "its tokens/s", *names], lines)
     )
 
@@ -566,8 +620,8 @@ def both(texts):
 def alone_text(alone, together):
     rate = min(min(ratios) for ratios in alone.values())
     return (
-        f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all"
-        f" {together[rate]:.2f}x at {rate:g} Mbit/s"
+        f"{', '.join(f'{name} {ratios[rate]}' for name, ratios in alone.items())}, all"
+        f" {together[rate]} at {rate:g} Mbit/s"
     )
 
 
@@ -578,7 +632,10 @@ def cluster_lines(sweep):
     ratios = {shape: speedups(sweep, shape) for shape in shapes}
     found = {shape: at_quarter(sweep, shape) for shape in shapes}
     slowest = {shape: min(ratios[shape]) for shape in shapes}
-    least = {shape: min(ratios[shape], key=ratios[shape].get) for shape in shapes}
+    least = {
+        shape: min(ratios[shape], key=lambda rate, of=ratios[shape]: of[rate].ratio)
+        for shape in shapes
+    }
     alone = {
         shape: {name: speedups(sweep, shape, name) for name in SINGLE if sweep.times(shape, name)}
         for shape in shapes
@@ -603,7 +660,7 @@ def cluster_lines(sweep):
             "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
             both(
                 (
-                    f"{shape}: {found[shape][1]:.2f}x at {found[shape][0]:.0f} Mbit/s"
+                    f"{shape}: {found[shape][1]} at {found[shape][0]:.0f} Mbit/s"
                     if found[shape]
                     else f"{shape}: no link was slow enough"
                 )
@@ -618,7 +675,7 @@ def cluster_lines(sweep):
             "speed at the slowest link (goal 3.5x)",
             "2.2x at 1 link, its slowest",
             both(
-                f"{shape}: {ratios[shape][slowest[shape]]:.2f}x at {slowest[shape]:g} Mbit/s"
+                f"{shape}: {ratios[shape][slowest[shape]]} at {slowest[shape]:g} Mbit/s"
                 for shape in shapes
             ),
             "the slower the link, the nearer to the ratio of the bytes",
@@ -627,7 +684,7 @@ def cluster_lines(sweep):
             "lowest speed of the sweep (goal 0.95x)",
             "1.15x at 8 links",
             both(
-                f"{shape}: {ratios[shape][least[shape]]:.2f}x at {rate_name(least[shape])}"
+                f"{shape}: {ratios[shape][least[shape]]} at {rate_name(least[shape])}"
                 for shape in shapes
             ),
             "without a limit messages still take the processor's time, and there are fewer of them",
@@ -686,14 +743,14 @@ def measurements(sweep, logs):
         quarters = [at_quarter(sweep, shape) for shape in shapes]
         ratios = {shape: speedups(sweep, shape) for shape in shapes}
         found["bytes"] = [volumes[shape, BASE] / volumes[shape, ALL] for shape in shapes]
-        found["unlimited"] = [ratios[shape][UNLIMITED] for shape in shapes]
+        found["unlimited"] = [ratios[shape][UNLIMITED].ratio for shape in shapes]
         if all(quarters):
-            found["quarter"] = [ratio for _, ratio in quarters]
+            found["quarter"] = [at.ratio for _, at in quarters]
         found["alone"] = [
-            (volumes[shape, name], volume(VARIANTS[name]), ratio, ratios[shape][rate])
+            (volumes[shape, name], volume(VARIANTS[name]), alone.ratio, ratios[shape][rate].ratio)
             for shape in shapes
             for name in SINGLE
-            for rate, ratio in list(speedups(sweep, shape, name).items())[-1:]
+            for rate, alone in list(speedups(sweep, shape, name).items())[-1:]
         ]
     if logs:
         losses = {variant: final_loss(log) for variant, log in logs.items()}
@@ -827,7 +884,7 @@ def draw(sweep, path):
             tokens = {
                 row.rate: row.tokens_per_s
                 for row in sweep.rows
-                if (row.shape, row.variant) == (shape, name)
+                if (row.shape, row.variant, row.repeat) == (shape, name, 1)
             }
             left.plot(
                 [place[rate] for rate in sorted(tokens)],
@@ -839,9 +896,14 @@ def draw(sweep, path):
             )
             if name != BASE:
                 ratios = speedups(sweep, shape, name)
-                right.plot(
+                means = [one.ratio for one in ratios.values()]
+                below = [one.ratio - (one.low or one.ratio) for one in ratios.values()]
+                above = [(one.high or one.ratio) - one.ratio for one in ratios.values()]
+                right.errorbar(
                     [place[rate] for rate in ratios],
-                    list(ratios.values()),
+                    means,
+                    yerr=[below, above],
+                    capsize=3,
                     marker="o",
                     markersize=4,
                     color=COLORS[name],
@@ -858,12 +920,13 @@ def draw(sweep, path):
         quarter = at_quarter(sweep, shape)
         if quarter:
             right.plot(
-                *quarter,
+                quarter[0],
+                quarter[1].ratio,
                 marker="*",
                 markersize=14,
                 color="black",
                 linestyle="none",
-                label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]:.2f}x",
+                label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]}",
             )
         left.set(ylabel=f"tokens/s, {shape}")
         right.set(ylabel="speed against ZeRO-3")
@@ -890,7 +953,9 @@ def draw_beside_paper(sweep, path):
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for shape in sweep.plan.links:
         times, ratios = sweep.times(shape, BASE), speedups(sweep, shape)
-        points = sorted((100 * times[UNLIMITED] / times[rate], ratios[rate]) for rate in ratios)
+        points = sorted(
+            (100 * times[UNLIMITED] / times[rate], ratios[rate].ratio) for rate in ratios
+        )
         axes.plot(*zip(*points), marker="o", label=f"here: {shape} ranks, emulated links")
     for marker, model in zip("s^", ("18B", "138B")):
         bars = [bars[model] for row, bars in BARS.items() if row.tokens == 2048 and model in bars]
