@@ -849,9 +849,7 @@ parts = tuple(
     "--zero-" + name in words
     for name in ("quantized-weights", "hpz-partition-size", "quantized-gradients")
 )
-M = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 1, 0): 2, (0, 0, 1): 2.25, (1, 1, 0): 1.5, (1, 1, 1): 0.75}[
-    parts
-]
+M = (1 if parts[1] else 2) * (0.5 if parts[0] else 1) + (0.25 if parts[2] else 1)
 nodes, ranks = map(int, words[0].split("x")) if words[0][0].isdigit() else (2, 2)
 ms = 100 + M * (15000 / float(value("--rate", "inf").removesuffix("mbit")))
 loss = 2 + (0.5 if told("lossy") else 0.01) * (M == 0.75) + 0.5 * ("--zero-quant-block" in words)
@@ -976,6 +974,7 @@ class Zeropp(Reproduces):
             "zeropp_bars.py",
             "published_runs.py",
             "published_mpt.txt",
+            "launch.sh",
         )
         self.write("bin/mpirun", FAKE_CLUSTER, mode=0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
@@ -1130,6 +1129,26 @@ class Zeropp(Reproduces):
         self.assertIn(
             "holds another run", self.reproduce("--quick", "--program", self.program, code=2)
         )
+
+    def test_long(self):
+        """Both runs go through launch.sh, which resumes; its table has no word of other parts."""
+        (self.folder / "scripts/launch.sh").chmod(0o755)
+        text = self.reproduce("--quick", "--part", "long")
+        self.assertIn("long: 400 steps\n\n", text)
+        self.assertRegex(text, r"\| qwZ\+qgZ \|( 2.0000 \|){6} \+0.0 % \| no \|")
+        self.assertEqual({*self.verdicts(text).values()}, {"not run"})
+        for call in self.calls():
+            self.assertRegex(call, "-np 2 .* --save-every 20 --keep 1 ")
+        self.assertEqual(len(self.calls()), 2)
+
+    def test_losses_of_a_resumed_run(self):
+        """Of a step that was run twice the last counts; a loss that is null is no number."""
+        steps = ((1, 5), (2, 4), (3, 3), (2, 4.5), (3, None))
+        lines = [{"event": "step", "step": step, "loss": loss} for step, loss in steps]
+        log = self.write("resumed.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        found = reproduce_zeropp.step_losses(log)
+        self.assertEqual(found[:2], [5, 4.5])
+        self.assertTrue(len(found) == 3 and math.isnan(found[2]))
 
     def test_stopped(self):
         self.write("wait", "130mbit")
