@@ -287,7 +287,8 @@ def report(bars, only_bars):
         sets["fitted, no overlap: bars of 1 link, 2048 tokens"] = errors_of(alike, [FIT_ROW])
         sets["held out: the other bars, no overlap"] = errors_of(alike, others)
         for links, errors in predict_logs().items():
-            sets[f"held out: logs, {links} links assumed"] = errors
+            plural = "" if links == 1 else "s"
+            sets[f"held out: logs, {links} link{plural} assumed"] = errors
         rows = [run for run in published_runs.RUNS if run not in published_runs.FITTED_TO]
         sets["held out: runs of others (published.md)"] = published_runs.errors(rows)
     summary(sets)
