@@ -1093,10 +1093,10 @@ class Zeropp(Reproduces):
         )
 
     def test_quick(self):
-        """150 Mbit/s: 400 ms instead of 100, and 175 for all three."""
+        """150 Mbit/s: 400 ms instead of 100, and 175 for all three. The search goes there."""
         text = self.reproduce("--quick")
         self.assertIn((self.out / "table.md").read_text(), text)
-        self.assertRegex(text, r"(?m)^ 36/36 +0:\d\d, 0:00 left  convergence-unblocked: validation")
+        self.assertRegex(text, r"(?m)^ 48/48 +0:\d\d, 0:00 left  convergence-unblocked: validation")
         self.assertEqual(
             self.verdicts(text),
             dict(Z1="MET", Z2="PARTLY", Z3="MET", Z4="MET", Z5="PARTLY", Z8="PARTLY"),
@@ -1106,7 +1106,7 @@ class Zeropp(Reproduces):
         self.assertIn("2x2: 3.08x (3.08 to 3.08) at 50 Mbit/s", text)  # 1000 / 325
         self.assertIn("2x2: 1.00x (1.00 to 1.00) at unlimited", text)
         self.assertIn("2x2: qwZ 1.43x, hpZ 1.43x, qgZ 1.29x, all 3.08x (3.08 to 3.08) at 50", text)
-        self.assertIn("0.50, 0.50, 0.50 (lowest, median, highest of 33 runs)", text)
+        self.assertIn("0.50, 0.50, 0.50 (lowest, median, highest of 45 runs)", text)
         self.assertIn("2.0100 against 2.0000, +0.5 %", text)
         self.assertIn("2.5100, +25.5 %", text)
         self.assertIn("| 50 Mbit/s | 10 % | 1 | 1000 (500) | 700 (350), 1.43x |", text)
@@ -1114,7 +1114,7 @@ class Zeropp(Reproduces):
         with open(self.out / "rows.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual(
-            len(rows), 33, "thrice 2 variants on 3 links, 3 on the slowest; thrice 2 on 2 (4x2)"
+            len(rows), 45, "thrice 2 variants on 3 links and where it looks again, 3 alone; 4x2"
         )
         for row in rows:
             self.assertAlmostEqual(float(row["volume"]), float(row["formula"]))
@@ -1123,9 +1123,9 @@ class Zeropp(Reproduces):
             f" {reproduce_zeropp.equal_quota(8, len(os.sched_getaffinity(0)))} -- ./train_gpt ",
             "\n".join(self.calls()),
         )
-        self.assertEqual(len(self.calls()), 33 + 3)
+        self.assertEqual(len(self.calls()), 45 + 3)
         self.reproduce("--quick")
-        self.assertEqual(len(self.calls()), 36, "what is there is not run again")
+        self.assertEqual(len(self.calls()), 48, "what is there is not run again")
         self.assertIn(
             "holds another run", self.reproduce("--quick", "--program", self.program, code=2)
         )
@@ -1165,7 +1165,7 @@ class Zeropp(Reproduces):
         (self.folder / "wait").unlink()
         text = self.reproduce("--quick")
         self.assertEqual(text.count("left  there: ") + text.count("0:00  there: "), done - 1)
-        self.assertEqual(len(self.calls()) - done, 33 + 3 - (done - 1))
+        self.assertEqual(len(self.calls()) - done, 45 + 3 - (done - 1))
         self.assertIn(self.QUARTER, text)
 
     def test_a_run_fails(self):
@@ -1175,7 +1175,7 @@ class Zeropp(Reproduces):
             self.reproduce("--quick", code=4),
         )
         (self.folder / "fail").unlink()
-        self.assertEqual(self.reproduce("--quick").count("there: "), 33 + 2)
+        self.assertEqual(self.reproduce("--quick").count("there: "), 45 + 2)
 
     def test_no_cluster(self):
         self.write("missing", "")
