@@ -2,14 +2,14 @@
 """reproduce_zeropp.py: what ZeRO++ (arXiv 2306.10209) gains over ZeRO-3 where the link is slow, and
 what it costs in loss.
 
-    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence|pairs]
+    scripts/reproduce_zeropp.sh --quick | --full [--part cluster|convergence|pairs|long]
     [--into FOLDER] [--program FILE]
 
 cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, each rank with an equal
              share of a core: step time,
              traffic between nodes and loss of ZeRO-3 (bf16 messages), of qwZ, hpZ and qgZ alone and
              of all three, over links from unlimited to slow. Where ZeRO-3 runs at a quarter of its
-             unlimited speed is interpolated; --full goes there.
+             unlimited speed is interpolated and then measured.
 convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3,
              of ZeRO++, and of ZeRO++
              with one scale for a whole storage, the negative control. Data: data/text_bytes_* of
@@ -17,6 +17,10 @@ convergence  on local ranks that pretend to be 2 nodes: validation loss on held-
 pairs        only where it is asked for: the same ranks, bf16, two micro-steps a step, and many more
              steps, for ZeRO-3 and every combination of the three parts: does a loss get stuck, or
              become NaN? About 5 minutes with --full on 2 quiet cores.
+long         only where it is asked for: 2 ranks as 2 nodes, bf16, ZeRO-3 and ZeRO++ with 21 million
+             parameters for 20,000 steps of 64 bytes, both at once. A node of one rank leaves hpZ
+             nothing to do; it changes no bit anyway. About half an hour with --full on 2 quiet
+             cores, and 0.6 GB of checkpoints, from which the same command goes on.
 
 --quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
 FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt
@@ -33,10 +37,10 @@ missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C
 """
 
 import argparse
+import concurrent.futures
 import csv
 import glob
 import itertools
-import json
 import math
 import os
 import shutil
@@ -58,6 +62,7 @@ from reproduce import (
     run_claims,
     span,
 )
+from reproduce_cyclic import STUDENT
 from zeropp_bars import BARS
 
 CLUSTER = str(SCRIPTS / "cluster.sh")
@@ -107,7 +112,20 @@ COMMON = [
     "--threads",
     "1",
 ]
-CONVERGENCE_SHAPE = "2x2"
+CONVERGENCE_SHAPE = "2x2"  # nodes and their ranks
+
+
+@dataclass(frozen=True)
+class Training:
+    """Runs of one part that differ only in their messages."""
+
+    runs: dict  # name -> (parts of ZeRO++, more flags)
+    flags: tuple
+    steps: int
+    validations: int = 5
+    shape: str = CONVERGENCE_SHAPE
+    at_once: int = 1  # runs
+    resumable: bool = False  # from checkpoints in the run's folder
 
 
 @dataclass(frozen=True)
@@ -116,43 +134,69 @@ class Plan:
 
     links: dict  # shape -> variant -> rates
     steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
+    repeats: int  # of ZeRO-3 and of ZeRO++ at each link, in turns
     searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
     model: str
-    training: tuple  # flags of a convergence run
-    training_steps: int
-    pairs: tuple  # flags of a long run
-    pairs_steps: int
+    trainings: dict  # part -> Training
     note: str
 
 
 WARMUP = 2
-FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20)
+RATES = (UNLIMITED, 1000, 400, 200, 100, 50, 20)
+FEW_RATES = (UNLIMITED, 200, 50)
+QUICK_RATES = (UNLIMITED, 130, 50)
 SINGLE = ("qwZ", "hpZ", "qgZ")
-SMALL_TRAINING = (
-    "--model",
-    "layers=4,heads=4,channels=128,vocab=256",
-    "--seq-len",
-    "64",
-    "--micro-batch",
-    "2",
-    "--val-batches",
-    "100",
-)
+SMALL = ("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64")
+MIDDLE = ("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "64")
+LARGE = ("--model", "layers=3,heads=12,channels=768,vocab=256", "--seq-len", "32")
 TWO_MICRO_STEPS = ("--batch-tokens", str(4 * 2 * 2 * 64))  # ranks, micro-steps, samples, tokens
+# fp32 messages for what is not quantized, so the three parts are the only difference.
+LONG_RATE = ("--reduce-dtype", "fp32", "--lr", "3e-4")
+
+
+def batch(samples, validated):
+    """Flags: samples of a rank and micro-step, batches of a validation."""
+    return ("--micro-batch", str(samples), "--val-batches", str(validated))
+
+
+def trainings(convergence, steps, pairs_steps, long, long_steps):
+    """Part -> its runs; the model and the steps differ between --quick and --full."""
+    unblocked = ("--zero-quant-block", str(WHOLE))
+    return {
+        "convergence": Training(
+            {BASE: ((), ()), ALL: (VARIANTS[ALL], ()), CONTROL: (VARIANTS[ALL], unblocked)},
+            convergence,
+            steps,
+        ),
+        "pairs": Training(
+            {name: (parts, ()) for name, parts in COMBINATIONS.items()},
+            (*SMALL, *batch(2, 100), *TWO_MICRO_STEPS),
+            pairs_steps,
+        ),
+        "long": Training(
+            {BASE: ((), ()), "qwZ+qgZ": (("qwZ", "qgZ"), ())},
+            (*long, *batch(1, 300), *LONG_RATE),
+            long_steps,
+            validations=20,
+            shape="2x1",
+            at_once=2,
+            resumable=True,
+        ),
+    }
+
+
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
     "quick": Plan(
         links={
-            "2x2": {BASE: FEW_RATES, **dict.fromkeys(SINGLE, FEW_RATES[-1:]), ALL: FEW_RATES},
+            "2x2": {BASE: QUICK_RATES, **dict.fromkeys(SINGLE, (50,)), ALL: QUICK_RATES},
             "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50)),
         },
         steps=WARMUP + 3,
-        searches=0,
+        repeats=3,
+        searches=1,
         model="layers=4,heads=4,channels=256,vocab=256",
-        training=SMALL_TRAINING,
-        training_steps=300,
-        pairs=SMALL_TRAINING,
-        pairs_steps=300,
+        trainings=trainings((*SMALL, *batch(2, 100)), 300, 300, SMALL, 400),
         note="--quick: a small model, few links and few steps. --full is the measurement.",
     ),
     "full": Plan(
@@ -166,21 +210,12 @@ PLANS = {
             },
         ),
         steps=WARMUP + 5,
+        repeats=3,
         searches=3,
         model="layers=6,heads=4,channels=256,vocab=256",
-        training=(
-            "--model",
-            "layers=4,heads=6,channels=192,vocab=256",
-            "--seq-len",
-            "64",
-            "--micro-batch",
-            "4",
-            "--val-batches",
-            "100",
+        trainings=trainings(
+            (*MIDDLE, *batch(4, 100)), 1000, 2000, (*LARGE, "--warmup", "1000"), 20000
         ),
-        training_steps=1000,
-        pairs=SMALL_TRAINING,
-        pairs_steps=2000,
         note="",
     ),
 }
@@ -261,6 +296,7 @@ class Row:
     node_bytes: float  # sent to other nodes in a step, by a node
     parameters: int
     loss: float  # of the last step
+    repeat: int = 1
 
     def volume(self):
         return self.node_bytes / unit_bytes(self.parameters, int(self.shape.split("x")[0]))
@@ -270,7 +306,7 @@ def rate_name(rate):
     return "unlimited" if rate == UNLIMITED else f"{rate:g}mbit"
 
 
-def read_row(log, shape, rate, variant):
+def read_row(log, shape, rate, variant, repeat):
     found = {}
     for event in plot.events(log):
         found.setdefault(event.get("event"), []).append(event)
@@ -291,6 +327,7 @@ def read_row(log, shape, rate, variant):
         * end["traffic"]["measured"]["total"]["inter"],  # rank 0 stands for its neighbours
         parameters=start["parameters"],
         loss=steps[-1]["loss"],
+        repeat=repeat,
     )
 
 
@@ -322,10 +359,11 @@ class Sweep:
             *flags,
         ]
 
-    def measure(self, shape, rate, variant):
-        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}"
+    def measure(self, shape, rate, variant, repeat):
+        again = f"-{repeat}" if repeat > 1 else ""
+        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}{again}"
         log, fresh = complete(self.runner, folder, self.command(shape, rate, variant))
-        row = read_row(log, shape, rate, variant)
+        row = read_row(log, shape, rate, variant, repeat)
         self.rows.append(row)
         self.runner.progress.finished(
             "cluster",
@@ -337,18 +375,26 @@ class Sweep:
 
     def planned(self):
         """How many runs there will be at most."""
-        links = self.plan.links.values()
-        return sum(len(rates) for variants in links for rates in variants.values()) + (
-            2 * self.plan.searches * len(links)
-        )
+        links, repeats = self.plan.links.values(), self.plan.repeats
+        return sum(
+            len(rates) * (repeats if name in (BASE, ALL) else 1)
+            for variants in links
+            for name, rates in variants.items()
+        ) + (2 * repeats * self.plan.searches * len(links))
 
     def measure_all(self):
-        """At a rate the variants follow each other, so a drift of the machine favours none."""
         for shape, variants in self.plan.links.items():
             for rate in variants[BASE]:
-                for variant in (name for name, rates in variants.items() if rate in rates):
-                    self.measure(shape, rate, variant)
+                self.compare(shape, rate, [name for name in variants if rate in variants[name]])
             self.search(shape)
+
+    def compare(self, shape, rate, names):
+        """The variants follow each other, so a drift of the machine favours none. ZeRO-3 and ZeRO++
+        are repeated, for the interval of their ratio."""
+        for repeat in range(1, self.plan.repeats + 1):
+            for name in names:
+                if repeat == 1 or name in (BASE, ALL):
+                    self.measure(shape, rate, name, repeat)
 
     def search(self, shape):
         """Goes where ZeRO-3 is expected at a quarter of its speed, and looks again from there."""
@@ -357,89 +403,69 @@ class Sweep:
             rate = rate_at_share(times, QUARTER)
             if rate is None or round(rate) in times:
                 return
-            for variant in (BASE, ALL):
-                self.measure(shape, round(rate), variant)
+            self.compare(shape, round(rate), (BASE, ALL))
             if abs(times[UNLIMITED] / self.times(shape, BASE)[round(rate)] - QUARTER) <= CLOSE:
                 return
 
+    def repeated(self, shape, variant):
+        """Step times by rate, in the order of the repeats."""
+        found = {}
+        for row in self.rows:
+            if (row.shape, row.variant) == (shape, variant):
+                found.setdefault(row.rate, []).append(row.ms)
+        return found
+
     def times(self, shape, variant):
         """Median step time by rate."""
-        return {
-            row.rate: row.ms for row in self.rows if (row.shape, row.variant) == (shape, variant)
-        }
+        return {rate: statistics.median(ms) for rate, ms in self.repeated(shape, variant).items()}
 
 
-def training_command(program, parts, flags, steps):
-    """A convergence run: 4 ranks of this machine as 2 nodes, validated five times."""
-    nodes, ranks = map(int, CONVERGENCE_SHAPE.split("x"))
+def training_command(program, training, name, folder):
+    """A run of a training: ranks of this machine as nodes."""
+    nodes, ranks = map(int, training.shape.split("x"))
+    parts, more = training.runs[name]
+    every = str(training.steps // training.validations)
+    start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(nodes * ranks)]
+    kept = []
+    if training.resumable:
+        start = [str(SCRIPTS / "launch.sh"), "--continue", "--bind-to", "none"]
+        start += ["--ranks", str(nodes * ranks), "--"]
+        kept = ["--out", str(folder / "checkpoints"), "--save-every", every, "--keep", "1"]
     return [
-        "mpirun",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-np",
-        str(nodes * ranks),
+        *start,
         program,
         *COMMON,
         "--ranks-per-node",
         str(ranks),
-        *flags,
         *TRAINING,
+        *training.flags,
+        *more,
         "--steps",
-        str(steps),
+        str(training.steps),
         "--val-every",
-        str(steps // 5),
+        every,
         *(word for part in parts for word in PARTS[part]),
+        *kept,
     ]
 
 
-def train(part, name, command, runner, options):
-    """The log of a run that is new or there already."""
-    folder = options.into / f"{part}-{name}"
-    log, fresh = complete(runner, folder, command)
-    runner.progress.finished(
-        part, folder.name, fresh, f": validation loss {final_loss(log):.4f}"
-    )
-    return log
+def train(part, plan, runner, options):
+    """The logs of a part's runs, by name; runs that are there already are not run again."""
+    training = plan.trainings[part]
+
+    def one(name):
+        folder = options.into / f"{part}-{name}"
+        command = training_command(options.program, training, name, folder)
+        log, fresh = complete(runner, folder, command)
+        loss = final_loss(log)
+        runner.progress.finished(part, folder.name, fresh, f": validation loss {loss:.4f}")
+        return log
+
+    with concurrent.futures.ThreadPoolExecutor(training.at_once) as pool:
+        return dict(zip(training.runs, pool.map(one, training.runs)))
 
 
-def train_all(plan, runner, options):
-    """The logs of the convergence runs, by variant."""
-    unblocked = ("--zero-quant-block", str(WHOLE))
-    runs = {BASE: (), ALL: (), CONTROL: unblocked}
-    return {
-        name: train(
-            "convergence",
-            name,
-            training_command(
-                options.program,
-                VARIANTS.get(name, VARIANTS[ALL]),
-                (*plan.training, *more),
-                plan.training_steps,
-            ),
-            runner,
-            options,
-        )
-        for name, more in runs.items()
-    }
-
-
-def train_pairs(plan, runner, options):
-    """The logs of the long runs, by combination."""
-    flags = (*plan.pairs, *TWO_MICRO_STEPS)
-    return {
-        name: train(
-            "pairs",
-            name,
-            training_command(options.program, parts, flags, plan.pairs_steps),
-            runner,
-            options,
-        )
-        for name, parts in COMBINATIONS.items()
-    }
-
-
-def pairs_table(logs):
+def loss_table(logs):
     """How each combination ended, and whether its loss was ever stuck or no number."""
     base, rows = final_loss(logs[BASE]), []
     for name, log in logs.items():
@@ -460,9 +486,12 @@ def pairs_table(logs):
 
 
 def step_losses(log):
-    with open(log, encoding="utf-8") as file:
-        events = map(json.loads, file)
-        return [event["loss"] or math.nan for event in events if event["event"] == "step"]
+    """By step; a resumed run tells some steps twice, of which the last counts."""
+    losses = {}
+    for event in plot.events(log):
+        if event.get("event") == "step":
+            losses[event["step"]] = event["loss"] or math.nan
+    return [losses[step] for step in sorted(losses)]
 
 
 def final_loss(log):
@@ -474,18 +503,48 @@ def final_loss(log):
 # Telling
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast as ZeRO-3: the geometric mean over repeats that followed each other,
+    and its 95 % interval (Student's t), None of a single repeat."""
+
+    ratio: float
+    low: float = None
+    high: float = None
+
+    def __str__(self):
+        if self.low is None:
+            return f"{self.ratio:.2f}x"
+        return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+def speedup(base, ours):
+    """Of step times in the order of the repeats."""
+    logs = [math.log(its / mine) for its, mine in zip(base, ours)]
+    mean, n = statistics.mean(logs), len(logs)
+    if n < 2:
+        return Speedup(math.exp(mean))
+    doubt = STUDENT[n] * statistics.stdev(logs) / n**0.5
+    return Speedup(*(math.exp(mean + by) for by in (0, -doubt, doubt)))
+
+
 def speedups(sweep, shape, variant=ALL):
-    """Rate -> how many times as fast as ZeRO-3."""
-    base, ours = sweep.times(shape, BASE), sweep.times(shape, variant)
-    return {rate: base[rate] / ours[rate] for rate in sorted(ours, reverse=True)}
+    """Rate -> Speedup."""
+    base, ours = sweep.repeated(shape, BASE), sweep.repeated(shape, variant)
+    return {rate: speedup(base[rate], ours[rate]) for rate in sorted(ours, reverse=True)}
 
 
 def at_quarter(sweep, shape):
-    """(rate, speed-up) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
+    """(rate, Speedup) where ZeRO-3 runs at a quarter of its unlimited speed, None where it never
     does."""
-    base, ours = sweep.times(shape, BASE), sweep.times(shape, ALL)
-    rate = rate_at_share(base, QUARTER)
-    return rate and (rate, ms_at(base, rate) / ms_at(ours, rate))
+    base, ours = sweep.repeated(shape, BASE), sweep.repeated(shape, ALL)
+    rate = rate_at_share(sweep.times(shape, BASE), QUARTER)
+    rounds = range(min(map(len, ours.values()), default=0))
+
+    def at_rate(times):
+        return [ms_at({known: ms[i] for known, ms in times.items()}, rate) for i in rounds]
+
+    return rate and (rate, speedup(at_rate(base), at_rate(ours)))
 
 
 def names_of(sweep, shape):
@@ -497,6 +556,7 @@ def time_table(sweep, shape):
     names, times = names_of(sweep, shape), {
         name: sweep.times(shape, name) for name in names_of(sweep, shape)
     }
+    ratios = {name: speedups(sweep, shape, name) for name in names}
     predicted = {
         (row.rate, row.variant): row.predicted_ms for row in sweep.rows if row.shape == shape
     }
@@ -510,7 +570,7 @@ def time_table(sweep, shape):
         cells = [
             (
                 f"{times[name][rate]:.0f} ({predicted[rate, name]:.0f})"
-                + ("" if name == BASE else f", {times[BASE][rate] / times[name][rate]:.2f}x")
+                + ("" if name == BASE else f", {ratios[name][rate]}")
                 if rate in times[name]
                 else ""
             )
@@ -525,7 +585,8 @@ def time_table(sweep, shape):
             ]
         )
     return (
-        f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3\n\n"
+        f"{shape}: milliseconds a step (predicted at start), speed against ZeRO-3 (95 % interval"
+        f" over {sweep.plan.repeats} repeats)\n\n"
         + markdown(["link", "ZeRO-3 runs at", "its tokens/s", *names], lines)
     )
 
@@ -559,8 +620,8 @@ def both(texts):
 def alone_text(alone, together):
     rate = min(min(ratios) for ratios in alone.values())
     return (
-        f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all"
-        f" {together[rate]:.2f}x at {rate:g} Mbit/s"
+        f"{', '.join(f'{name} {ratios[rate]}' for name, ratios in alone.items())}, all"
+        f" {together[rate]} at {rate:g} Mbit/s"
     )
 
 
@@ -571,7 +632,10 @@ def cluster_lines(sweep):
     ratios = {shape: speedups(sweep, shape) for shape in shapes}
     found = {shape: at_quarter(sweep, shape) for shape in shapes}
     slowest = {shape: min(ratios[shape]) for shape in shapes}
-    least = {shape: min(ratios[shape], key=ratios[shape].get) for shape in shapes}
+    least = {
+        shape: min(ratios[shape], key=lambda rate, of=ratios[shape]: of[rate].ratio)
+        for shape in shapes
+    }
     alone = {
         shape: {name: speedups(sweep, shape, name) for name in SINGLE if sweep.times(shape, name)}
         for shape in shapes
@@ -596,7 +660,7 @@ def cluster_lines(sweep):
             "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
             both(
                 (
-                    f"{shape}: {found[shape][1]:.2f}x at {found[shape][0]:.0f} Mbit/s"
+                    f"{shape}: {found[shape][1]} at {found[shape][0]:.0f} Mbit/s"
                     if found[shape]
                     else f"{shape}: no link was slow enough"
                 )
@@ -611,7 +675,7 @@ def cluster_lines(sweep):
             "speed at the slowest link (goal 3.5x)",
             "2.2x at 1 link, its slowest",
             both(
-                f"{shape}: {ratios[shape][slowest[shape]]:.2f}x at {slowest[shape]:g} Mbit/s"
+                f"{shape}: {ratios[shape][slowest[shape]]} at {slowest[shape]:g} Mbit/s"
                 for shape in shapes
             ),
             "the slower the link, the nearer to the ratio of the bytes",
@@ -620,7 +684,7 @@ def cluster_lines(sweep):
             "lowest speed of the sweep (goal 0.95x)",
             "1.15x at 8 links",
             both(
-                f"{shape}: {ratios[shape][least[shape]]:.2f}x at {rate_name(least[shape])}"
+                f"{shape}: {ratios[shape][least[shape]]} at {rate_name(least[shape])}"
                 for shape in shapes
             ),
             "without a limit messages still take the processor's time, and there are fewer of them",
@@ -649,13 +713,10 @@ def cluster_lines(sweep):
 
 def convergence_lines(plan, logs):
     losses = {variant: final_loss(log) for variant, log in logs.items()}
-    base = losses[BASE]
+    base, steps = losses[BASE], plan.trainings["convergence"].steps
     return [
         [
-            (
-                f"validation loss of ZeRO++ after {plan.training_steps} steps is that of ZeRO-3"
-                " (goal 1 %)"
-            ),
+            f"validation loss of ZeRO++ after {steps} steps is that of ZeRO-3 (goal 1 %)",
             "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
             f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
             "a small model, few steps",
@@ -682,14 +743,14 @@ def measurements(sweep, logs):
         quarters = [at_quarter(sweep, shape) for shape in shapes]
         ratios = {shape: speedups(sweep, shape) for shape in shapes}
         found["bytes"] = [volumes[shape, BASE] / volumes[shape, ALL] for shape in shapes]
-        found["unlimited"] = [ratios[shape][UNLIMITED] for shape in shapes]
+        found["unlimited"] = [ratios[shape][UNLIMITED].ratio for shape in shapes]
         if all(quarters):
-            found["quarter"] = [ratio for _, ratio in quarters]
+            found["quarter"] = [at.ratio for _, at in quarters]
         found["alone"] = [
-            (volumes[shape, name], volume(VARIANTS[name]), ratio, ratios[shape][rate])
+            (volumes[shape, name], volume(VARIANTS[name]), alone.ratio, ratios[shape][rate].ratio)
             for shape in shapes
             for name in SINGLE
-            for rate, ratio in list(speedups(sweep, shape, name).items())[-1:]
+            for rate, alone in list(speedups(sweep, shape, name).items())[-1:]
         ]
     if logs:
         losses = {variant: final_loss(log) for variant, log in logs.items()}
@@ -757,16 +818,18 @@ CLAIMS = (
 )
 
 
-def report(sweep, logs, pairs, plan, options):
-    """The tables and measurements; writes the rows and the pictures."""
+def report(sweep, logs, plan, options):
+    """The tables and measurements; writes the rows and the pictures. logs: by part and run."""
     text = f"{plan.note}\n\n" if plan.note else ""
+    convergence = logs.get("convergence", {})
     lines = (cluster_lines(sweep) if sweep.rows else []) + (
-        convergence_lines(plan, logs) if logs else []
+        convergence_lines(plan, convergence) if convergence else []
     )
     if lines:
         text += markdown(["what", "paper", "ours", "why they differ"], lines)
-    if pairs:
-        text += pairs_table(pairs)
+    for part in ("pairs", "long"):
+        if part in logs:
+            text += f"{part}: {plan.trainings[part].steps} steps\n\n" + loss_table(logs[part])
     if sweep.rows:
         text += "".join(
             time_table(sweep, shape) + traffic_table(sweep, shape) for shape in plan.links
@@ -775,18 +838,11 @@ def report(sweep, logs, pairs, plan, options):
         write_rows(sweep, options.into / "rows.csv")
         draw(sweep, options.into / "sweep.png")
         draw_beside_paper(sweep, options.into / "paper.png")
-    if logs:
-        subprocess.run(
-            [
-                sys.executable,
-                str(SCRIPTS / "plot.py"),
-                *map(str, logs.values()),
-                "--out",
-                str(options.into / "loss.png"),
-            ],
-            check=False,
-        )
-    return text, measurements(sweep, logs)
+    for part, of_part in logs.items():
+        picture = options.into / ("loss.png" if part == "convergence" else f"loss_{part}.png")
+        words = [sys.executable, str(SCRIPTS / "plot.py"), *map(str, of_part.values())]
+        subprocess.run([*words, "--out", str(picture)], check=False)
+    return text, measurements(sweep, convergence)
 
 
 def write_rows(sweep, path):
@@ -828,7 +884,7 @@ def draw(sweep, path):
             tokens = {
                 row.rate: row.tokens_per_s
                 for row in sweep.rows
-                if (row.shape, row.variant) == (shape, name)
+                if (row.shape, row.variant, row.repeat) == (shape, name, 1)
             }
             left.plot(
                 [place[rate] for rate in sorted(tokens)],
@@ -840,9 +896,14 @@ def draw(sweep, path):
             )
             if name != BASE:
                 ratios = speedups(sweep, shape, name)
-                right.plot(
+                means = [one.ratio for one in ratios.values()]
+                below = [one.ratio - (one.low or one.ratio) for one in ratios.values()]
+                above = [(one.high or one.ratio) - one.ratio for one in ratios.values()]
+                right.errorbar(
                     [place[rate] for rate in ratios],
-                    list(ratios.values()),
+                    means,
+                    yerr=[below, above],
+                    capsize=3,
                     marker="o",
                     markersize=4,
                     color=COLORS[name],
@@ -859,12 +920,13 @@ def draw(sweep, path):
         quarter = at_quarter(sweep, shape)
         if quarter:
             right.plot(
-                *quarter,
+                quarter[0],
+                quarter[1].ratio,
                 marker="*",
                 markersize=14,
                 color="black",
                 linestyle="none",
-                label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]:.2f}x",
+                label=f"ZeRO-3 at 25 %: {quarter[0]:.0f} Mbit/s, {quarter[1]}",
             )
         left.set(ylabel=f"tokens/s, {shape}")
         right.set(ylabel="speed against ZeRO-3")
@@ -891,7 +953,9 @@ def draw_beside_paper(sweep, path):
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for shape in sweep.plan.links:
         times, ratios = sweep.times(shape, BASE), speedups(sweep, shape)
-        points = sorted((100 * times[UNLIMITED] / times[rate], ratios[rate]) for rate in ratios)
+        points = sorted(
+            (100 * times[UNLIMITED] / times[rate], ratios[rate].ratio) for rate in ratios
+        )
         axes.plot(*zip(*points), marker="o", label=f"here: {shape} ranks, emulated links")
     for marker, model in zip("s^", ("18B", "138B")):
         bars = [bars[model] for row, bars in BARS.items() if row.tokens == 2048 and model in bars]
@@ -926,7 +990,7 @@ def arguments():
     size.add_argument("--full", dest="plan", action="store_const", const="full")
     parser.add_argument(
         "--part",
-        choices=("cluster", "convergence", "pairs"),
+        choices=("cluster", "convergence", "pairs", "long"),
         action="append",
         help="only this; default: the first two",
     )
@@ -960,22 +1024,23 @@ def cluster_possible():
 
 
 def reproduce(options):
-    plan, runner, logs = PLANS[options.plan], Runner(), {}
+    plan, runner = PLANS[options.plan], Runner()
     sweep = Sweep(plan, runner, options)
     with_cluster = "cluster" in options.part and cluster_possible()
     runner.progress.plan(
         {
             "cluster": with_cluster * sweep.planned(),
-            "convergence": 3 * ("convergence" in options.part),
-            "pairs": len(COMBINATIONS) * ("pairs" in options.part),
+        **{part: len(plan.trainings[part].runs) for part in plan.trainings if part in options.part},
         }
     )
     if with_cluster:
         sweep.measure_all()
-    if "convergence" in options.part:
-        logs = train_all(plan, runner, options)
-    pairs = train_pairs(plan, runner, options) if "pairs" in options.part else {}
-    return report(sweep, logs, pairs, plan, options)
+    logs = {
+        part: train(part, plan, runner, options)
+        for part in plan.trainings
+        if part in options.part
+    }
+    return report(sweep, logs, plan, options)
 
 
 def main():

@@ -25,6 +25,7 @@ Standard library only.
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -848,9 +849,7 @@ parts = tuple(
     "--zero-" + name in words
     for name in ("quantized-weights", "hpz-partition-size", "quantized-gradients")
 )
-M = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 1, 0): 2, (0, 0, 1): 2.25, (1, 1, 0): 1.5, (1, 1, 1): 0.75}[
-    parts
-]
+M = (1 if parts[1] else 2) * (0.5 if parts[0] else 1) + (0.25 if parts[2] else 1)
 nodes, ranks = map(int, words[0].split("x")) if words[0][0].isdigit() else (2, 2)
 ms = 100 + M * (15000 / float(value("--rate", "inf").removesuffix("mbit")))
 loss = 2 + (0.5 if told("lossy") else 0.01) * (M == 0.75) + 0.5 * ("--zero-quant-block" in words)
@@ -965,10 +964,18 @@ for number in pyplot.get_fignums():
 
 class Zeropp(Reproduces):
     SCRIPT = "reproduce_zeropp.py"
+    QUARTER = "2x2: 2.29x (2.29 to 2.29) at 150 Mbit/s; 4x2: 2.29x (2.29 to 2.29) at 150 Mbit/s"
 
     def setUp(self):
         super().setUp()
-        self.scripts("reproduce_zeropp.py", "zeropp_bars.py")
+        self.scripts(
+            "reproduce_zeropp.py",
+            "reproduce_cyclic.py",
+            "zeropp_bars.py",
+            "published_runs.py",
+            "published_mpt.txt",
+            "launch.sh",
+        )
         self.write("bin/mpirun", FAKE_CLUSTER, mode=0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
         self.program = self.write("train_gpt", "", mode=0o755)
@@ -1032,7 +1039,7 @@ class Zeropp(Reproduces):
         near enough."""
         plan, share = reproduce_zeropp.PLANS["full"], reproduce_zeropp.QUARTER
         sweep = reproduce_zeropp.Sweep(plan, None, None)
-        sweep.measure = lambda shape, rate, variant: sweep.rows.append(
+        sweep.measure = lambda shape, rate, variant, repeat: sweep.rows.append(
             reproduce_zeropp.Row(
                 shape,
                 rate,
@@ -1043,10 +1050,11 @@ class Zeropp(Reproduces):
                 0,
                 0,
                 0,
+                repeat,
             )
         )
         sweep.measure_all()
-        planned = sum(len(rates) for variants in plan.links.values() for rates in variants.values())
+        searched = 2 * plan.repeats * plan.searches * len(plan.links)
         for shape in plan.links:
             base = sweep.times(shape, "ZeRO-3")
             self.assertTrue(
@@ -1054,31 +1062,60 @@ class Zeropp(Reproduces):
             )
             self.assertEqual(set(base), set(sweep.times(shape, "ZeRO++")))
             rate, ratio = reproduce_zeropp.at_quarter(sweep, shape)
-            self.assertTrue(abs(rate - 150) < 3 and abs(ratio - 4) < 0.2, (rate, ratio))
-        self.assertTrue(planned < len(sweep.rows) <= planned + 2 * plan.searches * len(plan.links))
+            self.assertTrue(abs(rate - 150) < 3 and abs(ratio.ratio - 4) < 0.2, (rate, ratio))
+        self.assertTrue(sweep.planned() - searched < len(sweep.rows) <= sweep.planned())
+
+    def test_interval(self):
+        """Ratios of 2 and 8: their geometric mean is 4, and Student's t of two values is wide; one
+        repeat has no interval. The pairs are those that followed each other."""
+        found = reproduce_zeropp.speedup([200, 1600], [100, 200])
+        doubt = math.exp(12.706 * math.log(2))  # stdev / sqrt(2) of log 2 and log 8 is log 2
+        for value, expected in ((found.ratio, 4), (found.low, 4 / doubt), (found.high, 4 * doubt)):
+            self.assertAlmostEqual(value / expected, 1)
+        self.assertEqual(str(reproduce_zeropp.speedup([300], [100])), "3.00x")
+        self.assertEqual(
+            str(reproduce_zeropp.speedup([300, 600, 3000], [100, 200, 1000])),
+            "3.00x (3.00 to 3.00)",
+        )
+
+    def test_repeats_in_turns(self):
+        """ZeRO-3 and ZeRO++ follow each other in every repeat; the others run once."""
+        plan, order = reproduce_zeropp.PLANS["quick"], []
+        sweep = reproduce_zeropp.Sweep(plan, None, None)
+        sweep.measure = lambda shape, rate, variant, repeat: order.append((variant, repeat))
+        sweep.compare("2x2", 50, [*plan.links["2x2"]])
+        self.assertEqual(
+            order,
+            [
+                *((name, 1) for name in plan.links["2x2"]),
+                *((name, repeat) for repeat in (2, 3) for name in ("ZeRO-3", "ZeRO++")),
+            ],
+        )
 
     def test_quick(self):
-        """150 Mbit/s: 400 ms instead of 100, and 175 for all three."""
+        """150 Mbit/s: 400 ms instead of 100, and 175 for all three. The search goes there."""
         text = self.reproduce("--quick")
         self.assertIn((self.out / "table.md").read_text(), text)
-        self.assertRegex(text, r"(?m)^ 16/16 +0:\d\d, 0:00 left  convergence-unblocked: validation")
+        self.assertRegex(text, r"(?m)^ 48/48 +0:\d\d, 0:00 left  convergence-unblocked: validation")
         self.assertEqual(
             self.verdicts(text),
             dict(Z1="MET", Z2="PARTLY", Z3="MET", Z4="MET", Z5="PARTLY", Z8="PARTLY"),
         )
         self.assertIn("2x2: 4.00x (3.00M, 0.750M); 4x2: 4.00x (3.00M, 0.750M)", text)
-        self.assertIn("2x2: 2.29x at 150 Mbit/s; 4x2: 2.29x at 150 Mbit/s", text)
-        self.assertIn("2x2: 3.08x at 50 Mbit/s", text)  # 1000 / 325
-        self.assertIn("2x2: 1.00x at unlimited", text)
-        self.assertIn("2x2: qwZ 1.43x, hpZ 1.43x, qgZ 1.29x, all 3.08x at 50 Mbit/s", text)
-        self.assertIn("0.50, 0.50, 0.50 (lowest, median, highest of 13 runs)", text)
+        self.assertIn(self.QUARTER, text)
+        self.assertIn("2x2: 3.08x (3.08 to 3.08) at 50 Mbit/s", text)  # 1000 / 325
+        self.assertIn("2x2: 1.00x (1.00 to 1.00) at unlimited", text)
+        self.assertIn("2x2: qwZ 1.43x, hpZ 1.43x, qgZ 1.29x, all 3.08x (3.08 to 3.08) at 50", text)
+        self.assertIn("0.50, 0.50, 0.50 (lowest, median, highest of 45 runs)", text)
         self.assertIn("2.0100 against 2.0000, +0.5 %", text)
         self.assertIn("2.5100, +25.5 %", text)
         self.assertIn("| 50 Mbit/s | 10 % | 1 | 1000 (500) | 700 (350), 1.43x |", text)
         self.assertIn("| qgZ | 0.002 | 2.250 M | 2.25 M | 2.258 M | 2.0000 |", text)
         with open(self.out / "rows.csv", newline="") as file:
             rows = list(csv.DictReader(file))
-        self.assertEqual(len(rows), 13, "2x2: 2 variants on 3 links, 3 on the slowest; 4x2: 2 on 2")
+        self.assertEqual(
+            len(rows), 45, "thrice 2 variants on 3 links and where it looks again, 3 alone; 4x2"
+        )
         for row in rows:
             self.assertAlmostEqual(float(row["volume"]), float(row["formula"]))
         self.assertIn(
@@ -1086,15 +1123,35 @@ class Zeropp(Reproduces):
             f" {reproduce_zeropp.equal_quota(8, len(os.sched_getaffinity(0)))} -- ./train_gpt ",
             "\n".join(self.calls()),
         )
-        self.assertEqual(len(self.calls()), 13 + 3)
+        self.assertEqual(len(self.calls()), 45 + 3)
         self.reproduce("--quick")
-        self.assertEqual(len(self.calls()), 16, "what is there is not run again")
+        self.assertEqual(len(self.calls()), 48, "what is there is not run again")
         self.assertIn(
             "holds another run", self.reproduce("--quick", "--program", self.program, code=2)
         )
 
+    def test_long(self):
+        """Both runs go through launch.sh, which resumes; its table has no word of other parts."""
+        (self.folder / "scripts/launch.sh").chmod(0o755)
+        text = self.reproduce("--quick", "--part", "long")
+        self.assertIn("long: 400 steps\n\n", text)
+        self.assertRegex(text, r"\| qwZ\+qgZ \|( 2.0000 \|){6} \+0.0 % \| no \|")
+        self.assertEqual({*self.verdicts(text).values()}, {"not run"})
+        for call in self.calls():
+            self.assertRegex(call, "-np 2 .* --save-every 20 --keep 1 ")
+        self.assertEqual(len(self.calls()), 2)
+
+    def test_losses_of_a_resumed_run(self):
+        """Of a step that was run twice the last counts; a loss that is null is no number."""
+        steps = ((1, 5), (2, 4), (3, 3), (2, 4.5), (3, None))
+        lines = [{"event": "step", "step": step, "loss": loss} for step, loss in steps]
+        log = self.write("resumed.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        found = reproduce_zeropp.step_losses(log)
+        self.assertEqual(found[:2], [5, 4.5])
+        self.assertTrue(len(found) == 3 and math.isnan(found[2]))
+
     def test_stopped(self):
-        self.write("wait", "200mbit")
+        self.write("wait", "130mbit")
         process = self.start(*self.command("--quick"), cwd=self.folder)
         self.wait_until(
             lambda: (self.folder / "waits").exists() and (self.folder / "waits").read_text(),
@@ -1108,8 +1165,8 @@ class Zeropp(Reproduces):
         (self.folder / "wait").unlink()
         text = self.reproduce("--quick")
         self.assertEqual(text.count("left  there: ") + text.count("0:00  there: "), done - 1)
-        self.assertEqual(len(self.calls()) - done, 13 + 3 - (done - 1))
-        self.assertIn("2x2: 2.29x at 150 Mbit/s; 4x2: 2.29x at 150 Mbit/s", text)
+        self.assertEqual(len(self.calls()) - done, 45 + 3 - (done - 1))
+        self.assertIn(self.QUARTER, text)
 
     def test_a_run_fails(self):
         self.write("fail", "--zero-quant-block")
@@ -1118,7 +1175,7 @@ class Zeropp(Reproduces):
             self.reproduce("--quick", code=4),
         )
         (self.folder / "fail").unlink()
-        self.assertEqual(self.reproduce("--quick").count("there: "), 13 + 2)
+        self.assertEqual(self.reproduce("--quick").count("there: "), 45 + 2)
 
     def test_no_cluster(self):
         self.write("missing", "")
