@@ -3,11 +3,11 @@ non-private training, by epsilon and by size of the model, at equal tokens.
 
 All runs take the same number of windows of 64 bytes of Shakespeare. Batch and rate are tuned, each
 by the validation loss of seed 1:
-smallest   for each epsilon and without privacy, over a grid of batches and rates; then two more
-           seeds of the best
-middle     the smallest model's best batch, its best rate and half of it; then two more seeds
-largest    the same batch, and half of the middle model's best rate: rates fall as channels grow.
-           Two of these runs are checked at the middle model's rate itself
+smallest   for each epsilon and without privacy, over batches and rates; then two more seeds of the
+           best
+middle     the smallest model's best batch and half of its best rate, since rates fall as channels
+           grow; then two more seeds. Some runs are checked at the smallest model's rate itself
+largest    the same again, from the middle model's best, without more seeds
 """
 
 import statistics
@@ -38,16 +38,16 @@ LARGE = Size("4.8M", "layers=6,heads=4,channels=256,vocab=256")
 @dataclass(frozen=True)
 class Plan:
     windows: int  # that each run takes
-    grid: dict  # epsilon -> (batches in windows, rates)
+    grid: dict  # epsilon -> pairs of batch in windows, rate
     sizes: tuple
     seeds: int  # of the smallest and the middle model
-    checked: tuple  # epsilons whose rate is checked with the largest model
+    checked: tuple  # epsilons whose rate is checked with the larger models
 
 
 PLANS = {
     "quick": Plan(
         windows=8192,
-        grid={0: ((16,), (0.01,)), **{epsilon: ((128,), (0.01,)) for epsilon in EPSILONS}},
+        grid={0: ((16, 0.01),), **{epsilon: ((128, 0.01),) for epsilon in EPSILONS}},
         sizes=(SMALL,),
         seeds=1,
         checked=(),
@@ -55,10 +55,10 @@ PLANS = {
     "full": Plan(
         windows=32768,
         grid={
-            0: ((8, 16, 32), (0.01, 0.02)),
-            8: ((64, 128), (0.005, 0.01)),
-            3: ((64, 128, 256), (0.005, 0.01)),
-            1: ((128, 256), (0.005, 0.01)),
+            0: ((8, 0.01), (8, 0.02), (16, 0.01)),
+            8: ((64, 0.01), (128, 0.01), (128, 0.005)),
+            3: ((64, 0.01), (128, 0.005), (128, 0.01), (128, 0.02), (256, 0.01)),
+            1: ((128, 0.005), (128, 0.01), (256, 0.01)),
         },
         sizes=(SMALL, MIDDLE, LARGE),
         seeds=3,
@@ -155,23 +155,21 @@ class Curves:
 
     def planned(self):
         plan = self.plan
-        grid = sum(len(batches) * len(rates) for batches, rates in plan.grid.values())
-        more = (plan.seeds - 1) * len(KINDS)
-        counts = (grid + more, 2 * len(KINDS) + more, len(KINDS) + len(plan.checked))
+        grid, more = sum(map(len, plan.grid.values())), (plan.seeds - 1) * len(KINDS)
+        larger = len(KINDS) + len(plan.checked)
+        counts = (grid + more, larger + more, larger)
         return {size.name: count for size, count in zip(plan.sizes, counts)}
 
     def tune_smallest(self, size):
-        for epsilon, (batches, rates) in self.plan.grid.items():
-            for batch in batches:
-                for rate in rates:
-                    self.loss(Run(size, epsilon, batch, rate))
+        for epsilon, settings in self.plan.grid.items():
+            for batch, rate in settings:
+                self.loss(Run(size, epsilon, batch, rate))
 
-    def transfer(self, size, smaller, factors, epsilons=KINDS):
-        """Runs at a smaller model's best settings, its rate times each factor."""
+    def transfer(self, size, smaller, factor, epsilons):
+        """Runs at a smaller model's best settings, its rate times a factor."""
         for epsilon in epsilons:
             best = self.best(smaller, epsilon)
-            for factor in factors:
-                self.loss(Run(size, epsilon, best.batch, best.rate * factor))
+            self.loss(Run(size, epsilon, best.batch, best.rate * factor))
 
     def repeat(self, size):
         for epsilon in KINDS:
@@ -183,13 +181,14 @@ class Curves:
         """All runs, those that decide before those that tell the spread."""
         smallest, *larger = self.plan.sizes
         self.tune_smallest(smallest)
+        for size, smaller in zip(larger, self.plan.sizes):
+            self.transfer(size, smaller, 0.5, KINDS)
+            if size is not larger[-1]:
+                self.transfer(size, smaller, 1, self.plan.checked)
+        for size in self.plan.sizes[:2]:
+            self.repeat(size)
         if larger:
-            middle, largest = larger
-            self.transfer(middle, smallest, (1, 0.5))
-            self.transfer(largest, middle, (0.5,))
-            self.transfer(largest, middle, (1,), self.plan.checked)
-            self.repeat(middle)
-        self.repeat(smallest)
+            self.transfer(larger[-1], self.plan.sizes[-2], 1, self.plan.checked)
 
     def ratios(self, size):
         """Mean loss over the mean loss without privacy, by epsilon."""

@@ -30,9 +30,9 @@ traffic what its counters say.
 
 --quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two
 hours. FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and
-output.txt for each run, rows.csv, the tables as table.md, and speed.png, text.png, curves.png. The same
-command goes on where it was stopped: what is there is not run again. A width whose block does not
-fit into this machine is left out, and named.
+output.txt for each run, rows.csv, the tables as table.md, and speed.png, text.png, curves.png. The
+same command goes on where it was stopped: what is there is not run again. A width whose block does
+not fit into this machine is left out, and named.
 
 Each finished run has a line: how many of all are done, the time gone and left. The last table gives
 the verdict on each claim of docs/results.md that these runs decide.
