@@ -1115,10 +1115,9 @@ def measurements(measured, predicted, logs, curves):
         losses = {training: last_validation(log)["loss"] for training, log in logs.items()}
         least = EPSILONS[0]
         found["bf16"] = losses[Training(least, "bf16")] / losses[Training(least)]
-        ratios = [losses[Training(e)] / losses[Training(0)] for e in EPSILONS]
-        found["private"] = f"loss {', '.join(map(percent, ratios))}, small model"
+        found["private"] = [losses[Training(e)] / losses[Training(0)] for e in EPSILONS]
     if curves.losses:
-        found["private"] = f"loss at epsilon 8, 3, 1: {dpzero_curves.summary(curves)}"
+        found["private"] = list(curves.ratios(curves.plan.sizes[-1]).values())
     return found
 
 
@@ -1168,7 +1167,7 @@ CLAIMS = (
         "P8",
         "large models come close",
         ("private",),
-        lambda text: text,
+        lambda ratios: f"loss {', '.join(map(percent, ratios))}, small model",
     ),
 )
 
