@@ -52,14 +52,12 @@ enum { NOISE_BLOCK = 16 }; // words in a block
 #define CHACHA20_QUARTER(a, b, c, d)                                                               \
     (a += b, d ^= a, d = d << 16 | d >> 16, c += d, b ^= c, b = b << 12 | b >> 20, a += b, d ^= a, \
      d = d << 8 | d >> 24, c += d, b ^= c, b = b << 7 | b >> 25)
-#define CHACHA20_ROUNDS(w)                                                                         \
-    for (int round = 0; round < 20; round += 2) {                                                  \
-        CHACHA20_QUARTER(w[0], w[4], w[8], w[12]), CHACHA20_QUARTER(w[1], w[5], w[9], w[13]),      \
-            CHACHA20_QUARTER(w[2], w[6], w[10], w[14]);                                            \
-        CHACHA20_QUARTER(w[3], w[7], w[11], w[15]), CHACHA20_QUARTER(w[0], w[5], w[10], w[15]),    \
-            CHACHA20_QUARTER(w[1], w[6], w[11], w[12]);                                            \
-        CHACHA20_QUARTER(w[2], w[7], w[8], w[13]), CHACHA20_QUARTER(w[3], w[4], w[9], w[14]);      \
-    }
+#define CHACHA20_TWO_ROUNDS(w)                                                                     \
+    (CHACHA20_QUARTER(w[0], w[4], w[8], w[12]), CHACHA20_QUARTER(w[1], w[5], w[9], w[13]),         \
+     CHACHA20_QUARTER(w[2], w[6], w[10], w[14]), CHACHA20_QUARTER(w[3], w[7], w[11], w[15]),       \
+     CHACHA20_QUARTER(w[0], w[5], w[10], w[15]), CHACHA20_QUARTER(w[1], w[6], w[11], w[12]),       \
+     CHACHA20_QUARTER(w[2], w[7], w[8], w[13]), CHACHA20_QUARTER(w[3], w[4], w[9], w[14]))
+enum { CHACHA20_ROUNDS = 20 };
 IN_KERNELS_TOO static inline void chacha20_state(uint32_t state[16], const uint32_t key[8],
                                                  uint32_t counter, const uint32_t nonce[3]) {
     // the constant "expand 32-byte k"
@@ -76,7 +74,7 @@ IN_KERNELS_TOO static inline void chacha20_block(uint32_t out[16], const uint32_
     uint32_t start[16];
     chacha20_state(start, key, counter, nonce);
     for (int i = 0; i < 16; i++) { out[i] = start[i]; }
-    CHACHA20_ROUNDS(out)
+    for (int round = 0; round < CHACHA20_ROUNDS; round += 2) { CHACHA20_TWO_ROUNDS(out); }
     for (int i = 0; i < 16; i++) { out[i] += start[i]; }
 }
 

@@ -32,6 +32,9 @@ they took, for B samples; Opacus gets B samples in every step.
                 table's two uses, so its norms are exact
     untied      plain with a table of its own for the classifier
     ghost       the same with Opacus' ghost clipping, which refuses tied tables
+Case dpfsdp is the same between two ranks: train_gpt with --zero 3, against
+    sharded     untied with FSDP, as Opacus' FSDP2Wrapper cuts it
+    ghost fsdp  the same with Opacus' ghost clipping; its optimizer adds noise to each shard
 Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on
 the emulated cluster, too.
 
@@ -85,6 +88,7 @@ CASES = {
     "fsdp": Case(4, 64, 2, 6, 3, ("eager", "stage0")),
     "cyclic": Case(4, 64, 4, 25, 0, ("eager",), CYCLIC),
     "dp": Case(12, 256, 1, 6, 0, ("unit", "flat", "plain", "hooks", "untied", "ghost"), SMALL),
+    "dpfsdp": Case(6, 256, 2, 4, 3, ("unit", "sharded", "ghost fsdp"), SMALL),
 }
 OURS = {  # flags of train_gpt where it is the contestant
     "train_gpt": [],
@@ -110,7 +114,13 @@ OURS = {  # flags of train_gpt where it is the contestant
     ],
 }
 AGAINST = {"bf16": "ours bf16", "bf16 eager": "ours bf16"}  # of ours; else train_gpt in fp32
-WITHOUT = {"unit": "train_gpt", "flat": "train_gpt", "hooks": "plain", "ghost": "untied"}  # privacy
+WITHOUT = {  # privacy
+    "unit": "train_gpt",
+    "flat": "train_gpt",
+    "hooks": "plain",
+    "ghost": "untied",
+    "ghost fsdp": "sharded",
+}
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
@@ -126,6 +136,8 @@ PEERS = {  # environment of each
     "hooks": {},
     "untied": {},
     "ghost": {},
+    "sharded": {},
+    "ghost fsdp": {},
 }
 Run = namedtuple("Run", "ms bytes")
 
@@ -209,21 +221,28 @@ def make_private(model, optimizer, case, mode):
         poisson_sampling=False,
         grad_sample_mode=mode,
     )
-    return made[0], made[1], made[2] if mode == "ghost" else None
+    return made[0], made[1], made[2] if "ghost" in mode else None
 
 
 def train_private_peer(case, peer, log):
     torch.manual_seed(0)
     model, criterion = GPTOfModules(case.shape, peer in ("plain", "hooks")), None
+    if case.ranks > 1:
+        from opacus.utils.fsdp_utils import FSDP2Wrapper
+
+        dist.init_process_group("gloo")
+        dist.device_mesh.init_device_mesh("cpu", (case.ranks,))
+        model = FSDP2Wrapper(model)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=3e-4,
         betas=(0.9, 0.95),
         weight_decay=0.1,
-        fused=peer in ("plain", "untied"),
+        fused=peer in ("plain", "untied", "sharded"),
     )
-    if peer in ("hooks", "ghost"):
-        model, optimizer, criterion = make_private(model, optimizer, case, peer)
+    if peer in WITHOUT:
+        mode = peer.replace(" ", "_")
+        model, optimizer, criterion = make_private(model, optimizer, case, mode)
     for step in range(1, WARMUP + case.steps + 1):
         tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
         begin = time.perf_counter()
@@ -238,11 +257,14 @@ def train_private_peer(case, peer, log):
         loss.backward()
         optimizer.step()
         ms = 1e3 * (time.perf_counter() - begin)
-        print(
-            json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
-            file=log,
-            flush=True,
-        )
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(
+                json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
+                file=log,
+                flush=True,
+            )
+    if case.ranks > 1:
+        dist.destroy_process_group()
 
 
 def train_peer(case, peer, log):
@@ -376,14 +398,15 @@ def measure(command, variables, case, log):
 
 
 def run_ms(steps, case):
-    """Of a step of B samples: the median; in case dp the mean over samples, since private steps
-    take any number of them."""
+    """Of a step of B samples a rank: the median; in the private cases the mean over samples, since
+    private steps take any number of them."""
     if case.shape is not SMALL:
         return statistics.median(event["ms"] for event in steps)
+    batch = case.B * case.ranks
     return (
-        case.B
+        batch
         * sum(event["ms"] for event in steps)
-        / sum(len(event["samples"]) if "samples" in event else case.B for event in steps)
+        / sum(len(event["samples"]) if "samples" in event else batch for event in steps)
     )
 
 
@@ -486,7 +509,7 @@ def benchmark(cases, program, rounds):
         f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch"
         f" {torch.__version__}; {rounds} rounds; ratio: PyTorch / train_gpt"
     )
-    if cases != ["dp"]:
+    if not set(cases) <= {"dp", "dpfsdp"}:
         print(
             f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>10} {'ms':>10}   "
             f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}",
@@ -517,7 +540,7 @@ def main():
     if options.peer:
         with open(options.times, "a") as log:
             case = CASES[cases[0]]
-            if options.peer in ("plain", "untied", *WITHOUT):
+            if options.peer in (*WITHOUT, *WITHOUT.values()):
                 train_private_peer(case, options.peer, log)
             else:
                 train_peer(case, options.peer, log)

@@ -2,8 +2,8 @@
 """reproduce_dpzero.py: what private training (DP-ZeRO, arXiv 2311.11822) costs in time, memory and
 traffic, and in loss.
 
-    scripts/reproduce_dpzero.sh --quick | --full [--part steps|stages|wide|text] [--into FOLDER]
-    [--program FILE]
+    scripts/reproduce_dpzero.sh --quick | --full [--part steps|stages|wide|text|curves]
+    [--into FOLDER] [--program FILE]
 
 steps   whole steps, private against non-private: at ZeRO stages 0 to 3 on 1, 2 (and 4) ranks, and
         of several sizes on one rank. The
@@ -17,6 +17,9 @@ wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and 
         from --profile-steps); and what --dry-run says of gpt:100B on 64 x 8 GPUs.
 text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out
         plays. Two of these runs in bf16, too, with the same samples and noise. Data of `make data`.
+curves  loss at epsilon 8, 3 and 1 and without privacy, by size of the model, at equal tokens, with
+        tuned batch and rate (dpzero_curves.py). Only where it is asked for: with --full it takes 45
+        minutes of one core, with --quick one.
 
 Whoever is compared runs one after the other, each time in the other order; a ratio is taken within
 such a round, and what is told is the median of the rounds. Private steps sample by Poisson's rule:
@@ -27,9 +30,9 @@ traffic what its counters say.
 
 --quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two
 hours. FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and
-output.txt for each run, rows.csv, the tables as table.md, and speed.png and text.png. The same
-command goes on where it was stopped: what is there is not run again. A width whose block does not
-fit into this machine is left out, and named.
+output.txt for each run, rows.csv, the tables as table.md, and speed.png, text.png, curves.png. The
+same command goes on where it was stopped: what is there is not run again. A width whose block does
+not fit into this machine is left out, and named.
 
 Each finished run has a line: how many of all are done, the time gone and left. The last table gives
 the verdict on each claim of docs/results.md that these runs decide.
@@ -53,6 +56,7 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import dpzero_curves
 import plot
 from reproduce import (
     EXIT_RESOURCES,
@@ -890,6 +894,15 @@ def text_lines(plan, logs):
     ]
 
 
+def curves_line(curves):
+    return [
+        "loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
+        "large models come close to non-private ones",
+        dpzero_curves.summary(curves),
+        "models of some millions of parameters at most, from scratch, on 4.5 MB of text",
+    ]
+
+
 def grid_table(measured):
     """Ranks and stages against styles."""
     places, shape = measured.places("grid"), measured.plan.grid
@@ -1082,7 +1095,7 @@ def text_table(plan, logs):
 # The claims
 
 
-def measurements(measured, predicted, logs):
+def measurements(measured, predicted, logs, curves):
     """What the claims are decided by, as far as it was run."""
     found, places = {}, measured.places("grid") + measured.places("size")
     if places:
@@ -1103,6 +1116,8 @@ def measurements(measured, predicted, logs):
         least = EPSILONS[0]
         found["bf16"] = losses[Training(least, "bf16")] / losses[Training(least)]
         found["private"] = [losses[Training(e)] / losses[Training(0)] for e in EPSILONS]
+    if curves.losses:
+        found["private"] = list(curves.ratios(curves.plan.sizes[-1]).values())
     return found
 
 
@@ -1157,7 +1172,7 @@ CLAIMS = (
 )
 
 
-def report(measured, predicted, logs, options):
+def report(measured, predicted, logs, curves, options):
     """The tables and measurements; writes the rows and the pictures."""
     plan = measured.plan
     text = f"{plan.note}\n\n" if plan.note else ""
@@ -1174,6 +1189,9 @@ def report(measured, predicted, logs, options):
     if logs:
         lines += text_lines(plan, logs)
         tables += text_table(plan, logs)
+    if curves.losses:
+        lines.append(curves_line(curves))
+        tables += dpzero_curves.result_table(curves) + dpzero_curves.tuning_table(curves)
     text += markdown(["what", "paper", "ours", "why they differ"], lines) + tables
     if measured.rows:
         write_rows(measured.rows, options.into / "rows.csv")
@@ -1182,7 +1200,9 @@ def report(measured, predicted, logs, options):
         draw_speed(pyplot, measured, options.into / "speed.png")
     if pyplot and logs:
         draw_text(pyplot, logs, options.into / "text.png")
-    return text, measurements(measured, predicted, logs)
+    if pyplot and curves.losses:
+        dpzero_curves.draw(pyplot, curves, options.into / "curves.png")
+    return text, measurements(measured, predicted, logs, curves)
 
 
 def write_rows(rows, path):
@@ -1310,9 +1330,9 @@ def arguments():
     size.add_argument("--full", dest="plan", action="store_const", const="full")
     parser.add_argument(
         "--part",
-        choices=("steps", "stages", "wide", "text"),
+        choices=("steps", "stages", "wide", "text", "curves"),
         action="append",
-        help="only this; default: all",
+        help="only this; default: all but curves",
     )
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--program", default="./train_gpt", metavar="FILE")
@@ -1321,7 +1341,7 @@ def arguments():
     options.part = options.part or ["steps", "stages", "wide", "text"]
     if not shutil.which(options.program):
         parser.error(f"{options.program} is not there: run make first")
-    if "text" in options.part and not all(
+    if {"text", "curves"} & set(options.part) and not all(
         glob.glob(f"{DATA}_{name}_*.bin") for name in ("train", "val")
     ):
         parser.error(f"{DATA}_* is not there: run make data first")
@@ -1331,7 +1351,9 @@ def arguments():
 def reproduce(options):
     plan, runner = PLANS[options.plan], Runner()
     measured, predicted, logs = Measurements(plan, runner, options), {}, {}
-    runner.progress.plan(*(measured.planned()[part] for part in options.part))
+    curves = dpzero_curves.Curves(dpzero_curves.PLANS[options.plan], runner, options)
+    planned = {**measured.planned(), "curves": curves.planned()}
+    runner.progress.plan(*(planned[part] for part in options.part))
     if "steps" in options.part:
         measured.measure_steps()
     if "stages" in options.part:
@@ -1341,7 +1363,9 @@ def reproduce(options):
         predicted = predict_100b(runner, options)
     if "text" in options.part:
         logs = train_all(plan, runner, options)
-    return report(measured, predicted, logs, options)
+    if "curves" in options.part:
+        curves.make()
+    return report(measured, predicted, logs, curves, options)
 
 
 def main():

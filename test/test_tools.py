@@ -44,6 +44,7 @@ from harness import ALL
 
 ROOT = Path(harness.ROOT)
 sys.path.insert(0, str(ROOT / "scripts"))
+import dpzero_curves  # noqa: E402
 import long_run  # noqa: E402  what it compares is tested without running it
 import reproduce  # noqa: E402
 import reproduce_cyclic  # noqa: E402
@@ -1453,7 +1454,7 @@ class Dpzero(Reproduces):
 
     def setUp(self):
         super().setUp()
-        self.scripts("reproduce_dpzero.py")
+        self.scripts("reproduce_dpzero.py", "dpzero_curves.py")
         self.write(
             "scripts/cluster.sh", "#!/bin/sh\nexit 1\n", mode=0o755
         )  # this machine can have none
@@ -1534,6 +1535,36 @@ class Dpzero(Reproduces):
         self.assertNotIn("traffic", text)
         self.assertEqual(self.verdicts(text)["P6"], "not run")
         self.assertEqual(len(self.calls()), self.RUNS - 2 * (3 + 4), "all but pipelines")
+
+    def test_curves(self):
+        """The trainer's loss depends on epsilon alone here."""
+        text = self.reproduce("--quick", "--part", "curves")
+        self.assertEqual(len(self.calls()), 4)
+        self.assertIn("| 0.12M | epsilon 3 | 128 | 64 | 0.01 | 2.3333 | 1 | +16.7 % |", text)
+        self.assertIn("| 0.12M: +6.2 %, +16.7 %, +50.0 % |", text)
+        self.assertEqual(self.verdicts(text)["P8"], "NOT TESTABLE HERE")
+
+    def test_tuning_of_curves(self):
+        """Losses that are lowest at a batch of 128 and a rate that falls with the channels, and
+        that differ by seed."""
+        rates = {"0.12M": 0.01, "0.83M": 0.01, "4.8M": 0.005}
+        made = dpzero_curves.Curves(dpzero_curves.PLANS["full"], None, None)
+
+        def loss(run):
+            distance = abs(run.rate - rates[run.size.name]) + abs(run.batch - 128) / 1e4
+            made.losses[run] = 2 + bool(run.epsilon) / (1 + run.epsilon) + distance + run.seed / 100
+
+        made.loss = loss
+        made.make()
+        self.assertEqual(len(made.losses), sum(made.planned().values()))
+        small, middle, large = made.plan.sizes
+        best = [made.best(size, 3) for size in made.plan.sizes]
+        self.assertEqual([run.batch for run in best], [128] * 3)
+        self.assertEqual([run.rate for run in best], [0.01, 0.01, 0.005])
+        self.assertEqual(made.best(middle, 8).rate, 0.005, "only some runs are checked")
+        self.assertEqual([len(made.seeds(s, 3)) for s in (small, middle, large)], [3, 3, 1])
+        self.assertEqual(dpzero_curves.told(made.seeds(small, 3)), "2.2700 ± 0.0100")
+        self.assertAlmostEqual(made.ratios(large)[3], 2.26 / (2.01 + (128 - 16) / 1e4))
 
     def test_one_byte_more(self):
         self.write("differ", "--zero 1")

@@ -2,7 +2,7 @@
 // noise.h.
 //
 // Plan    Words are made in tiles that stay in the L1 cache. ChaCha20 computes as many blocks at a
-//         time as a vector has lanes, one block per lane. Then the words are transposed into the
+//         time as a vector has lanes, one block per lane; with AVX-512 two such vectors at a time. Then the words are transposed into the
 //         stream's order. A loop over pairs of words computes the normal numbers and adds them.
 //         Words beyond the last element are discarded, so no element depends on where a slice
 //         starts or ends.
@@ -15,7 +15,10 @@
 
 #include "ops/cpu/device_cpu.h" // the team, polling, the vectors' width
 
-enum { NOISE_TILE = 1024 }; // words; BLOCK is a multiple of it
+// Words in a tile; BLOCK is a multiple of it. Chains of vectors that are computed side by side: each
+// operation of one waits for the one before, so a second one fills the gaps. Two need all 32
+// registers of AVX-512.
+enum { NOISE_TILE = 1024, CHAINS = LANES == 16 ? 2 : 1 };
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
 // On entry, w[i] has word i of each block; on return, blocks are contiguous. A stage moves the
@@ -40,16 +43,22 @@ static inline void noise_transpose(Words w[NOISE_BLOCK]) {
 static inline void noise_tile(uint32_t words[NOISE_TILE], const uint32_t first_state[NOISE_BLOCK]) {
     uint32_t state[NOISE_BLOCK];
     const Words zeros = {0};
-    Words lane = zeros, w[NOISE_BLOCK];
+    Words lane = zeros, w[CHAINS][NOISE_BLOCK];
     memcpy(state, first_state, sizeof state);
     for (int l = 0; l < LANES; l++) { lane[l] = (uint32_t)l; }
-    for (int64_t at = 0; at < NOISE_TILE; at += LANES * NOISE_BLOCK, state[12] += LANES) {
-        for (int i = 0; i < NOISE_BLOCK; i++) { w[i] = zeros + state[i]; }
-        w[12] += lane;
-        CHACHA20_ROUNDS(w)
-        for (int i = 0; i < NOISE_BLOCK; i++) { w[i] += state[i]; }
-        w[12] += lane;
-        noise_transpose(w);
+    for (int64_t at = 0; at < NOISE_TILE; at += LANES * NOISE_BLOCK * CHAINS) {
+        for (int c = 0; c < CHAINS; c++) {
+            for (int i = 0; i < NOISE_BLOCK; i++) { w[c][i] = zeros + state[i]; }
+            w[c][12] += lane + (uint32_t)(c * LANES);
+        }
+        for (int round = 0; round < CHACHA20_ROUNDS; round += 2) {
+            for (int c = 0; c < CHAINS; c++) { CHACHA20_TWO_ROUNDS(w[c]); }
+        }
+        for (int c = 0; c < CHAINS; c++, state[12] += LANES) {
+            for (int i = 0; i < NOISE_BLOCK; i++) { w[c][i] += state[i]; }
+            w[c][12] += lane;
+            noise_transpose(w[c]);
+        }
         memcpy(words + at, w, sizeof w);
     }
 }
