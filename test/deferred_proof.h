@@ -97,7 +97,11 @@ static inline int *deferred_walk_open(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
     if (a->storage < 0) { return sends ? &w->ranks[e.rank].stats_out : &w->ranks[e.rank].stats_in; }
-    const RequestKind kind = deferred_messages(&w->p2p[e.rank], a, sends);
+    int kind = sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; // apart from deferred_messages()
+    if (action_is(a->kind, ON_PARAMETERS)) {
+        kind = (sends ? REQUEST_SEND : REQUEST_RECV) +
+               (int)(a->version % w->p2p[e.rank].places[a->storage]);
+    }
     return &deferred_walk_storage(w, e.rank, a->storage)->open[kind];
 }
 static inline void deferred_walk_refuse(DeferredWalk *w, End e, bool bad, const char *what) {
