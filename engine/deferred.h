@@ -54,13 +54,19 @@ static inline bool deferred_conflict(const Action *a, const Action *b) {
 static inline unsigned deferred_before_stats(const P2p *r) {
     return r->waits ? BEFORE_NORM : BEFORE_STATISTICS;
 }
+// Returns where the messages of an operation's parameters, or of its sum, are noted: those that are
+// sent, or those that are received.
+static inline RequestKind deferred_messages(const P2p *r, const Action *a, bool sent) {
+    if (!action_is(a->kind, ON_PARAMETERS)) { return sent ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; }
+    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
+    return (RequestKind)((sent ? REQUEST_SEND : REQUEST_RECV) +
+                         (int)(version % r->places[a->storage]));
+}
 // Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
 // Returns how many there are.
-static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
-    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place = action_is(a->kind, ON_PARAMETERS) ? (version % r->places[a->storage]) : 0;
-    kinds[0] = action_is(a->kind, ON_PARAMETERS) ? REQUEST_RECV + place : REQUEST_RECV_SUM;
-    kinds[1] = REQUEST_SEND + place;
+static inline int deferred_requests(const P2p *r, const Action *a, RequestKind kinds[2]) {
+    kinds[0] = deferred_messages(r, a, false);
+    kinds[1] = deferred_messages(r, a, true);
     switch (a->kind) {
     case ACT_SEND_PARAMETERS:
     case ACT_ADD: return 1;
@@ -91,12 +97,8 @@ static inline CommRequest deferred_awaits_link(DeferredQueue *q, const DeferredO
 // Notes the message that an operation has sent.
 static inline void deferred_note_send(DeferredQueue *q, const DeferredOp *op) {
     const Action *a = &op->action;
-    const P2p *r = q->store->policy.p2p;
     if (!action_sends(a->kind)) { return; }
-    const RequestKind kind =
-        a->kind == ACT_SEND_SUM
-            ? REQUEST_SEND_SUM
-            : (RequestKind)(REQUEST_SEND + (int)(a->version % r->places[a->storage]));
+    const RequestKind kind = deferred_messages(q->store->policy.p2p, a, true);
     const PendingRequests *m = store_requests(q->store, a->storage, kind);
     const DeferredSend send = {a->peer, op->place, m->open[m->count - 1]};
     q->sends = grow_array(DeferredSend, q->sends, q->sending, &q->capacity, "messages");
@@ -105,11 +107,11 @@ static inline void deferred_note_send(DeferredQueue *q, const DeferredOp *op) {
 // Returns the first message that an operation would have to wait for now; number 0: none.
 static inline CommRequest deferred_awaits(DeferredQueue *q, const DeferredOp *op) {
     Store *s = q->store;
-    int kinds[2];
+    RequestKind kinds[2];
     const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
     CommRequest open = {.number = 0};
     for (int i = 0; i < n && !open.number; i++) {
-        open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i]));
+        open = requests_open(s, store_requests(s, op->action.storage, kinds[i]));
     }
     return open.number ? open : deferred_awaits_link(q, op);
 }

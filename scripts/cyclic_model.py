@@ -4,7 +4,7 @@ schedule.
 
     ./train_gpt ... --cyclic v2 --cyclic-mode data --show-schedule > LIST
     scripts/cyclic_model.py LIST ...   [--c 3] [--layers 12] [--channels 128] [--positions 64]
-                                       [--free-statistics]
+                                       [--latency 0] [--free-statistics]
     scripts/cyclic_model.py            asks ./train_gpt for the lists of v1, v2 and v2 with slack 1,
                                        in the case of reproduce_cyclic.py
 
@@ -19,6 +19,8 @@ shared     all messages at once; ranks share a link evenly, as TCP does
 program    the same, but between two ranks one message at a time, in the order of the list: as the
            program does (engine/deferred.h)
 in turns   between two ranks one message at a time, the earliest needed first
+agreed     each rank sends one message at a time and receives one, the earliest needed first of all
+           whose two ends are posted: as if the ranks knew of each other's messages at once
 by need    at any moment the messages that are needed first have the whole link
 
 and the speed of each against an ideal overlapped data parallelism, F + max(B, c). Vocabulary: 256.
@@ -26,6 +28,7 @@ A second table says how long each rank waits in a step of "program", and for wha
 forward or backward pass needs a version that has not arrived), gradient (the next gradient would
 overwrite one that is still being sent or added), statistics (updates are not complete). With
 --free-statistics, statistics wait for nothing: what the program could gain if it took them later.
+--latency: a message begins so long after both ends are posted (ranks must hear of each other).
 """
 
 import argparse
@@ -63,7 +66,7 @@ class Model:
         block = 12 * width * width + 13 * width
         self.size = [vocab * width, options.positions * width] + [block] * self.layers + [2 * width]
         self.head = vocab / (12 * width)
-        self.free_statistics = options.free_statistics
+        self.free_statistics, self.latency = options.free_statistics, options.latency
         self.forward = self.layers + self.head
 
     def storages(self, unit):
@@ -105,11 +108,12 @@ def planned():
 
 
 class Message:
-    """Ready when both ends are posted (ends)."""
+    """Posted when both ends are (ends); begins a latency later."""
 
     def __init__(self, source, target, left):
         self.source, self.target, self.left = source, target, left
         self.need, self.began, self.ends = 0.0, False, []
+        self.begins = 0.0
         self.place = 0  # in the sender's list
 
 
@@ -210,6 +214,7 @@ class Run:
         posted = self.posted[ends, what, a.get("storage")]
         if posted and posted[0][0] != way:
             message = posted.pop(0)[1]
+            message.begins = self.now + self.model.latency
             self.active.append(message)
         else:
             size = self.model.size[a["storage"]] if "storage" in a else 0
@@ -277,20 +282,24 @@ class Run:
 
     def rates(self):
         """The share of a link that each message has now."""
+        begun = [m for m in self.active if m.begins <= self.now + TINY]
         if self.order == "alone":
-            return {message: 1.0 for message in self.active}
+            return {message: 1.0 for message in begun}
         links = defaultdict(lambda: 1.0)
         if self.order == "by need":
             rates = {}
-            for m in sorted(self.active, key=lambda m: m.need):
+            for m in sorted(begun, key=lambda m: m.need):
                 out, into = ("out", m.source), ("in", m.target)
                 rates[m] = min(links[out], links[into])
                 links[out] -= rates[m]
                 links[into] -= rates[m]
             return rates
-        pairs = defaultdict(list)
-        for m in sorted(self.active, key=lambda m: (not m.began, m.need)):
-            pairs["out", m.source, "in", m.target].append(m)
+        pairs, taken = defaultdict(list), set()
+        for m in sorted(begun, key=lambda m: (not m.began, m.need)):
+            ends = {("out", m.source), ("in", m.target)}
+            if self.order != "agreed" or not ends & taken:
+                pairs["out", m.source, "in", m.target].append(m)
+                taken |= ends
         first = 1 if self.order == "in turns" else None
         return self.shared({pair: waiting[:first] for pair, waiting in pairs.items()})
 
@@ -339,6 +348,7 @@ class Run:
             rates = self.rates()
             next_ = [self.now + m.left / rate for m, rate in rates.items() if rate > TINY]
             next_ += [rank.busy for rank in self.ranks if rank.busy > self.now + TINY]
+            next_ += [m.begins for m in self.active if m.begins > self.now + TINY]
             for m, rate in rates.items():
                 m.left -= rate * (min(next_) - self.now)
                 m.began = m.began or rate > TINY
@@ -364,6 +374,7 @@ def main():
     )
     parser.add_argument("lists", nargs="*", metavar="LIST", help="what --show-schedule printed")
     parser.add_argument("--c", type=float, default=3.0)
+    parser.add_argument("--latency", type=float, default=0.0)
     for name, default in (("layers", 12), ("channels", 128), ("positions", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--free-statistics", action="store_true")
@@ -375,7 +386,7 @@ def main():
 def print_tables(model, found, c):
     """found: lists by name."""
     ideal, waits = model.forward * (1 + max(2, c)), []
-    orders = ("alone", "shared", "program", "in turns", "by need")
+    orders = ("alone", "shared", "program", "in turns", "agreed", "by need")
     print(f"| list, ideal DP {ideal:.1f} | bytes |", " | ".join(orders), "|")
     print("|---" * (len(orders) + 2) + "|")
     for name, lists in found.items():

@@ -97,7 +97,7 @@ static inline int *deferred_walk_open(const DeferredWalk *w, End e) {
     const Action *a = deferred_walk_action(w, e);
     const bool sends = action_sends(a->kind);
     if (a->storage < 0) { return sends ? &w->ranks[e.rank].stats_out : &w->ranks[e.rank].stats_in; }
-    int kind = sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM;
+    int kind = sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; // apart from deferred_messages()
     if (action_is(a->kind, ON_PARAMETERS)) {
         kind = (sends ? REQUEST_SEND : REQUEST_RECV) +
                (int)(a->version % w->p2p[e.rank].places[a->storage]);
@@ -188,10 +188,8 @@ static inline bool deferred_walk_do(DeferredWalk *w, int rank, int i) {
     DeferredRank *r = &w->ranks[rank];
     const End e = {rank, r->noted[i]};
     const Action *a = deferred_walk_action(w, e);
-    Action of = *a;
-    int kinds[2];
-    of.micro %= pieces_of_step(&w->p2p[rank].pieces); // micro counts through the steps here
-    const int n = deferred_requests(&w->p2p[rank], &of, kinds);
+    RequestKind kinds[2];
+    const int n = deferred_requests(&w->p2p[rank], a, kinds);
     for (int k = 0; k < i; k++) {
         if (deferred_conflict(&w->program->rank[rank].actions[r->noted[k]], a)) { return false; }
     }

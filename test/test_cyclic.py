@@ -383,7 +383,9 @@ class Numbers(Check):
         over any it takes at least as long as the work, and as the busiest link."""
         N, cut = 3, (2, 2, 2)
         stages = [sum(map(elements, s)) for s in ((0, 1, 2), (3, 4), (5, UNITS))]
-        options = dict(channels=CHANNELS, positions=T, layers=UNITS - 2, free_statistics=False)
+        options = dict(
+            channels=CHANNELS, positions=T, layers=UNITS - 2, free_statistics=False, latency=0
+        )
         model = cyclic_model.Model(SimpleNamespace(**options))
         model.size = [elements(storage) for storage in range(UNITS + 1)]
         for rule in (V1_FREE, V2):
@@ -395,7 +397,7 @@ class Numbers(Check):
                 cyclic_model.bytes_bound(model, lists, 3),
                 busiest * work / (2 * (N - 1) / N),
             )
-            for order in ("alone", "shared", "program", "in turns", "by need"):
+            for order in ("alone", "shared", "program", "in turns", "agreed", "by need"):
                 period = cyclic_model.Run(model, lists, 1e-6, order).period()
                 self.assertAlmostEqual(period, work, delta=1e-3)
                 for c in (3, 9):
