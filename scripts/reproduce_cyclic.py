@@ -24,8 +24,9 @@ quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`
          at the best of the same learning rates, which is chosen with other seeds than those that
          are told. Many steps of 64 bytes: where steps are large and few, rates are as high as
          stability allows, and that is lower for gradients a step old.
-settings the same text with warm-up over 40 % of the steps: SGD without momentum, and AdamW. Does
-         that make up for the delay? Differences by seed.
+settings where noise limits the learning rate and not stability: many steps of few tokens, warm-up
+         over 40 % of them. SGD with and without momentum, and AdamW; text, and the images of
+         PREFIX. Is each rule as good as plain training there? Differences by seed.
 zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
          over an unlimited link, at c = F + B, with ranks
          that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
@@ -93,6 +94,7 @@ RULES = {
     V2: ("--cyclic", "v2"),
     SLACK: ("--cyclic", "v2", "--cyclic-slack", "1"),
 }
+QUALITY = (DP, V1, V2)  # the rules whose losses are compared
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
 UNLIMITED = 0.0  # a c
 BALANCE = 3.0  # c = F + B
@@ -857,17 +859,31 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by n
 class Setting:
     """What all rules share. Flags come after those of training()."""
 
+    data: str  # "text" or "images"
     optimizer: str
     steps: int
     rates: tuple
-    flags: tuple
+    flags: tuple = ()
 
 
+# Steps of 4 x 8 bytes of text, or of 4 images.
+SHORT_TEXT = ("--seq-len", 8, "--batch-tokens", 32)
 SETTINGS = {
-    "SGD without momentum": Setting(
-        "sgd", 3000, ("1e-1", "2e-1", "3e-1"), ("--momentum", 0, "--warmup", 1200)
+    "text, SGD without momentum": Setting(
+        "text", "sgd", 24000, ("1e-1", "3e-1", "6e-1"), ("--momentum", 0, *SHORT_TEXT)
     ),
-    "AdamW": Setting("adamw", 6000, ("4e-3", "8e-3"), ("--warmup", 2400)),
+    "text, SGD with momentum": Setting(
+        "text", "sgd", 24000, ("1e-2", "3e-2", "6e-2"), ("--momentum", 0.9, *SHORT_TEXT)
+    ),
+    "text, AdamW": Setting(
+        "text", "adamw", 24000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99, *SHORT_TEXT)
+    ),
+    "images, SGD without momentum": Setting(
+        "images", "sgd", 24000, ("1e-1", "3e-1", "1"), ("--momentum", 0)
+    ),
+    "images, AdamW": Setting(
+        "images", "adamw", 8000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+    ),
 }
 
 
@@ -1050,15 +1066,15 @@ def quality_lines(bench, found, what, paper, difference, why):
         for mean, doubt in (result.against(base),)
     )
     rows = []
-    for optimizer in dict.fromkeys(one.optimizer for one in found):
-        base = found[Candidate(DP, 0, optimizer)]
+    for plain in dict.fromkeys(one.base() for one in found):
         for rule in (V1, V2):
             cells = "; ".join(
-                f"N={one.N}: {against(result, base, difference)}"
+                f"N={one.N}: {against(result, found[plain], difference)}"
                 for one, result in found.items()
-                if (one.rule, one.optimizer) == (rule, optimizer)
+                if (one.rule, one.base()) == (rule, plain)
             )
-            rows.append([f"{rule}: {what} against DP, {optimizer}", paper, cells, why])
+            name = plain.setting or plain.optimizer
+            rows.append([f"{rule}: {what} against DP, {name}", paper, cells, why])
     return rows
 
 
@@ -1097,40 +1113,67 @@ def quality(bench):
     return table, lines
 
 
-def settings(bench):
-    """Each setting is a comparison of its own: rates and seeds are chosen within it."""
-    found = {}
-    for name, setting in SETTINGS.items():
-        steps = bench.options.steps or setting.steps
-        found |= tuned(
-            bench,
-            "settings",
-            [
-                Candidate(rule, 0 if rule == DP else RANKS, setting.optimizer, name)
-                for rule in (DP, V1, V2)
-            ],
-            {setting.optimizer: setting.rates},
-            lambda *job, steps=steps: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
-            lambda log: last_validation(log)["loss"],
-            min,
-        )
-    table = quality_table(
-        "text, steps of 64 bytes, validation loss", found, "{:.4f}".format, "{:+.4f}".format
+def setting_found(bench, name):
+    """Candidate -> Tuned in one setting: rates and seeds are chosen within it."""
+    setting = SETTINGS[name]
+    steps = bench.options.steps or setting.steps
+    text = setting.data == "text"
+    prefix = TEXT if text else bench.options.images
+    model = TEXT_MODEL if text else image_model(prefix, SMALL_STEP, 2)[0]
+    flags = ("--warmup", steps * 2 // 5, "--final-lr-fraction", 0)
+
+    def command(*job):
+        validation = 1600 if text else -1
+        return [*training(bench, prefix, steps, model, validation, *job), *flags]
+
+    return tuned(
+        bench,
+        "settings",
+        [Candidate(rule, 0 if rule == DP else RANKS, setting.optimizer, name) for rule in QUALITY],
+        {setting.optimizer: setting.rates},
+        command,
+        (lambda log: last_validation(log)["loss"]) if text else labels_of,
+        min if text else max,
     )
-    draw_quality(bench, "settings", found, "validation loss")
-    return table, []
+
+
+def settings(bench):
+    """Each setting is a comparison of its own."""
+    table, lines = "", []
+    for data, title, number, difference in (
+        ("text", "text, steps of 32 bytes, validation loss", "{:.4f}".format, "{:+.4f}".format),
+        ("images", "steps of 4 images, right labels in %", in_percent, points),
+    ):
+        found = {}
+        for name in there_settings(bench, data):
+            found |= setting_found(bench, name)
+        if found:
+            table += quality_table(title, found, number, difference)
+            draw_quality(bench, f"settings_{data}", found, title)
+            lines += quality_lines(
+                bench, found, title, "no difference", difference, "noise limits the rate"
+            )
+    return table, lines
+
+
+def there_settings(bench, data):
+    """The settings of a kind of data, if it is there."""
+    if data == "images" and not there_images(bench):
+        return []
+    return [name for name, setting in SETTINGS.items() if setting.data == data]
 
 
 def settings_runs(bench):
-    plan = bench.plan
+    names = there_settings(bench, "text") + there_settings(bench, "images")
     return {
         "settings": sum(
-            tuned_runs(plan, {one.optimizer: one.rates}, 3) for one in SETTINGS.values()
+            tuned_runs(bench.plan, {one.optimizer: one.rates}, len(QUALITY))
+            for one in map(SETTINGS.get, names)
         )
     }
 
 
-def image_model(prefix, images):
+def image_model(prefix, images, layers=4):
     """(flags for so many images a step, how many pixels) of labelled shards: a document is the end
     of text, an image, its label."""
     shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
@@ -1139,7 +1182,7 @@ def image_model(prefix, images):
     pixels = next(at for at in range(1, len(tokens)) if tokens[at] == tokens[0]) - 2
     return [
         "--model",
-        f"layers=4,heads=8,channels=64,vocab={first + labels}",
+        f"layers={layers},heads={2 * layers},channels=64,vocab={first + labels}",
         "--seq-len",
         pixels + 1,
         "--micro-batch",
@@ -1151,21 +1194,22 @@ def image_model(prefix, images):
     ], pixels
 
 
+def there_images(bench):
+    prefix = bench.options.images
+    return all(glob.glob(f"{prefix}_{which}_*.bin") for which in ("train", "val"))
+
+
 def with_images(part, runs):
     """A part, and what it runs, that is left out where there are no images."""
 
-    def there(bench):
-        prefix = bench.options.images
-        return all(glob.glob(f"{prefix}_{which}_*.bin") for which in ("train", "val"))
-
     def run(bench):
         prefix = bench.options.images
-        if there(bench):
+        if there_images(bench):
             return part(bench, prefix)
         left_out = f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images"
         return left_out + " makes them.\n\n", []
 
-    return run, lambda bench: runs(bench) if there(bench) else {}
+    return run, lambda bench: runs(bench) if there_images(bench) else {}
 
 
 def in_percent(share):

@@ -718,9 +718,9 @@ class Images(Prepares):
                 b"cos\nsystem\n(S'touch hacked'\ntR.",
                 "os.system does not belong into it",
             ),
-            ("py/data_batch_3", b"", "no pickle of CIFAR-10"),
-            ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of CIFAR-10"),
-            ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of CIFAR-10"),
+            ("py/data_batch_3", b"", "no pickle of images"),
+            ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of images"),
+            ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of images"),
             ("bin/test_batch.bin", bytes(3074), "3074 bytes are no whole records of 3073"),
             (
                 "bin/test_batch.bin",
