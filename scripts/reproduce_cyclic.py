@@ -872,17 +872,17 @@ SETTINGS = {
     "text, SGD without momentum": Setting(
         "text", "sgd", 24000, ("1e-1", "3e-1", "6e-1"), ("--momentum", 0, *SHORT_TEXT)
     ),
-    "text, SGD with momentum": Setting(
-        "text", "sgd", 24000, ("1e-2", "3e-2", "6e-2"), ("--momentum", 0.9, *SHORT_TEXT)
-    ),
     "text, AdamW": Setting(
         "text", "adamw", 24000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99, *SHORT_TEXT)
     ),
     "images, SGD without momentum": Setting(
-        "images", "sgd", 24000, ("1e-1", "3e-1", "1"), ("--momentum", 0)
+        "images", "sgd", 24000, ("1e-1", "3e-1", "1", "2"), ("--momentum", 0)
     ),
     "images, AdamW": Setting(
-        "images", "adamw", 8000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+        "images", "adamw", 12000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+    ),
+    "text, SGD with momentum": Setting(
+        "text", "sgd", 24000, ("1e-2", "3e-2", "6e-2"), ("--momentum", 0.9, *SHORT_TEXT)
     ),
 }
 
@@ -1139,36 +1139,35 @@ def setting_found(bench, name):
 
 def settings(bench):
     """Each setting is a comparison of its own."""
+    found = {name: setting_found(bench, name) for name in there_settings(bench)}
     table, lines = "", []
     for data, title, number, difference in (
         ("text", "text, steps of 32 bytes, validation loss", "{:.4f}".format, "{:+.4f}".format),
         ("images", "steps of 4 images, right labels in %", in_percent, points),
     ):
-        found = {}
-        for name in there_settings(bench, data):
-            found |= setting_found(bench, name)
-        if found:
-            table += quality_table(title, found, number, difference)
-            draw_quality(bench, f"settings_{data}", found, title)
+        these = {}
+        for name in found:
+            these |= found[name] if SETTINGS[name].data == data else {}
+        if these:
+            table += quality_table(title, these, number, difference)
+            draw_quality(bench, f"settings_{data}", these, title)
             lines += quality_lines(
-                bench, found, title, "no difference", difference, "noise limits the rate"
+                bench, these, title, "no difference", difference, "noise limits the rate"
             )
     return table, lines
 
 
-def there_settings(bench, data):
-    """The settings of a kind of data, if it is there."""
-    if data == "images" and not there_images(bench):
-        return []
-    return [name for name, setting in SETTINGS.items() if setting.data == data]
+def there_settings(bench):
+    """The settings whose data is there."""
+    images_too = there_images(bench)
+    return [name for name, one in SETTINGS.items() if one.data == "text" or images_too]
 
 
 def settings_runs(bench):
-    names = there_settings(bench, "text") + there_settings(bench, "images")
     return {
         "settings": sum(
             tuned_runs(bench.plan, {one.optimizer: one.rates}, len(QUALITY))
-            for one in map(SETTINGS.get, names)
+            for one in (SETTINGS[name] for name in there_settings(bench))
         )
     }
 
