@@ -167,6 +167,8 @@ OPTIMIZERS = {
     ),
     "rate of embeddings": (dict(ADAM, lr_embedding=2), dict(lr_embedding=1)),
     "rate of vectors": (dict(SGD, lr_vectors=0.5), dict(lr_vectors=1)),
+    "nesterov, sgd": (dict(SGD, nesterov=1, momentum=0.8, weight_decay=0.1), dict(nesterov=0)),
+    "nesterov, adamw": (dict(ADAM, nesterov=1), dict(nesterov=0)),
     "muon": (MUON, dict(muon_momentum=0.9)),
     "muon, rate": (dict(MUON, muon_lr=0.01, muon_weight_decay=0), dict(muon_lr=0.011)),
     "muon, decay": (dict(MUON, muon_weight_decay=0.5, weight_decay=0.1), dict(muon_weight_decay=0)),
