@@ -202,15 +202,16 @@ static inline void print_delay_notes(const Options *o, int64_t steps) {
     const bool v1 = o->cyclic == CYCLIC_V1;
     const double b = o->momentum;
     if (!o->cyclic || steps < DELAY_TRIAL) { return; }
-    if (v1 && !strcmp(optimizers[o->optimizer].name, "sgd") && b >= 0.5) {
-        printf("note: with --momentum %g, --cyclic v1 is stable up to 1/%.0f of the learning rate of "
-               "plain training (1/2 with --momentum 0): tune --lr again\n",
+    if (v1 && !o->nesterov && !strcmp(optimizers[o->optimizer].name, "sgd") && b >= 0.5) {
+        printf("note: with --momentum %g, --cyclic v1 is stable up to 1/%.0f of the learning rate "
+               "of plain training (1/2 with --momentum 0): tune --lr again\n",
                b, 2 * (1 + b) / (1 - b));
     }
     if (steps < DELAY_MANY_STEPS) {
-        printf("note: --cyclic %s in %" PRId64 " steps: in runs of up to 3000 steps its loss was %s "
-               "behind plain training; more and smaller steps closed the gap\n",
-               v1 ? "v1" : "v2", steps, v1 ? "2 to 18 %" : "1 to 15 %");
+        printf("note: --cyclic %s in %" PRId64 " steps: in runs of up to 3000 steps its loss was "
+               "%s behind plain training; more and smaller steps %sclosed the gap\n",
+               v1 ? "v1" : "v2", steps, v1 ? "2 to 18 %" : "1 to 15 %",
+               v1 && !o->nesterov ? "and --nesterov " : "");
     }
 }
 // Prints what a user may not expect of these flags.

@@ -34,8 +34,8 @@ zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mod
 images   the paper's own task, classification: the share of right labels on the images of PREFIX
          (prepare_data.py --images; default: data/digits_images; CIFAR-10 too), SGD with momentum
          and AdamW, many steps of 4 images. Left out without them.
-causes   text in few steps of 256 bytes, where v1 and v2 fall behind, and what changes that: warm-up,
-         beta1, beta2, clipping (of DP and v1), Nesterov's form. AdamW.
+causes   text in few steps of 256 bytes, where v1 and v2 fall behind, and what changes that:
+         warm-up, beta1, beta2, clipping (of DP and v1), Nesterov's form. AdamW.
 
 --quick takes less than 5 minutes on 2 quiet cores; --full some hours. --steps replaces the
 number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
@@ -880,10 +880,10 @@ SETTINGS = {
         "text", "adamw", 24000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99, *SHORT_TEXT)
     ),
     "images, SGD without momentum": Setting(
-        "images", "sgd", 24000, ("1e-1", "3e-1", "1", "2"), ("--momentum", 0)
+        "images", "sgd", 12000, ("1e-1", "3e-1", "1", "2"), ("--momentum", 0)
     ),
     "images, AdamW": Setting(
-        "images", "adamw", 12000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+        "images", "adamw", 6000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
     ),
     "text, SGD with Nesterov momentum": Setting(
         "text",

@@ -786,16 +786,17 @@ class Images(Prepares):
         ours = ("--images", "animals", "--val-fraction", 0.5)
         self.prepare(*ours, "--shrink", 7, env=here)
         found = [
-            image for side in ("train", "val") for image in self.images(side, 16, 2, "animals_images")
+            image
+            for side in ("train", "val")
+            for image in self.images(side, 16, 2, "animals_images")
         ]
         self.assertEqual(set(found), {(mean, i % 2) for i, mean in enumerate(means)})
         (self.out / ".animals_images.stamp").unlink()
         for path in self.out.glob("*"):
             path.unlink()
-        for shrink, says in ((5, "28 x 28 pixels are no whole squares of 5 x 5"), (0, "at least 1")):
-            self.assertIn(
-                says, self.prepare(*ours, "--shrink", shrink, env=here, status=EXIT_INPUT).stderr
-            )
+        for side, says in ((5, "28 x 28 pixels are no whole squares of 5 x 5"), (0, "at least 1")):
+            done = self.prepare(*ours, "--shrink", side, env=here, status=EXIT_INPUT)
+            self.assertIn(says, done.stderr)
 
     def test_digits_without_the_package(self):
         result = run(
