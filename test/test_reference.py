@@ -906,7 +906,7 @@ FAULTS = [
     (
         "adamw",
         UPDATE,
-        "return *m * bias.m / ({sqrtf(*v * bias.v) ==> "
+        "return used * bias.m / ({sqrtf(*v * bias.v) ==> "
         "sqrtf(*v * bias.v + o.eps * o.eps) - o.eps} +",
     ),
     ("adamw", UPDATE, "(sqrtf(*v * bias.v) + {o.eps ==> o.eps * sqrtf(bias.v)})"),
@@ -926,13 +926,13 @@ FAULTS = [
     (
         "sgd",
         UPDATE,
-        "o.momentum * b[i] + {grad[i] * o.grad_scale "
+        "b[i] = o.momentum * b[i] + {grad[i] * o.grad_scale "
         "==> (1 - o.momentum) * grad[i] * o.grad_scale}",
     ),
     (
         "sgd",
         UPDATE,
-        "master[i] -= o.lr * {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};",
+        "(o.nesterov ? ahead : {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)});",
     ),
     # matrices
     (
@@ -960,6 +960,8 @@ FAULTS = [
         ORTHOGONAL_H,
         "ops_combine(s, b, ORTHOGONAL_B, a, {ORTHOGONAL_C ==> -ORTHOGONAL_B}, b,",
     ),
+    ("nesterov, sgd", UPDATE, "o.lr * (o.nesterov ? {ahead ==> b[i]} : b[i]);"),
+    ("nesterov, adamw", UPDATE, "used = o.nesterov ? o.beta1 * {*m ==> *v} + (1.0f"),
     ("muon", MUON_H, "m[i] += (1.0f - o.momentum) * ({g - m[i] ==> g});"),
     ("muon", MUON_H, "out[i] = {g + o.momentum * (m[i] - g) ==> m[i]};"),
     ("muon, clip", MUON_H, "const float g = {grad[i] * o.grad_scale ==> grad[i]}; m[i] +="),
