@@ -135,6 +135,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "measured with --profile-steps")                                                             \
     PICK("optimizer", optimizer, "optimizer", "", "adamw", OPTIMIZER_CHOICES, "")                  \
     NUM("optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                   \
+    FLAG("optimizer", nesterov, "nesterov", "", "0",                                               \
+      "of adamw and sgd: updates look one step ahead, which makes up for much of --cyclic's "      \
+      "delay")                                                                                     \
     NUM("optimizer", muon_lr, "muon-lr", "", "0.02", 0, 1e6, "",                                   \
       "peak learning rate of muon's matrices, on the schedule of --lr")                            \
     NUM("optimizer", muon_momentum, "muon-momentum", "", "0.95", 0, 0.999999, "", "of muon")       \

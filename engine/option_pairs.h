@@ -97,6 +97,7 @@
       "the cluster says how many there are")                                                       \
     X("momentum", "optimizer", LACKS(momentum),                                                    \
       "only sgd has momentum; adamw has --beta1, muon --muon-momentum")                            \
+    X("nesterov", "optimizer", LACKS(nesterov), "muon always looks ahead")                         \
     X("muon-lr", "optimizer",                                                                      \
       LACKS(muon_lr) || LACKS(muon_momentum) || LACKS(muon_momentum_warmup) ||                     \
           LACKS(muon_steps) || LACKS(muon_weight_decay),                                           \

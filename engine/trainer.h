@@ -280,6 +280,7 @@ static inline OptimizerStep make_update(const Options *o, StepRates rates, doubl
         .grad_scale = (float)(o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0),
         .rounding = round_to_nearest(),
         .matrices = make_matrix_step(o, rates.step, rates.factor),
+        .nesterov = o->nesterov != 0,
     };
     return u;
 }

@@ -412,6 +412,7 @@ typedef struct {
     int64_t step;      // counted from 1, for the bias correction
     Rounding rounding; // of copies in bf16; numbers the elements from the first on
     MatrixStep matrices;
+    bool nesterov; // of AdamW and SGD
 } OptimizerStep;
 // The factors of AdamW's moments that correct their start at zero (arXiv 1412.6980).
 typedef struct {
@@ -426,8 +427,9 @@ static inline AdamwBias adamw_bias(OptimizerStep o) {
 }
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
 // p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
+// With o.nesterov, b1 m + (1-b1) g takes the place of m in p: m, if g came once more.
 static void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o);
-// b = momentum b + g + wd p; p -= lr b
+// b = momentum b + g + wd p; p -= lr b; with o.nesterov p -= lr (momentum b + g + wd p)
 static void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o);
 // The last part of Muon's update, with a direction as `grad`: p = p (1 - lr wd) - lr g
 static void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o);

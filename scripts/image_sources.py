@@ -1,5 +1,5 @@
 """image_sources.py: where prepare_data.py finds images: a folder of folders, CIFAR-10's files, the
-digits of scikit-learn.
+digits of scikit-learn, the silhouettes of animal_mnist.
 
 PGM and PPM need only the standard library; PNG, JPEG and BMP are read by the package Pillow.
 """
@@ -13,7 +13,8 @@ import importlib.util
 import os
 import pickle
 import re
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure, note
@@ -46,14 +47,15 @@ class Image:
         return hashlib.sha256(f"{self.label}\n{self.shape}\n".encode() + self.pixels).hexdigest()
 
 
-def load_images(source):
-    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their
+def load_images(source, shrink=1):
+    """All images of a folder of class folders, CIFAR-10's, or a package's. In the order of their
     digests: classes are mixed."""
-    images = list(
-        digits()
-        if source == "digits"
+    found = (
+        PACKAGED[source]()
+        if source in PACKAGED
         else cifar(Path(source)) if is_cifar(source) else images_of_folder(source)
     )
+    images = [shrunk(image, shrink) for image in found]
     if not images:
         raise Failure(
             EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class"
@@ -71,6 +73,25 @@ def load_images(source):
     return sorted(unique.values(), key=lambda image: image.digest)
 
 
+def shrunk(image, side):
+    """The image with the mean of each square of side x side pixels for a pixel."""
+    width, height = image.shape
+    if side == 1:
+        return image
+    if width % side or height % side:
+        raise Failure(
+            EXIT_INPUT,
+            f"{image.title}: {width} x {height} pixels are no whole squares of {side} x {side}",
+        )
+    rows = [image.pixels[y * width : (y + 1) * width] for y in range(height)]
+    means = bytes(
+        sum(sum(row[x : x + side]) for row in rows[y : y + side]) // side**2
+        for y in range(0, height, side)
+        for x in range(0, width, side)
+    )
+    return replace(image, shape=(width // side, height // side), pixels=means)
+
+
 def digits():
     """The test set of the UCI's optical digits: lines of 64 pixels, 0 to 16, and the digit."""
     folder = package_folder("sklearn", "datasets", "data")
@@ -85,6 +106,30 @@ def digits():
             yield Image(
                 f"digit {i}", str(digit), (8, 8), bytes(255 * pixel // 16 for pixel in pixels)
             )
+
+
+def animals():
+    """Silhouettes of 28 x 28 pixels of ten kinds of animals, and a number for the kind."""
+    folder = package_folder("animal_mnist", "data", "Animal_MNIST")
+    if folder is None:
+        raise Failure(
+            EXIT_RESOURCES,
+            "the silhouettes come with the PyPI package animal_mnist: scripts/setup.sh python",
+        )
+
+    def array(name):
+        return unpickled(folder / name, lambda found: found.state, gzip.open)
+
+    _, (count, height, width), _, _, pixels = array("animal_data_version_3.gz")
+    kinds = struct.unpack(f"<{count}q", array("animal_label_version_3.gz")[4])
+    area = width * height
+    for i, kind in enumerate(kinds):
+        yield Image(
+            f"silhouette {i}", str(kind), (width, height), pixels[i * area : (i + 1) * area]
+        )
+
+
+PACKAGED = {"digits": digits, "animals": animals}  # by the name that --images takes
 
 
 def is_cifar(source):
@@ -157,7 +202,7 @@ class PickledArray:
         ]
 
 
-class CifarUnpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """A pickle may call what it likes; here it can only make arrays and bytes, so one from a
     stranger does no harm."""
 
@@ -169,11 +214,11 @@ class CifarUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into it")
 
 
-def unpickled(path, read):
+def unpickled(path, read, opened=open_input):
     """What `read` finds in a pickle."""
-    with open_input(path) as file:
+    with opened(path) as file:
         try:
-            return read(CifarUnpickler(file, encoding="bytes").load())
+            return read(ArrayUnpickler(file, encoding="bytes").load())
         except (
             pickle.UnpicklingError,
             EOFError,
@@ -182,7 +227,7 @@ def unpickled(path, read):
             AttributeError,
             TypeError,
         ) as error:
-            raise Failure(EXIT_INPUT, f"{path}: no pickle of CIFAR-10: {error}") from error
+            raise Failure(EXIT_INPUT, f"{path}: no pickle of images: {error}") from error
 
 
 def images_of_folder(source):

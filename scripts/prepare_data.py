@@ -13,6 +13,8 @@
     prepare_data.py library/ --tokenizer tokenizer.json with any tokenizer of Hugging Face's
     prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels,
                                                         from scikit-learn
+    prepare_data.py --images animals --shrink 4         10000 silhouettes of animals, from
+                                                        animal_mnist, of 7 x 7 instead of 28 x 28
     prepare_data.py --images photos/                    one's own images: a folder of them for each
                                                         class, photos/CLASS/
     prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed
@@ -307,9 +309,16 @@ def add_input_arguments(parser):
         const="digits",
         metavar="DIR",
         help=(
-            "images instead of text: a folder of them for each class, or of CIFAR-10's files"
-            " (default: handwritten digits)"
+            "images instead of text: a folder of them for each class, or of CIFAR-10's files,"
+            " or animals (default: handwritten digits)"
         ),
+    )
+    parser.add_argument(
+        "--shrink",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the mean of N x N pixels of an image becomes one (default: 1)",
     )
 
 
@@ -375,6 +384,8 @@ def check_arguments(options, error):
     """error(message) for what does not fit; sets `tokenizer` to what names of files say."""
     if options.images is not None and (options.input or options.tokenizer):
         error("--images takes neither --input nor --tokenizer")
+    if options.shrink < 1 or (options.shrink > 1 and options.images is None):
+        error("--shrink must be at least 1, and needs --images")
     if options.train_tokenizer is not None:
         if options.tokenizer or options.images is not None:
             error("--train-tokenizer takes neither --tokenizer nor --images")
@@ -472,7 +483,7 @@ def input_corpus(options, spool):
 
 
 def image_corpus(options):
-    images = load_images(options.images)
+    images = load_images(options.images, options.shrink)
     classes = sorted({image.label for image in images})
     if len(classes) < 2:
         raise Failure(

@@ -24,8 +24,9 @@ quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`
          at the best of the same learning rates, which is chosen with other seeds than those that
          are told. Many steps of 64 bytes: where steps are large and few, rates are as high as
          stability allows, and that is lower for gradients a step old.
-settings the same text with warm-up over 40 % of the steps: SGD without momentum, and AdamW. Does
-         that make up for the delay? Differences by seed.
+settings where noise limits the learning rate and not stability: many steps of few tokens, warm-up
+         over 40 % of them. SGD with and without momentum, and AdamW; text, and the images of
+         PREFIX. Is each rule as good as plain training there? Differences by seed.
 zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times
          over an unlimited link, at c = F + B, with ranks
          that stop now and then, and, where the kernel can delay messages, with 2 ms more for each;
@@ -33,8 +34,8 @@ zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mod
 images   the paper's own task, classification: the share of right labels on the images of PREFIX
          (prepare_data.py --images; default: data/digits_images; CIFAR-10 too), SGD with momentum
          and AdamW, many steps of 4 images. Left out without them.
-causes   the same images in few steps of 16, where v1 and v2 fall behind, and what changes that:
-         warm-up, beta1, beta2, the number of steps. AdamW.
+causes   text in few steps of 256 bytes, where v1 and v2 fall behind, and what changes that:
+         warm-up, beta1, beta2, clipping (of DP and v1), Nesterov's form. AdamW.
 
 --quick takes less than 5 minutes on 2 quiet cores; --full some hours. --steps replaces the
 number of training steps of quality and images. FOLDER (default: out/cyclic_quick or
@@ -54,6 +55,7 @@ import bisect
 import concurrent.futures
 import glob
 import json
+import math
 import os
 import random
 import signal
@@ -93,6 +95,7 @@ RULES = {
     V2: ("--cyclic", "v2"),
     SLACK: ("--cyclic", "v2", "--cyclic-slack", "1"),
 }
+QUALITY = (DP, V1, V2)  # the rules whose losses are compared
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
 UNLIMITED = 0.0  # a c
 BALANCE = 3.0  # c = F + B
@@ -111,6 +114,7 @@ class Plan:
     seeds: tuple  # run at the chosen rate, and are told
     text_steps: int
     text_rates: dict  # learning rates by optimizer
+    setting_share: float  # of the steps of SETTINGS
     image_steps: int
     image_rates: dict
     cause_steps: int
@@ -130,10 +134,11 @@ PLANS = {
         seeds=(1,),
         text_steps=1000,
         text_rates={"adamw": ("2e-3", "4e-3")},
+        setting_share=0.05,
         image_steps=1500,
         image_rates={"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
         cause_steps=400,
-        cause_rates=("2.5e-3",),
+        cause_rates=("4e-3",),
         cause_seeds=(1,),
     ),
     "full": Plan(
@@ -146,13 +151,14 @@ PLANS = {
         seeds=(3, 4, 5, 6, 7),
         text_steps=12000,
         text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
+        setting_share=1,
         image_steps=8000,
         image_rates={
             "adamw": ("1.25e-3", "2.5e-3", "5e-3"),
             "sgd": ("1e-2", "3e-2", "1e-1", "3e-1"),
         },
-        cause_steps=2000,
-        cause_rates=("1.25e-3", "2.5e-3", "5e-3"),
+        cause_steps=3000,
+        cause_rates=("2e-3", "4e-3", "8e-3"),
         cause_seeds=(1, 2),
     ),
 }
@@ -849,7 +855,7 @@ TEXT_MODEL = (
     "--final-lr-fraction",
     0,
 )
-IMAGE_CUT, SMALL_STEP, LARGE_STEP = 4, 4, 16  # stages, images a step
+IMAGE_CUT, SMALL_STEP = 4, 4  # stages, images a step
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by number of seeds
 
 
@@ -857,17 +863,35 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by n
 class Setting:
     """What all rules share. Flags come after those of training()."""
 
+    data: str  # "text" or "images"
     optimizer: str
     steps: int
     rates: tuple
-    flags: tuple
+    flags: tuple = ()
 
 
+# Steps of 4 x 8 bytes of text, or of 4 images.
+SHORT_TEXT = ("--seq-len", 8, "--batch-tokens", 32)
 SETTINGS = {
-    "SGD without momentum": Setting(
-        "sgd", 3000, ("1e-1", "2e-1", "3e-1"), ("--momentum", 0, "--warmup", 1200)
+    "text, SGD without momentum": Setting(
+        "text", "sgd", 24000, ("1e-1", "3e-1", "6e-1"), ("--momentum", 0, *SHORT_TEXT)
     ),
-    "AdamW": Setting("adamw", 6000, ("4e-3", "8e-3"), ("--warmup", 2400)),
+    "text, AdamW": Setting(
+        "text", "adamw", 24000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99, *SHORT_TEXT)
+    ),
+    "images, SGD without momentum": Setting(
+        "images", "sgd", 12000, ("1e-1", "3e-1", "1", "2"), ("--momentum", 0)
+    ),
+    "images, AdamW": Setting(
+        "images", "adamw", 6000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+    ),
+    "text, SGD with Nesterov momentum": Setting(
+        "text",
+        "sgd",
+        24000,
+        ("1e-2", "3e-2", "6e-2"),
+        ("--momentum", 0.9, "--nesterov", 1, *SHORT_TEXT),
+    ),
 }
 
 
@@ -1050,15 +1074,15 @@ def quality_lines(bench, found, what, paper, difference, why):
         for mean, doubt in (result.against(base),)
     )
     rows = []
-    for optimizer in dict.fromkeys(one.optimizer for one in found):
-        base = found[Candidate(DP, 0, optimizer)]
+    for plain in dict.fromkeys(one.base() for one in found):
         for rule in (V1, V2):
             cells = "; ".join(
-                f"N={one.N}: {against(result, base, difference)}"
+                f"N={one.N}: {against(result, found[plain], difference)}"
                 for one, result in found.items()
-                if (one.rule, one.optimizer) == (rule, optimizer)
+                if (one.rule, one.base()) == (rule, plain)
             )
-            rows.append([f"{rule}: {what} against DP, {optimizer}", paper, cells, why])
+            name = plain.setting or plain.optimizer
+            rows.append([f"{rule}: {what} against DP, {name}", paper, cells, why])
     return rows
 
 
@@ -1097,40 +1121,66 @@ def quality(bench):
     return table, lines
 
 
-def settings(bench):
-    """Each setting is a comparison of its own: rates and seeds are chosen within it."""
-    found = {}
-    for name, setting in SETTINGS.items():
-        steps = bench.options.steps or setting.steps
-        found |= tuned(
-            bench,
-            "settings",
-            [
-                Candidate(rule, 0 if rule == DP else RANKS, setting.optimizer, name)
-                for rule in (DP, V1, V2)
-            ],
-            {setting.optimizer: setting.rates},
-            lambda *job, steps=steps: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
-            lambda log: last_validation(log)["loss"],
-            min,
-        )
-    table = quality_table(
-        "text, steps of 64 bytes, validation loss", found, "{:.4f}".format, "{:+.4f}".format
+def setting_found(bench, name):
+    """Candidate -> Tuned in one setting: rates and seeds are chosen within it."""
+    setting = SETTINGS[name]
+    steps = bench.options.steps or int(setting.steps * bench.plan.setting_share)
+    text = setting.data == "text"
+    prefix = TEXT if text else bench.options.images
+    model = TEXT_MODEL if text else image_model(prefix, SMALL_STEP, 2)[0]
+    flags = ("--warmup", steps * 2 // 5, "--final-lr-fraction", 0)
+
+    def command(*job):
+        validation = 1600 if text else -1
+        return [*training(bench, prefix, steps, model, validation, *job), *flags]
+
+    return tuned(
+        bench,
+        "settings",
+        [Candidate(rule, 0 if rule == DP else RANKS, setting.optimizer, name) for rule in QUALITY],
+        {setting.optimizer: setting.rates},
+        command,
+        (lambda log: last_validation(log)["loss"]) if text else labels_of,
+        min if text else max,
     )
-    draw_quality(bench, "settings", found, "validation loss")
-    return table, []
+
+
+def settings(bench):
+    """Each setting is a comparison of its own."""
+    found = {name: setting_found(bench, name) for name in there_settings(bench)}
+    table, lines = "", []
+    for data, title, number, difference in (
+        ("text", "text, steps of 32 bytes, validation loss", "{:.4f}".format, "{:+.4f}".format),
+        ("images", "steps of 4 images, right labels in %", in_percent, points),
+    ):
+        these = {}
+        for name in found:
+            these |= found[name] if SETTINGS[name].data == data else {}
+        if these:
+            table += quality_table(title, these, number, difference)
+            draw_quality(bench, f"settings_{data}", these, title)
+            lines += quality_lines(
+                bench, these, title, "no difference", difference, "noise limits the rate"
+            )
+    return table, lines
+
+
+def there_settings(bench):
+    """The settings whose data is there."""
+    images_too = there_images(bench)
+    return [name for name, one in SETTINGS.items() if one.data == "text" or images_too]
 
 
 def settings_runs(bench):
-    plan = bench.plan
     return {
         "settings": sum(
-            tuned_runs(plan, {one.optimizer: one.rates}, 3) for one in SETTINGS.values()
+            tuned_runs(bench.plan, {one.optimizer: one.rates}, len(QUALITY))
+            for one in (SETTINGS[name] for name in there_settings(bench))
         )
     }
 
 
-def image_model(prefix, images):
+def image_model(prefix, images, layers=4):
     """(flags for so many images a step, how many pixels) of labelled shards: a document is the end
     of text, an image, its label."""
     shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
@@ -1139,7 +1189,7 @@ def image_model(prefix, images):
     pixels = next(at for at in range(1, len(tokens)) if tokens[at] == tokens[0]) - 2
     return [
         "--model",
-        f"layers=4,heads=8,channels=64,vocab={first + labels}",
+        f"layers={layers},heads={2 * layers},channels=64,vocab={first + labels}",
         "--seq-len",
         pixels + 1,
         "--micro-batch",
@@ -1151,21 +1201,22 @@ def image_model(prefix, images):
     ], pixels
 
 
+def there_images(bench):
+    prefix = bench.options.images
+    return all(glob.glob(f"{prefix}_{which}_*.bin") for which in ("train", "val"))
+
+
 def with_images(part, runs):
     """A part, and what it runs, that is left out where there are no images."""
 
-    def there(bench):
-        prefix = bench.options.images
-        return all(glob.glob(f"{prefix}_{which}_*.bin") for which in ("train", "val"))
-
     def run(bench):
         prefix = bench.options.images
-        if there(bench):
+        if there_images(bench):
             return part(bench, prefix)
         left_out = f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images"
         return left_out + " makes them.\n\n", []
 
-    return run, lambda bench: runs(bench) if there(bench) else {}
+    return run, lambda bench: runs(bench) if there_images(bench) else {}
 
 
 def in_percent(share):
@@ -1216,28 +1267,31 @@ def images(bench, prefix):
     return table, lines
 
 
-def causes(bench, prefix):
+CAUSES = {
+    "as it is": (),
+    "warm-up over 40 % of the steps": ("--warmup", "40 %"),
+    "beta1 0.5": ("--beta1", 0.5),
+    "beta2 0.999": ("--beta2", 0.999),
+    "clipped at 0.5": ("--grad-clip", 0.5),
+    "Nesterov": ("--nesterov", 1),
+    "Nesterov, warm-up over 40 %": ("--nesterov", 1, "--warmup", "40 %"),
+}
+
+
+def causes(bench):
     """Few large steps, and one thing at a time that is otherwise."""
     plan = bench.plan
-    model, pixels = image_model(prefix, LARGE_STEP)
     steps = bench.options.steps or plan.cause_steps
-    variants = {
-        "as it is": (steps, ()),
-        "warm-up over half of the steps": (steps, ("--warmup", steps // 2)),
-        "beta1 0.5": (steps, ("--beta1", 0.5)),
-        "beta1 0": (steps, ("--beta1", 0)),
-        "beta2 0.99": (steps, ("--beta2", 0.99)),
-        "beta2 0.999": (steps, ("--beta2", 0.999)),
-        "four times as many steps": (4 * steps, ()),
-    }
-    rules = [Candidate(DP), Candidate(V1, IMAGE_CUT), Candidate(V2, IMAGE_CUT)]
+    model = (*TEXT_MODEL, "--seq-len", 64, "--batch-tokens", 256)
+    rules = [Candidate(DP), Candidate(V1, RANKS), Candidate(V2, RANKS)]
     jobs = {
         (name, one, rate, seed): [
-            *training(bench, prefix, length, model, -1, one, rate, seed),
-            *flags,
+            *training(bench, TEXT, steps, model, 200, one, rate, seed),
+            *(steps * 2 // 5 if word == "40 %" else word for word in flags),
         ]
-        for name, (length, flags) in variants.items()
+        for name, flags in CAUSES.items()
         for one in rules
+        if not (one.rule == V2 and "--grad-clip" in flags)  # it has no norm in time
         for rate in plan.cause_rates
         for seed in plan.cause_seeds
     }
@@ -1246,17 +1300,19 @@ def causes(bench, prefix):
 
     def mean(name, one, rate):
         return statistics.mean(
-            labels_of(logs[names[name, one, rate, seed]]) for seed in plan.cause_seeds
+            last_validation(logs[names[name, one, rate, seed]])["loss"] or math.inf
+            for seed in plan.cause_seeds
         )
 
     def best(name, one):
-        rate = max(plan.cause_rates, key=lambda rate: mean(name, one, rate))
-        return f"{in_percent(mean(name, one, rate))} ({rate})"
+        if (name, one, plan.cause_rates[0], plan.cause_seeds[0]) not in jobs:
+            return "refused"
+        rate = min(plan.cause_rates, key=lambda rate: mean(name, one, rate))
+        return f"{mean(name, one, rate):.4f} ({rate})"
 
-    rows = [[name, *(best(name, one) for one in rules)] for name in variants]
+    rows = [[name, *(best(name, one) for one in rules)] for name in CAUSES]
     header = [
-        f"images of {pixels} pixels, {steps} steps of {LARGE_STEP}, AdamW: right labels in %"
-        " (at the best rate)",
+        f"text, {steps} steps of 256 bytes, AdamW: validation loss (at the best rate)",
         *map(str, rules),
     ]
     return markdown(header, rows), []
@@ -1448,7 +1504,8 @@ def zero_runs(plan):
 
 
 def cause_runs(bench):
-    return {"causes": 7 * 3 * len(bench.plan.cause_rates) * len(bench.plan.cause_seeds)}
+    runs = 3 * len(CAUSES) - 1
+    return {"causes": runs * len(bench.plan.cause_rates) * len(bench.plan.cause_seeds)}
 
 
 PARTS = {
@@ -1466,7 +1523,7 @@ PARTS = {
     "images": with_images(
         images, lambda bench: {"images": tuned_runs(bench.plan, bench.plan.image_rates, 3)}
     ),
-    "causes": with_images(causes, cause_runs),
+    "causes": (causes, cause_runs),
 }
 
 

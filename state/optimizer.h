@@ -20,8 +20,8 @@ typedef enum { CUT_ELEMENTS, CUT_MATRICES } OptimizerCut;
 // clang-format off
 //    name   moments  cut           others  flags
 #define OPTIMIZER_TABLE(X)                               \
-    X(adamw, 2,       CUT_ELEMENTS, "",     "beta1 beta2 eps") \
-    X(sgd,   1,       CUT_ELEMENTS, "",     "momentum") \
+    X(adamw, 2,       CUT_ELEMENTS, "",     "beta1 beta2 eps nesterov") \
+    X(sgd,   1,       CUT_ELEMENTS, "",     "momentum nesterov") \
     X(muon,  2,       CUT_MATRICES, "adamw", "beta1 beta2 eps muon-lr muon-momentum muon-steps " \
       "muon-weight-decay muon-momentum-warmup")
 // clang-format on

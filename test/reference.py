@@ -45,6 +45,7 @@ DEFAULTS = {
     "lr-embedding": 1.0,
     "lr-head": 1.0,
     "lr-vectors": 1.0,
+    "nesterov": 0.0,
     "warmup": 0,
     "final-lr-fraction": 1.0,
     "weight-decay": 0.0,
@@ -671,12 +672,15 @@ class Run:
             own = self.rate_of(key, p)
             lr = rate * f[f"lr-{own}"] if own else rate
             if f["optimizer"] == "sgd":
-                self.first[key] = f["momentum"] * self.first[key] + grad + decay * p
-                new[key] = p - lr * self.first[key]
+                grad = grad + decay * p
+                self.first[key] = f["momentum"] * self.first[key] + grad
+                ahead = grad + f["momentum"] * self.first[key]
+                new[key] = p - lr * (ahead if f["nesterov"] else self.first[key])
                 continue
             self.first[key] = f["beta1"] * self.first[key] + (1 - f["beta1"]) * grad
             self.second[key] = f["beta2"] * self.second[key] + (1 - f["beta2"]) * grad**2
-            m = self.first[key] / (1 - f["beta1"] ** count)
+            ahead = f["beta1"] * self.first[key] + (1 - f["beta1"]) * grad
+            m = (ahead if f["nesterov"] else self.first[key]) / (1 - f["beta1"] ** count)
             v = self.second[key] / (1 - f["beta2"] ** count)
             new[key] = p - lr * (m / (np.sqrt(v) + f["eps"]) + decay * p)
         self.before, self.now = self.now, new

@@ -17,6 +17,7 @@
                 plain run goes on with a cyclic one's
                 checkpoint, and the other way round; validation on the way changes nothing
     Refusals    what does not fit ends with exit 2 and one message
+    Notes       flags with which a delay is known to cost loss are named at start, no others
     Lost        a rank that dies ends the job; numbers that are not finite do not stop it
 
 Every run is checked for memory and traffic as predicted (harness.Job). The model has 4 blocks, 6
@@ -722,6 +723,40 @@ class Refusals(Check):
             self.assertIn(words, job.err, changes)
 
         at_once(refused, sample(self.CASES, 3))
+
+
+# --------------------------------------------------------------------------------------------------
+class Notes(Check):
+    STABLE = (
+        "note: with --momentum 0.9, --cyclic v1 is stable up to 1/38 of the learning rate of plain"
+        " training"
+    )
+    SHORT = "note: --cyclic {} in 100 steps: "
+    SGD = dict(optimizer="sgd", lr="1e-4")
+    # flags, the notes about the delay
+    CASES = [
+        (dict(V1_FREE, **SGD), [STABLE, SHORT.format("v1")]),
+        (dict(V1_FREE, momentum=0.4, **SGD), [SHORT.format("v1")]),
+        (V1, [SHORT.format("v1")]),
+        (dict(V2, **SGD), [SHORT.format("v2")]),
+        (dict(V1_FREE, steps=99, **SGD), []),
+        (SGD, []),
+    ]
+
+    def test_each(self):
+        jobs = train_all(
+            [
+                dict(dict(single(2), steps=100), **flags)
+                if "cyclic" in flags
+                else dict(RUN, ranks=1, batch_tokens=4 * T, steps=100, **flags)
+                for flags, _ in self.CASES
+            ]
+        )
+        for job, (flags, notes) in zip(jobs, self.CASES):
+            said = [line for line in job.out.splitlines() if line.startswith("note: ")]
+            self.assertEqual(len(said), len(notes), (flags, said))
+            for line, note in zip(said, notes):
+                self.assertIn(note, line, flags)
 
 
 # --------------------------------------------------------------------------------------------------

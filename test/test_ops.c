@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+enum { LOOKS_AHEAD = 3 }; // a variant of ADAMW and SGD
 enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, CLASSIFIER_KEPT, ADAMW, SGD };
 enum {
     MATMUL_NORMS = SGD + 1,
@@ -151,17 +152,20 @@ static const Case cases[] = {
     {CLASSIFIER_KEPT, 2, 9, 37, 61, 5, 2},
     {CLASSIFIER_KEPT, 1, 6, 20, 257, 7, 1},
     {CLASSIFIER_KEPT, 1, 3, 8, 2600, 4, 2},
-    // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically
+    // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically;
+    // LOOKS_AHEAD: in fp32, by Nesterov's form
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
     {ADAMW, 300007, 1, 1, 0, 0, 3},
     {ADAMW, 2999, 1, 1, 0, 2, 3},
     {ADAMW, 0, 1, 1, 0, 1, 2},
+    {ADAMW, 2999, 1, 1, 0, LOOKS_AHEAD, 2},
     {SGD, 1, 1, 1, 0, 1, 1},
     {SGD, 997, 1, 1, 0, 0, 2},
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
+    {SGD, 2999, 1, 1, 0, LOOKS_AHEAD, 2},
     // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are
     // less work from tiles of the gradient
     {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
@@ -845,10 +849,13 @@ static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f,        0
                            stochastic = {
                                0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
 static OptimizerStep step_of(const Case *c) {
-    return c->variant == 2 ? stochastic : optimizer_step;
+    OptimizerStep o = c->variant == 2 ? stochastic : optimizer_step;
+    o.nesterov = c->variant == LOOKS_AHEAD;
+    return o;
 }
+static bool is_rounded(const Case *c) { return c->variant && c->variant != LOOKS_AHEAD; }
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
-    for (int64_t i = 0; i < c->rows && c->variant; i++) {
+    for (int64_t i = 0; i < c->rows && is_rounded(c); i++) {
         assert_int_equal(param[i], c->variant == 2
                                        ? round_stochastic(master[i], stochastic.rounding, i)
                                        : float_to_bf16(master[i]));
@@ -864,7 +871,9 @@ static void adamw_reference(const Case *c, double **in, double *out) {
     for (int64_t i = 0; i < c->rows; i++) {
         double g = in[3][i] * (double)o.grad_scale, b1 = (double)o.beta1, b2 = (double)o.beta2;
         double m = b1 * in[1][i] + (1.0 - b1) * g, v = b2 * fabs(in[2][i]) + (1.0 - b2) * g * g;
-        double update = m / (1.0 - pow(b1, 3.0)) / (sqrt(v / (1.0 - pow(b2, 3.0))) + (double)o.eps);
+        double used = c->variant == LOOKS_AHEAD ? b1 * m + (1.0 - b1) * g : m;
+        double root = sqrt(v / (1.0 - pow(b2, 3.0)));
+        double update = used / (1.0 - pow(b1, 3.0)) / (root + (double)o.eps);
         out[i] = in[0][i] - (double)o.lr * (update + (double)o.weight_decay * in[0][i]);
         out[c->rows + i] = m;
         out[2 * c->rows + i] = v;
@@ -876,8 +885,8 @@ static UpdateSlice slice_of(const Case *c, float *out, const float *grad, uint16
         .master = out,
         .moment = {out + n, out + 2 * n},
         .grad = grad,
-        .param = c->variant ? (void *)param : out,
-        .dtype = c->variant ? DTYPE_BF16 : DTYPE_FP32,
+        .param = is_rounded(c) ? (void *)param : out,
+        .dtype = is_rounded(c) ? DTYPE_BF16 : DTYPE_FP32,
         .n = n,
     };
     return u;
@@ -907,9 +916,10 @@ static void sgd_sizes(const Case *c, int64_t *in, int64_t *out) {
 static void sgd_reference(const Case *c, double **in, double *out) {
     OptimizerStep o = optimizer_step;
     for (int64_t i = 0; i < c->rows; i++) {
-        double b = (double)o.momentum * in[1][i] + in[2][i] * (double)o.grad_scale +
-                   (double)o.weight_decay * in[0][i];
-        out[i] = in[0][i] - (double)o.lr * b;
+        double g = in[2][i] * (double)o.grad_scale + (double)o.weight_decay * in[0][i];
+        double b = (double)o.momentum * in[1][i] + g;
+        double used = c->variant == LOOKS_AHEAD ? (double)o.momentum * b + g : b;
+        out[i] = in[0][i] - (double)o.lr * used;
         out[c->rows + i] = b;
     }
 }

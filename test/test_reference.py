@@ -167,6 +167,8 @@ OPTIMIZERS = {
     ),
     "rate of embeddings": (dict(ADAM, lr_embedding=2), dict(lr_embedding=1)),
     "rate of vectors": (dict(SGD, lr_vectors=0.5), dict(lr_vectors=1)),
+    "nesterov, sgd": (dict(SGD, nesterov=1, momentum=0.8, weight_decay=0.1), dict(nesterov=0)),
+    "nesterov, adamw": (dict(ADAM, nesterov=1), dict(nesterov=0)),
     "muon": (MUON, dict(muon_momentum=0.9)),
     "muon, rate": (dict(MUON, muon_lr=0.01, muon_weight_decay=0), dict(muon_lr=0.011)),
     "muon, decay": (dict(MUON, muon_weight_decay=0.5, weight_decay=0.1), dict(muon_weight_decay=0)),
@@ -904,7 +906,7 @@ FAULTS = [
     (
         "adamw",
         UPDATE,
-        "return *m * bias.m / ({sqrtf(*v * bias.v) ==> "
+        "return used * bias.m / ({sqrtf(*v * bias.v) ==> "
         "sqrtf(*v * bias.v + o.eps * o.eps) - o.eps} +",
     ),
     ("adamw", UPDATE, "(sqrtf(*v * bias.v) + {o.eps ==> o.eps * sqrtf(bias.v)})"),
@@ -924,13 +926,13 @@ FAULTS = [
     (
         "sgd",
         UPDATE,
-        "o.momentum * b[i] + {grad[i] * o.grad_scale "
+        "b[i] = o.momentum * b[i] + {grad[i] * o.grad_scale "
         "==> (1 - o.momentum) * grad[i] * o.grad_scale}",
     ),
     (
         "sgd",
         UPDATE,
-        "master[i] -= o.lr * {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};",
+        "(o.nesterov ? ahead : {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)});",
     ),
     # matrices
     (
@@ -958,6 +960,8 @@ FAULTS = [
         ORTHOGONAL_H,
         "ops_combine(s, b, ORTHOGONAL_B, a, {ORTHOGONAL_C ==> -ORTHOGONAL_B}, b,",
     ),
+    ("nesterov, sgd", UPDATE, "o.lr * (o.nesterov ? {ahead ==> b[i]} : b[i]);"),
+    ("nesterov, adamw", UPDATE, "used = o.nesterov ? o.beta1 * {*m ==> *v} + (1.0f"),
     ("muon", MUON_H, "m[i] += (1.0f - o.momentum) * ({g - m[i] ==> g});"),
     ("muon", MUON_H, "out[i] = {g + o.momentum * (m[i] - g) ==> m[i]};"),
     ("muon, clip", MUON_H, "const float g = {grad[i] * o.grad_scale ==> grad[i]}; m[i] +="),

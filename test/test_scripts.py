@@ -8,6 +8,7 @@ Needs the standard library only. The scripts run in .venv's Python where there i
 packages are needed for is skipped, by name, where they are missing.
 """
 
+import gzip
 import json
 import os
 import pickle
@@ -718,9 +719,9 @@ class Images(Prepares):
                 b"cos\nsystem\n(S'touch hacked'\ntR.",
                 "os.system does not belong into it",
             ),
-            ("py/data_batch_3", b"", "no pickle of CIFAR-10"),
-            ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of CIFAR-10"),
-            ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of CIFAR-10"),
+            ("py/data_batch_3", b"", "no pickle of images"),
+            ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of images"),
+            ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of images"),
             ("bin/test_batch.bin", bytes(3074), "3074 bytes are no whole records of 3073"),
             (
                 "bin/test_batch.bin",
@@ -750,6 +751,52 @@ class Images(Prepares):
         # The first line of the file: a zero.
         first = bytes(255 * p // 16 for p in (0, 0, 5, 13, 9, 1, 0, 0, 0, 0, 13, 15, 10, 15, 5, 0))
         self.assertEqual([label for pixels, label in train + val if pixels.startswith(first)], [0])
+
+    def test_animals(self):
+        """A package with images of the size of the real one's, of squares of 7 x 7 equal pixels but
+        for one of the first image, which changes no mean that is rounded down."""
+
+        def array(shape, kind, data):  # numpy.core.multiarray._reconstruct(...), with its state
+            return (
+                b"\x80\2cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\1btR(K\1("
+                + b"".join(b"K" + bytes([n]) for n in shape)
+                + b"tcnumpy\ndtype\n(U\2"
+                + kind
+                + b"K\0K\1tR(K\3U\1<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tbI00\nT"
+                + struct.pack("<i", len(data))
+                + data
+                + b"tb."
+            )
+
+        kinds = [3 + 2 * (i % 2) for i in range(60)]
+        means = [bytes(4 * i + k for k in range(16)) for i in range(60)]
+        rows = [
+            bytes(small[4 * (y // 7) + x // 7] for y in range(28) for x in range(28))
+            for small in means
+        ]
+        rows[0] = bytes([rows[0][0] + 48]) + rows[0][1:]
+        data = "lib/animal_mnist/data/Animal_MNIST"
+        self.write("lib/animal_mnist/__init__.py", "")
+        for name, content in (
+            ("animal_data_version_3", array((60, 28, 28), b"u1", b"".join(rows))),
+            ("animal_label_version_3", array((60,), b"i8", struct.pack("<60q", *kinds))),
+        ):
+            self.write(f"{data}/{name}.gz", gzip.compress(content))
+        here = dict(os.environ, PYTHONPATH=str(self.folder / "lib"))
+        ours = ("--images", "animals", "--val-fraction", 0.5)
+        self.prepare(*ours, "--shrink", 7, env=here)
+        found = [
+            image
+            for side in ("train", "val")
+            for image in self.images(side, 16, 2, "animals_images")
+        ]
+        self.assertEqual(set(found), {(mean, i % 2) for i, mean in enumerate(means)})
+        (self.out / ".animals_images.stamp").unlink()
+        for path in self.out.glob("*"):
+            path.unlink()
+        for side, says in ((5, "28 x 28 pixels are no whole squares of 5 x 5"), (0, "at least 1")):
+            done = self.prepare(*ours, "--shrink", side, env=here, status=EXIT_INPUT)
+            self.assertIn(says, done.stderr)
 
     def test_digits_without_the_package(self):
         result = run(

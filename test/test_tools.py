@@ -1908,11 +1908,34 @@ class Cyclic(Reproduces):
                 for call in self.calls()
             )
         )
-        text = self.reproduce("--part", "causes", "--steps", "50")
-        row = "| 90.0 (2.5e-3) | 80.0 (2.5e-3) | 85.0 (2.5e-3) |"
-        self.assertEqual(text.count(row), 7)
         (self.folder / "data/digits_images_val_000000.bin").unlink()
         self.assertIn("Images: left out: no data/digits_images", self.reproduce("--part", "images"))
+
+    def test_settings(self):
+        """A table for text and one for images. Without images theirs is left out."""
+        text = self.reproduce("--part", "settings", "--steps", "50")
+        for row in (
+            "| DP, text, AdamW | 1e-3: 3.0000, 2e-3: 3.0000, 4e-3: 2.0000 | 4e-3 | 2.0000 |",
+            "| CDP-v1, N=4, images, AdamW | 1e-3: 80.0, 2e-3: 80.0, 4e-3: 80.0 | 1e-3 | 80.0 |",
+        ):
+            self.assertIn(row, text)
+        self.assertEqual(len(self.calls()), 3 * (4 * 3 + 4))
+        self.assertIn("5 of 10 runs as DP", text)  # v2 on text; 3.03 is within 1 % of 3
+        for words in (
+            "--seq-len 8 --batch-tokens 32 ",
+            "--model layers=2,heads=4,channels=64,vocab=267 --seq-len 5 ",
+        ):
+            self.assertTrue(any(words in call and "--warmup 20" in call for call in self.calls()))
+        (self.folder / "data/digits_images_val_000000.bin").unlink()
+        self.assertNotIn("images, AdamW", self.reproduce("--part", "settings", "--steps", "50"))
+
+    def test_causes(self):
+        """One thing at a time is otherwise; v2 takes no norm."""
+        text = self.reproduce("--part", "causes", "--steps", "50")
+        row = "| 2.0000 (4e-3) | 2.0300 (4e-3) | {} |"
+        self.assertEqual(text.count(row.format("2.0050 (4e-3)")), 6)
+        self.assertEqual(text.count(row.format("refused")), 1)
+        self.assertTrue(any("--nesterov 1 --warmup 20" in call for call in self.calls()))
 
     def test_zero(self):
         text = self.reproduce("--part", "zero")

@@ -37,7 +37,8 @@ static inline float adamw_element(float *m, float *v, float grad, OptimizerStep 
     const float g = grad * o.grad_scale;
     *m = o.beta1 * *m + (1.0f - o.beta1) * g;
     *v = o.beta2 * *v + (1.0f - o.beta2) * g * g;
-    return *m * bias.m / (sqrtf(*v * bias.v) + o.eps);
+    const float used = o.nesterov ? o.beta1 * *m + (1.0f - o.beta1) * g : *m;
+    return used * bias.m / (sqrtf(*v * bias.v) + o.eps);
 }
 enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
 static inline void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o) {
@@ -72,7 +73,9 @@ static inline void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o) {
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
                 b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
-                master[i] -= o.lr * b[i];
+                const float ahead =
+                    o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
+                master[i] -= o.lr * (o.nesterov ? ahead : b[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }

@@ -24,7 +24,8 @@ __device__ float adamw_element(const UpdateSlice &u, const OptimizerStep &o, Ada
                 second = o.beta2 * u.moment[1][i] + (1.0f - o.beta2) * g * g;
     u.moment[0][i] = first;
     u.moment[1][i] = second;
-    return first * bias.m / (sqrtf(second * bias.v) + o.eps);
+    const float used = o.nesterov ? o.beta1 * first + (1.0f - o.beta1) * g : first;
+    return used * bias.m / (sqrtf(second * bias.v) + o.eps);
 }
 __global__ void adamw_direction_kernel(float *out, UpdateSlice u, OptimizerStep o, AdamwBias bias) {
     const int64_t i = thread_index();

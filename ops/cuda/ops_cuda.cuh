@@ -413,7 +413,10 @@ __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
     const float *master = u.master,
                 momentum =
                     o.momentum * b[i] + u.grad[i] * o.grad_scale + o.weight_decay * master[i],
-                x = master[i] - o.lr * momentum;
+                used = o.nesterov ? o.momentum * momentum + u.grad[i] * o.grad_scale +
+                                        o.weight_decay * master[i]
+                                  : momentum,
+                x = master[i] - o.lr * used;
     b[i] = momentum;
     store_master(u, o, i, x);
 }
