@@ -43,6 +43,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
+import pseudo_seconds
 import reproduce_cyclic
 from reproduce import (
     EXIT_FAILED,
@@ -192,6 +193,7 @@ class Bench(reproduce_cyclic.Bench):
     def __init__(self, options):
         super().__init__(options, PLANS)
         self.steps = options.steps or self.plan.steps
+        self.seconds = pseudo_seconds.PLANS[options.plan]
         self.switches = [Candidate(share) for share in self.plan.switches]
         self.middle = self.switches[len(self.switches) // 2]
 
@@ -223,6 +225,10 @@ class Bench(reproduce_cyclic.Bench):
             seed,
             *one.flags(steps),
         ]
+
+    @staticmethod
+    def model(channels):
+        return [*("--model", f"layers=12,heads=4,channels={channels},vocab=256"), *MODEL[2:]]
 
     @staticmethod
     def data():
@@ -674,6 +680,8 @@ PARTS = {
     "budget": (budget, budget_count),
     "moments": (moments, moments_count),
     "speed": (speed, speed_count),
+    "clock": (pseudo_seconds.clock, pseudo_seconds.clock_count),
+    "seconds": (pseudo_seconds.seconds, pseudo_seconds.seconds_count),
 }
 
 
