@@ -34,21 +34,27 @@ class SecondsPlan:
     steps: dict  # channels of the model -> steps of training from scratch
     moments: tuple  # shares of the time in which blocks share
     tutors: dict  # a moment -> the one whose learning rates it takes
-    # kind of a method -> learning rates that are tried; of two phases: while blocks share / later
+    # channels -> kind of a method -> learning rates that are tried; of two phases: while blocks
+    # share / later
     rates: dict
     rounds: int  # of timed runs, in turns
 
 
-PAIRS = ("2e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3")
-RATES = {"real": ("4e-3", "8e-3", "1.6e-2"), "both": PAIRS, "shared": ("2e-3", "4e-3", "8e-3")}
+RATES = {
+    64: {
+        "real": ("4e-3", "8e-3", "1.6e-2"),
+        "both": ("2e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3"),
+        "shared": ("2e-3", "4e-3", "8e-3"),
+    },
+    128: {
+        "real": ("1e-3", "2e-3", "4e-3", "8e-3"),
+        "both": ("1e-3/5e-4", "2e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3"),
+        "shared": ("1e-3", "2e-3", "4e-3"),
+    },
+}
+FEW = {"real": ("4e-3", "8e-3"), "both": ("4e-3/2e-3", "8e-3/4e-3"), "shared": ("4e-3", "8e-3")}
 PLANS = {
-    "quick": SecondsPlan(
-        {64: 1500},
-        (0.7,),
-        {},
-        {"real": ("4e-3", "8e-3"), "both": PAIRS[1:], "shared": ("4e-3", "8e-3")},
-        1,
-    ),
+    "quick": SecondsPlan({64: 1500}, (0.7,), {}, {64: FEW}, 1),
     "full": SecondsPlan(
         {64: 1500, 128: 400},
         (0.1, 0.3, 0.5, 0.7, 0.9),
@@ -183,7 +189,8 @@ def curves_of(bench, channels, ratio):
     def reached(every, rates):
         return tuned(bench, part, every, rates, of, lambda log: last_validation(log)["loss"], min)
 
-    found = reached([methods[time] for time in methods if time not in plan.tutors], plan.rates)
+    chosen = [methods[time] for time in methods if time not in plan.tutors]
+    found = reached(chosen, plan.rates[channels])
     for time, tutor in plan.tutors.items():
         found |= reached([methods[time]], {"both": (found[methods[tutor]].rate,)})
 
@@ -296,7 +303,8 @@ def clock_count(bench):
 
 def seconds_count(bench):
     plan, others = bench.seconds, len(bench.plan.seeds) - 1
-    tuned_ones = [0, 1, *(time for time in plan.moments if time not in plan.tutors)]
-    tries = sum(len(plan.rates[Method(0, time, 1).optimizer]) for time in tuned_ones)
-    runs = tries + len(plan.tutors) + others * (len(plan.moments) + 2)
-    return {**clock_count(bench), "seconds": len(plan.steps) * runs}
+    chosen = [0, 1, *(time for time in plan.moments if time not in plan.tutors)]
+    runs = len(plan.steps) * (len(plan.tutors) + others * (len(plan.moments) + 2))
+    for rates in plan.rates.values():
+        runs += sum(len(rates[Method(0, time, 1).optimizer]) for time in chosen)
+    return {**clock_count(bench), "seconds": runs}
