@@ -128,6 +128,16 @@ static inline void show_schedule(const Plan *p) {
     }
     schedule_times_free(&p->program, times);
 }
+// Returns whether ranks sum gradients more often than at their stage of ZeRO, because these leave
+// the device.
+static inline bool offload_sums_often(const Store *s) {
+    const Owners *owners = &s->layout.owners;
+    bool found = false;
+    for (int i = 0; i < s->model->storages; i++) {
+        found |= holders_of(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
+    }
+    return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
+}
 static inline void print_offload(const Plan *plan, int64_t disk) {
     const Prediction *p = &plan->predicted;
     const Offload *o = plan->store.policy.offload;
@@ -141,6 +151,10 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
               "step moves %.3f MiB to the device, %.3f MiB to the host",
               mebibytes(p->offloaded), some, plan->model.storages,
               o->cpu_update ? "host" : "device", mebibytes(p->moved[0]), mebibytes(p->moved[1]));
+    if (offload_sums_often(&plan->store)) {
+        print_row("offload", "gradients leave the device, so ranks sum them in each micro-batch, "
+                             "as with --zero 2");
+    }
     if (p->stored) {
         print_row("offload",
                   "%.3f MiB more are on disk, in %s; a step reads and writes all of it, at "

@@ -11,6 +11,8 @@ against reference_modern.py, the same mathematics a second time.
     Files         a Hugging Face folder is read and written without a change
     GoldenRuns    the program makes transformers' ten steps, on random layouts
     Random        random models, rules and layouts against the reference: plain, cyclic, shared
+    Delink        blocks that share, then do not: within a run, between runs, and beside copies made
+                  in Python
     Systems       ZeRO++ and offload
     Private       clipped gradients of single samples
     InitialValues of each tensor: its deviation and distribution
@@ -39,7 +41,7 @@ from harness import ALL, SEED, at_once, scratch, shard
 
 import reference_modern as modern
 import test_reference
-from reference import MASKED, Samples
+from reference import MASKED, Samples, groups_of
 from reference_modern import Config, Run
 from test_reference import dashed
 
@@ -337,8 +339,13 @@ def trained(config, parameters, tokens, **flags):
     model = config.keys()
     if parameters:
         model = modern.write_folder(os.path.join(scratch(), "model"), config, parameters)
+    return begun(config, tokens, **{**flags, "model": model})
+
+
+def begun(config, tokens, **flags):
+    """A run that begins with the model of its flags."""
     data, export = shard(tokens), os.path.join(scratch(), "export")
-    job = test_reference.run(**flags, model=model, train=data, val=data, export=export)
+    job = test_reference.run(**flags, train=data, val=data, export=export)
     job.weights = modern.read_folder(export, config)
     return job
 
@@ -501,6 +508,140 @@ class Random(Check):
                 self.assert_same(self.found(job), expected, start, what)
 
         at_once(check, range(200 if ALL else 16))
+
+
+# ------------------------------------------------------------------------------------------------
+class Delink(Check):
+    """Blocks that share, then have copies, on layouts that change no number."""
+
+    AT, STEPS = 3, 6
+    OPTIMIZERS = (
+        dict(test_reference.SGD, lr=0.4),
+        dict(test_reference.ADAM, lr=0.02, eps=0.02),
+        dict(test_reference.MUON, lr=0.02, eps=0.02),
+    )
+
+    def drawn(self, what, number, **changes):
+        """(draw, a model, flags of a run that shares)"""
+        draw = random.Random(f"{SEED} delink {what} {number}")
+        config = random_config(draw, ARCHITECTURES[number % len(ARCHITECTURES)])
+        optimizer = self.OPTIMIZERS[(number + SEED) % len(self.OPTIMIZERS)]
+        flags = {**test_reference.BASE, "steps": self.STEPS, **optimizer, **changes}
+        flags.update(share=draw.choice(("all", "2", "2x2", "3")), grad_clip=draw.choice((0, 1)))
+        flags.update(seed=draw.randrange(99))
+        return draw, config._replace(scaling=None), flags  # which a descriptor cannot say
+
+    def assert_close_to(self, job, ours, steps, start, what):
+        """Muon enlarges the rounding of small gradients, as those of the first queries and keys."""
+        expected = [ours.step() for _ in range(steps)], ours.file()
+        more = 4 if ours.f["optimizer"] == "muon" else 1
+        with unittest.mock.patch.object(test_reference, "WAY", more * test_reference.WAY):
+            self.assert_same(self.found(job), expected, start, what)
+
+    def each(self, check, count=len(ARCHITECTURES)):
+        at_once(check, range(40 if ALL else count))
+
+    def start(self, config, flags):
+        return initial_weights(config, seed=flags["seed"], share=flags["share"])
+
+    def copied(self, weights, config, share):
+        """What each block of a group has if it has what the first of them has."""
+        groups = groups_of(share, config.layers)
+        home = dict(enumerate(groups))
+        return {(at, name): weights[home.get(at, at), name] for at, name in weights}
+
+    def follows(self, config, start, flags, tokens):
+        """The reference at the start of a run."""
+        return Run(config, start, Samples(tokens, test_reference.T), dashed(flags))
+
+    def kinds(self, weights, config):
+        """How many different blocks there are."""
+        names = [key[1] for key in weights if key[0] == 0]
+        blocks = [b"".join(weights[l, n].tobytes() for n in names) for l in range(config.layers)]
+        return len(set(blocks))
+
+    def test_within_a_run(self):
+        """As the reference has it; the first loss of copies is that of what they are copies of, bit
+        by bit, and then they differ."""
+
+        def check(number):
+            draw, config, flags = self.drawn("within", number)
+            changes = dict(delink_at=self.AT)
+            changes.update(delink_moments=("mean", "reset")[number // len(ARCHITECTURES) % 2])
+            tokens, where = tokens_for(config), layout(draw, config.layers + 2, test_reference.S)
+            what = f"run {number} of seed {SEED}: {config}, {flags}, {changes}, {where}"
+            with self.subTest(what):
+                start = self.start(config, flags)
+                on = trained(config, None, tokens, **{**flags, **where})
+                job = trained(config, None, tokens, **{**flags, **changes, **where})
+                found, shared = (one.steps("loss") for one in (job, on))
+                self.assertEqual(found[: self.AT + 1], shared[: self.AT + 1], what)
+                self.assertEqual(self.kinds(job.weights, config), config.layers, what)
+                ours = self.follows(config, start, {**flags, **changes}, tokens)
+                self.assert_close_to(job, ours, self.STEPS, start, what)
+
+        self.each(check, 2 * len(ARCHITECTURES))  # so that each optimizer has both moments
+
+    CYCLIC = (
+        dict(cyclic="v1", cyclic_stages=2),
+        dict(cyclic="v2", cyclic_stages=3, grad_clip=None),
+        dict(cyclic="v2", cyclic_stages=2, cyclic_mode="data", ranks=2, grad_clip=None),
+    )
+
+    def test_between_runs(self):
+        """A run begins with the checkpoint of another, which shares: on another layout, or in a
+        cyclic schedule, which has no switch within a run."""
+
+        def check(number):
+            draw, config, first = self.drawn("between", number, steps=self.AT)
+            start, tokens = self.start(config, first), tokens_for(config)
+            units, out = config.layers + 2, os.path.join(scratch(), "out")
+            places = [layout(draw, units, test_reference.S) for _ in range(2)]
+            places[1] = draw.choice((places[1], draw.choice(self.CYCLIC)))
+            trained(config, None, tokens, **{**first, **places[0]}, out=out, save_every=self.AT)
+            begin = dict(first, model=harness.checkpoint(out, self.AT), share=None, seed=None)
+            for changes in dict(), dict(delink=1), dict(delink=1, delink_moments="reset"):
+                second = {**begin, **places[1], **changes}
+                if not changes and "cyclic" in second:  # where blocks of several stages may share
+                    second.update(cyclic_mode="data", ranks=second["cyclic_stages"])
+                what = f"run {number} of seed {SEED}: {config}, {first}, {places}, {changes}"
+                with self.subTest(what):
+                    job = begun(config, tokens, **second)
+                    ours = self.follows(config, start, first, tokens)
+                    for _ in range(self.AT):
+                        ours.step()
+                    ours.begin_again(dashed(second))
+                    self.assert_close_to(job, ours, self.AT, start, what)
+                    if not changes:
+                        shared = job
+                    self.assertEqual(job.steps("loss")[0], shared.steps("loss")[0], what)
+
+        self.each(check)
+
+    def test_copies_made_by_python(self):
+        """A delinked run is bit by bit the run of a real model whose blocks this test has copied
+        into a folder (of sgd without momentum, which has no states)."""
+
+        def check(number):
+            draw, config, flags = self.drawn("copies", number)
+            unused = dict.fromkeys(("eps", "beta1", "beta2", "muon_lr"))
+            flags.update(unused, optimizer="sgd", momentum=0, lr=0.4, steps=self.AT)
+            tokens = tokens_for(config)
+            where = layout(draw, config.layers + 2, test_reference.S)
+            out = os.path.join(scratch(), "out")
+            trained(config, None, tokens, **flags, out=out, save_every=self.AT)
+            begin = dict(flags, model=harness.checkpoint(out, self.AT), share=None, seed=None)
+            what = f"run {number} of seed {SEED}: {config}, {flags}, {where}"
+            with self.subTest(what):
+                weights = begun(config, tokens, **dict(begin, steps=0)).weights
+                copies = self.copied(weights, config, flags["share"])
+                job = begun(config, tokens, **{**begin, **where}, delink=1)
+                other = trained(config, copies, tokens, **{**begin, **where})
+                self.assertEqual(*(one.steps("loss", "grad_norm") for one in (job, other)), what)
+                for key, value in job.weights.items():
+                    self.assertTrue((value == other.weights[key]).all(), (what, key))
+
+        self.each(check)
 
 
 class Systems(Check):

@@ -95,6 +95,7 @@ LAYOUTS = [
     dict(ranks=3, pipeline="3", pipeline_schedule="zero-bubble"),
     dict(ranks=2, pipeline="2", share="all", zero=2),
     dict(share="2x2"),
+    dict(share="2x2", ranks=2, zero=1),
     dict(skip_grad_z=0.5, steps=8),
     dict(ranks=2, zero=1, dp_noise=1, dp_key="5" * 64, dp_show_private=1, dtype="bf16"),
 ]
@@ -229,6 +230,7 @@ SUMS = [
     dict(ranks=3, zero=3, micro_batch=1),
     dict(ranks=2, micro_batch=1),
     dict(ranks=2, zero=1),
+    dict(ranks=2, zero=1, share="2x2"),
     dict(ranks=2, zero=2, reduce_dtype="bf16", micro_batch=1, optimizer="sgd", lr="1e-2"),
     dict(ranks=4, pipeline="2", zero=2, micro_batch=4),
     dict(ranks=4, pipeline="2", share="2", zero=2),
@@ -523,56 +525,104 @@ class Budgets(Check):
 
 # --------------------------------------------------------------------------------------------------
 class Resume(Check):
+    SHARED = dict(share="2x2", ranks=2, zero=1)
+
+    @staticmethod
+    def drawn(**changes):
+        """Any sharing with any layout, precision, recomputation and number of micro-batches."""
+        draw = random.Random(SEED)
+        places = [
+            dict(),
+            dict(ranks=2, pipeline="2"),
+            dict(ranks=4, pipeline="2", zero=draw.randrange(4)),
+            *[dict(ranks=draw.choice([2, 3]), zero=zero) for zero in range(4)],
+        ]
+        return {
+            **draw.choice(places),
+            "share": draw.choice(["all", "2", "2x2", "1x4", "4x1"]),
+            "micro_batch": draw.choice([2, 4]),
+            "dtype": draw.choice(["fp32", "bf16"]),
+            "recompute": draw.choice(["none", "block"]),
+            **changes,
+        }
+
     def test_across_budgets(self):
         """States that were saved from the host go on on the device, and the other way round, on
         more ranks, bit by bit."""
-        for layout in sample(
-            [
-                dict(),
-                dict(dtype="bf16"),
-                dict(ranks=2, zero=2),
-                dict(ranks=3, zero=3, dtype="bf16"),
-                dict(ranks=2, pipeline="2"),
-            ],
-            1,
-        ):
+        layouts = [
+            dict(),
+            dict(dtype="bf16"),
+            dict(ranks=2, zero=2),
+            dict(ranks=3, zero=3, dtype="bf16"),
+            dict(ranks=2, pipeline="2"),
+            self.SHARED,
+        ]
+        optimizer = random.Random(SEED + 1).choice(["adamw", "sgd"])
+        for layout in [*sample(layouts, 1), self.drawn(optimizer=optimizer)]:
             self.check_across_budgets(layout)
 
     def test_across_budgets_of_muon(self):
         """Its moments come twice in a step."""
-        for layout in sample(
-            [
-                dict(),
-                dict(ranks=2, zero=2),
-                dict(ranks=3, zero=3, dtype="bf16"),
-                dict(ranks=2, pipeline="2"),
-            ],
-            1,
-        ):
+        layouts = [
+            dict(),
+            dict(ranks=2, zero=2),
+            dict(ranks=3, zero=3, dtype="bf16"),
+            dict(ranks=2, pipeline="2"),
+            self.SHARED,
+        ]
+        for layout in [*sample(layouts, 1), self.drawn()]:
             self.check_across_budgets(dict(layout, optimizer="muon"))
 
-    def check_across_budgets(self, layout):
-        (whole,) = self.trained([layout])
+    def test_every_place(self):
+        """Without a stop between; of blocks that share, where ranks sum whole gradients."""
+        layout = dict(self.SHARED, optimizer=random.Random(SEED).choice(["adamw", "muon"]))
+        whole, often = self.trained([layout, as_stage_two(layout)])
+        self.assertNotEqual(whole.losses(), often.losses(), "the order of sums shows")
+        places = self.places(layout)
+        for place, job in zip(places, self.trained([dict(layout, **place) for place in places])):
+            self.assert_same(job, often if self.sums_often(job, whole) else whole, place)
+            self.assertEqual(self.sums_often(job, whole), "device_memory" in place, place)
+            self.assertEqual("as with --zero 2" in job.out, "device_memory" in place, job.out)
+
+    @staticmethod
+    def places(layout):
+        """Where the states may be."""
         updates = updates_of(layout)
-        least = smallest(**layout, offload_update=updates[0])
         kinds = [
             dict(offload=offload, offload_update=update)
             for offload in ("optimizer", "params", "all")
             for update in updates
         ]
+        least = smallest(**layout, offload_update=updates[0])
         places = [dict(), *kinds, dict(device_memory=least, offload_update=updates[0])]
         if "muon" not in layout.values():  # of muon no states are on a disk (--compat)
             places += [dict(kind, offload_dir=scratch()) for kind in kinds]
+        return places
+
+    @staticmethod
+    def sums_often(job, whole):
+        """Whether gradients are on the host, which ranks then sum as at stage 2."""
+        return measured(job)["gradients"] < measured(whole)["gradients"]
+
+    def stopped(self, layout, before, after):
+        """Two jobs: the first steps in one place, the others in another."""
+        out = os.path.join(scratch(), "out")
+        first = train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
+        (job,) = self.trained([{**layout, **after, "out": out, "resume": 1}])
+        return first, job
+
+    def check_across_budgets(self, layout):
+        (whole,) = self.trained([layout])
+        places = self.places(layout)
         for before, after in sample([(a, b) for a in places for b in places if a is not b], 2):
-            out = os.path.join(scratch(), "out")
-            train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
-            (job,) = self.trained([dict(layout, **after, out=out, resume=1)])
-            self.assertEqual(
-                job.steps("loss", "grad_norm"),
-                whole.steps("loss", "grad_norm")[3:],
-                (layout, before, after),
-            )
-            self.assertEqual(job.weights, whole.weights, (layout, before, after))
+            jobs, what = self.stopped(layout, before, after), (layout, before, after)
+            often = [self.sums_often(job, whole) for job in jobs]
+            like = [as_stage_two(layout) if sums else layout for sums in often]
+            wanted = self.stopped({}, *like) if any(often) else (whole, whole)
+            found = [line for job in jobs for line in job.steps("loss", "grad_norm")]
+            steps = [job.steps("loss", "grad_norm") for job in wanted]
+            self.assertEqual(found, steps[0][:3] + steps[1][-2:], what)
+            self.assertEqual(jobs[1].weights, wanted[1].weights, what)
 
     def test_begins_with_a_shared_model(self):
         out = os.path.join(scratch(), "out")

@@ -1264,7 +1264,11 @@ class Verdicts(unittest.TestCase):
         "D8": ([[(1.0, 1.25), (1.31, 1.45)]], [[(1.0, 0.9)]], "NOT MET"),
         "D9": ([{1: 77, 2: 154, 4: 308, 8: 616}], [{1: 77, 2: 77}], "NOT MET"),
         "M1": ([["10T real: 3856"]], [["10T real: 9999"]], "NOT TESTABLE HERE"),
-        "M3": ([{"counted": [0.98], "slow link": [1.02, 1.03]}], [{"counted": [1.01]}], "NOT MET"),
+        "M3": (
+            [{"12 x 64": [0.96, 0.93], "12 x 128": [0.98, 0.99]}],
+            [{"12 x 64": [0.96, 1.01]}],
+            "PARTLY",
+        ),
         "M4": ([[1.01, 1.12], 0, 0.9], [[1.01, 1.12], 1e-3, 0.9], "NOT MET"),
     }
 
@@ -2007,7 +2011,8 @@ class Cyclic(Reproduces):
 # --------------------------------------------------------------------------------------------------
 # The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The
 # loss falls from 4 by 2 over the run from scratch, by 1.9 where blocks share for a while, by 1
-# where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
+# where for ever; at other learning rates than 4e-3, 1e-3 by half of that. Where four blocks share
+# for a while it falls by 2.2, at 4e-3, too.
 FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words
 if "--dry-run" in words:
     print(
@@ -2015,8 +2020,10 @@ if "--dry-run" in words:
         " smaller --micro-batch takes less"
     )
     sys.exit(3)
-falls = (1.9 if switches else 1 if shares else 2) * (
-    1 if value("--lr") == ("1e-3" if shares else "4e-3") else 0.5
+fours = switches and value("--share") == "4"
+best = ("1e-3", "4e-3") if fours else ("1e-3",) if shares else ("4e-3",)
+falls = (2.2 if fours else 1.9 if switches else 1 if shares else 2) * (
+    1 if value("--lr") in best else 0.5
 )
 steps, every = int(value("--steps")), int(value("--val-every"))
 ms = 40 if "--rate" in words and not shares else 10
@@ -2040,7 +2047,7 @@ class Pseudo(Reproduces):
 
     def setUp(self):
         super().setUp()
-        self.scripts("reproduce_pseudo.py", "reproduce_cyclic.py")
+        self.scripts("reproduce_pseudo.py", "pseudo_seconds.py", "reproduce_cyclic.py")
         for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
             self.write(name, FAKE_PSEUDO, mode=0o755)
         for part in ("train", "val"):
@@ -2049,8 +2056,8 @@ class Pseudo(Reproduces):
     def test_tables(self):
         text = self.reproduce()
         self.assertIn((self.out / "table.md").read_text(), text)
-        self.assertIn("\n 28/28 ", text)
-        self.assertEqual(self.verdicts(text), {"M3": "PARTLY"})
+        self.assertIn("\n 39/39 ", text)
+        self.assertEqual(self.verdicts(text), {"M3": "MET"})
         self.assertIn("| real from scratch | 4e-3 | 2.0000 | 2.0000 | +0.00 % |", text)
         self.assertIn("| shared for 10 %, then real | 1e-3 | 2.1000 | 2.1000 | +5.00 % |", text)
         self.assertIn("| always shared | 1e-3 | 3.0000 | 3.0000 | +50.00 % |", text)
@@ -2061,8 +2068,23 @@ class Pseudo(Reproduces):
             "| shared for 50 %, then real | 0.62x | 2.1000 | 2.7500 | -23.64 % | not reached |",
             text,
         )
+        # 0.7 of the time at a quarter of a step's, and 0.3 at all of it
+        self.assertRegex(
+            text,
+            r"shared for 70 % of the time, then real \| 280 \+ 30 \| 3.1 \| 4.0 \|"
+            r" 4e-3/2e-3: 2.9000, 8e-3/4e-3: 1.8000 \| 8e-3/4e-3 \| 1.8000 \| 1.8000 \| -10.00 %",
+        )
+        self.assertIn("| always shared | 400 + 0 | 4.0 | 4.0 |", text)
+        self.assertIn("| 12 x 64 | slow link | 40.0 | 10.0 | 0.25 |", text)
         calls = (self.folder / "calls").read_text().splitlines()
-        self.assertEqual(len(calls), 4 * 3 + 3 + (3 + 2) + (3 + 3 * 2))
+        self.assertEqual(len(calls), 4 * 3 + 3 + (3 + 2) + (3 + 3 * 2) + (1 + 4) + 6)
+        self.assertTrue(
+            any(
+                "--share 4 --delink-at 280" in call and "--lr 4e-3" in call
+                and "--share-lr 8e-3" in call and "--steps 310" in call
+                for call in calls
+            )
+        )
         self.assertTrue(
             any(
                 "--share all --delink-at 50 --delink-moments reset --delink-warmup 2" in call
@@ -2094,6 +2116,8 @@ class Pseudo(Reproduces):
         text = self.reproduce("--part", "speed")
         self.assertIn("Slow link: left out: missing: the command tc", text)
         self.assertIn("equal time, this machine", text)
+        text = self.reproduce("--part", "seconds")
+        self.assertIn("loss at equal measured seconds, states on disk", text)
 
 
 # --------------------------------------------------------------------------------------------------
