@@ -27,6 +27,7 @@ typedef struct {
     int n, first_node, last_node;
     int most;          // ranks of a node, at most
     double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
+    double slowness;   // of the slowest rank: all wait for it
 } PlanRanks;
 // Finds on how many nodes the ranks are, how many at most on one, and the largest 2 k (n - k) / n
 // of a node's k ranks: the share of the bytes that leave it if all exchange slices.
@@ -45,6 +46,7 @@ static inline int plan_spread(const Cluster *c, PlanRanks *p) {
 static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
     PlanRanks p = {.ranks = ranks, .n = n};
     const int nodes = plan_spread(c, &p);
+    for (int i = 0; i < n; i++) { p.slowness = fmax(p.slowness, cluster_slowness(c, ranks[i])); }
     p.first_node = cluster_node_of(c, ranks[0]);
     p.last_node = cluster_node_of(c, ranks[n - 1]);
     // members that are spread evenly add up inside their node first (comm/collectives.h)
@@ -335,7 +337,9 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     if (!stages_memory(t, p, c)) { return false; }
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
-        double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
+        // as if the slowest rank computed more rows
+        double rows = plan_rows(t, p, s) * here.slowness,
+               forward = rows * (m->forward[end] - m->forward[first]);
         c->forward[s] = forward;
         c->backward[s] =
             rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);

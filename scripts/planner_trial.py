@@ -19,12 +19,13 @@ even stages with micro-batches of several sizes, warm-ups and schedules, a plan 
 for four ranks two stages of two. The fastest of the others and the planner's choice then run once
 more, and these second runs are compared, since the fastest of many noisy runs looks faster than it
 is. Where the choice is more than 5 % behind, both run a third time, and the means of both repeats
-are compared. A plan that is refused is left out.
+are compared. Where the fastest of the others is the plan that the planner chose, the ratio is 1. A
+plan that is refused is left out.
 
 Prints a line for each case and writes FOLDER/cases.csv and FOLDER/table.md (default FOLDER:
 out/planner_trial). Each run is kept in a folder of its own; the same command goes on where it was
 stopped. --seconds: no case begins later than that. `make data` makes what the runs train on.
-Nothing else should run on the machine: a run is repeated where other processes took much of it.
+Nothing else should run on the machine: a run whose steps differ is repeated.
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 77
 no cluster can be made here, 130 stopped by Ctrl-C.
@@ -34,7 +35,6 @@ import argparse
 import csv
 import glob
 import json
-import os
 import random
 import shutil
 import statistics
@@ -50,10 +50,11 @@ from reproduce import run_script
 
 NAME, DATA, EXIT_NO_CLUSTER = "planner_trial", "data/text_bytes_train_*.bin", 77
 AUTO, DATA_PARALLEL, EVEN, DRAWN = "auto", "data parallel", "even stages", "drawn"
-STEPS = 6  # the first is not counted
+STEPS = 8  # the first is not counted
 NEAR = 1.05  # as fast as the best
-# A run during which other processes take more than this share of a core is repeated.
-DISTURBED, TRIES = 0.15, 5
+# Where the second and the fourth fastest step of a run differ by more than this, the run was
+# disturbed, and is tried again.
+STEADY, TRIES = 1.05, 3
 COLUMNS = (
     *("case", "cluster", "model", "samples", "chosen", "auto_ms", "predicted_ms", "best"),
     *("best_ms", "best_predicted_ms", "even_ms", "ratio", "noise"),
@@ -91,8 +92,7 @@ class Case:
         units, each = self.layers + 2, self.samples // self.ranks
         plans = {AUTO: ("--pipeline", "auto")}
         plans[DATA_PARALLEL] = (
-            *("--pipeline", f"{units}:{self.ranks}"),
-            *("--micro-batch", str(self.ranks * min(each, 8))),
+            *("--pipeline", f"{units}:{self.ranks}", "--micro-batch", str(min(each, 16))),
         )
         for batch, setting in (
             *((1, "warm-up a"), (2, "warm-up a"), (4, "warm-up a")),
@@ -154,18 +154,10 @@ def remove_cluster(name):
     subprocess.run(command, capture_output=True, check=False)
 
 
-def seconds_of_others():
-    """Processor time of all processes but this one, what it has waited for, and clusters, which
-    have a PID namespace of their own. Those that end in between count by their parents."""
-    mine, ticks = os.readlink("/proc/self/ns/pid"), 0
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if path.name != str(os.getpid()) and os.readlink(path / "ns/pid") == mine:
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-        except OSError:
-            continue  # it has ended
-    return ticks / os.sysconf("SC_CLK_TCK")
+def steady(log):
+    """Were the faster steps of a run alike?"""
+    ms = sorted(times(log))
+    return ms[3] <= STEADY * ms[1]
 
 
 @dataclass
@@ -199,30 +191,31 @@ class Trial:
         folder = self.folder / (name.replace(" ", "_").replace(",", "") + repeat * f"_{repeat}")
         run = [str(SCRIPTS / "cluster.sh"), "run", "--name", cluster, "--", self.program]
         command = [*run, *self.case.flags(), *self.case.plans()[name]]
-        for _ in range(TRIES):
-            begun, others = time.monotonic(), seconds_of_others()
+        for tried in range(TRIES):
             try:
-                log, ran = complete(self.runner, folder, command)
+                log = complete(self.runner, folder, command)[0]
             except Failed as error:
                 if error.of_run in (2, 3) and name != AUTO:
                     return None
                 raise
-            others = seconds_of_others() - others
-            if not ran or others <= DISTURBED * (time.monotonic() - begun):
+            if steady(log) or tried + 1 == TRIES:
                 return log
             (folder / "run.json").unlink()
-            time.sleep(2)
-        raise Failed(EXIT_FAILED, f"{folder}: other processes take {others:.1f} s of the machine")
+        return None
 
 
 def events(log):
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
+def times(log):
+    """Of the steps that count."""
+    return [e["ms"] for e in events(log) if e["event"] == "step" and e["step"] > 1]
+
+
 def step_ms(log):
-    return statistics.median(
-        event["ms"] for event in events(log) if event["event"] == "step" and event["step"] > 1
-    )
+    """Of the second fastest step: slower ones tell of what else the machine did."""
+    return sorted(times(log))[1]
 
 
 def predicted_ms(log):
@@ -230,9 +223,24 @@ def predicted_ms(log):
 
 
 def chosen_plan(log):
-    """The planner's choice, as the run printed it."""
+    """The planner's choice, as the run printed it: 16 x 2 samples, warm-up b, 3:1,3:1."""
     lines = (log.parent / "output.txt").read_text().splitlines()
-    return next(line.split("idle, ")[1] for line in lines if line.startswith("plan "))
+    words = next(line.split("idle, ")[1] for line in lines if line.startswith("plan ")).split()
+    return f"{' '.join(words[:-1])}, {words[-1]}"
+
+
+def is_chosen(case, name, chosen):
+    """Do the flags of a plan give the planner's choice?"""
+    flags = dict(zip(*[iter(case.plans()[name])] * 2))
+    units = case.layers + 2
+    stages, batch = flags["--pipeline"], int(flags["--micro-batch"])
+    if stages == str(case.ranks):
+        sizes = [units // case.ranks + (s < units % case.ranks) for s in range(case.ranks)]
+        stages = ",".join(f"{size}:1" for size in sizes)
+    setting = flags.get("--pipeline-schedule", "warm-up " + flags.get("--pipeline-warmup", "a"))
+    if "," not in stages:  # one stage: flags tell of a rank's samples, the planner of all
+        batch *= case.ranks
+    return chosen == f"{case.samples // batch} x {batch} samples, {setting}, {stages}"
 
 
 def measure(trial, number):
@@ -243,7 +251,9 @@ def measure(trial, number):
         first = {name: step_ms(log) for name, log in logs.items() if log}
         best = min((name for name in first if name != AUTO), key=first.get)
         again = {AUTO: [], best: []}
-        for repeat in (1, 2):
+        chosen = chosen_plan(logs[AUTO])
+        same = is_chosen(case, best, chosen)
+        for repeat in (1,) if same else (1, 2):
             for name, values in again.items():
                 values.append(step_ms(trial.log(cluster, name, repeat)))
             if again[AUTO][0] <= NEAR * again[best][0]:
@@ -255,14 +265,14 @@ def measure(trial, number):
         "cluster": " ".join(case.cluster),
         "model": f"{case.model()}, T={case.length}",
         "samples": case.samples,
-        "chosen": " ".join(chosen_plan(trial.folder / AUTO / "log.jsonl").split()),
+        "chosen": chosen,
         "auto_ms": ms[AUTO],
         "predicted_ms": predicted_ms(logs[AUTO]),
         "best": best,
         "best_ms": ms[best],
         "best_predicted_ms": predicted_ms(logs[best]),
         "even_ms": ms.get(even, first[even]),
-        "ratio": ms[AUTO] / ms[best],
+        "ratio": 1.0 if same else ms[AUTO] / ms[best],
         # of two runs of the same plan
         "noise": max(
             max(first[name], again[name][0]) / min(first[name], again[name][0]) for name in again
@@ -273,7 +283,10 @@ def measure(trial, number):
 def summary(rows):
     lines = []
     for title, other in (("the best other plan", "best_ms"), ("the best even stages", "even_ms")):
-        ratios = sorted(row["auto_ms"] / row[other] for row in rows)
+        ratios = sorted(
+            row["ratio"] if row[other] == row["best_ms"] else row["auto_ms"] / row[other]
+            for row in rows
+        )
         lines.append(
             [
                 title,
