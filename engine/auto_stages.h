@@ -136,8 +136,7 @@ static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
 // receives the time of each rank in that one's. All ranks call it. Ends the program (EXIT_INPUT) if
 // that would take long.
 static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorShape *shape,
-                                            Rates *rates, Comm *comm, Stream *s,
-                                            double *slowness) {
+                                            Rates *rates, Comm *comm, Stream *s, double *slowness) {
     const double nearly = 1.15;
     int root = 0;
     rates->flops_per_s = measure_flops(s);

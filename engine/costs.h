@@ -226,7 +226,7 @@ static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, 
 // Returns how slow a rank of the program is.
 static inline double slowness_of_rank(const Costs *c, int rank) {
     const Cluster *nodes = &c->rates.unequal;
-    return !nodes->nodes      ? 1
+    return !nodes->nodes    ? 1
            : c->one_for_all ? cluster_most_slowness(nodes)
                             : cluster_slowness(nodes, rank);
 }

@@ -201,8 +201,7 @@ static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int 
            plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
 }
 // Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
-static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness,
-                             double most) {
+static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
     bool good = true;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         // each later stage needs a unit

@@ -54,7 +54,7 @@ STEPS = 8  # the first is not counted
 NEAR = 1.05  # as fast as the best
 # Where the second and the fourth fastest step of a run differ by more than this, the run was
 # disturbed, and is tried again.
-STEADY, TRIES = 1.05, 3
+STEADY, TRIES = 1.08, 3
 COLUMNS = (
     *("case", "cluster", "model", "samples", "chosen", "auto_ms", "predicted_ms", "best"),
     *("best_ms", "best_predicted_ms", "even_ms", "ratio", "noise"),
@@ -133,14 +133,18 @@ def draw_case(number, seed):
     shape, ranks, cpu = {8: choose(FOUR), 9: choose(UNEQUAL)}.get((number - 1) % 10, TWO)
     layers = choose((4, 5, 6, 8))
     cuts = sorted(draw.sample(range(1, layers + 2), ranks - 1))
+    rate = choose(("200mbit", "500mbit", "1gbit", "2gbit"))
+    channels = choose((192, 256) if cpu else (96, 128, 192, 256))
+    vocab = choose((256, 256, 1024))
+    samples = choose((24, 48) if ranks == 3 else (32, 64) if cpu else (16, 32))
     return Case(
-        cluster=(shape, "--rate", choose(("200mbit", "500mbit", "1gbit", "2gbit")), *cpu),
+        cluster=(shape, "--rate", rate, *cpu),
         ranks=ranks,
         layers=layers,
-        channels=choose((192, 256) if cpu else (96, 128, 192, 256)),
-        vocab=choose((256, 256, 1024)),
+        channels=channels,
+        vocab=vocab,
         length=128,
-        samples=choose((24, 48) if ranks == 3 else (32, 64) if cpu else (16, 32)),
+        samples=samples if cpu or channels < 192 else 16,
         drawn=(
             tuple(end - begin for begin, end in zip((0, *cuts), (*cuts, layers + 2))),
             choose((1, 2, 4)),
