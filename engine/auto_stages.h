@@ -62,6 +62,39 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     }
     return best;
 }
+// Returns the share of a message's time in which a rank cannot compute, because its cores move the
+// bytes: it times matrix products beside an exchange of messages that takes alone_s, and without.
+static inline double measure_exchange_lost(Comm *comm, int to, int from, char *data, size_t bytes,
+                                           double alone_s, Stream *s, double flops_per_s) {
+    enum { SIDE = 256, PAIRS = 3 };
+    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
+    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
+    Real *matrix = (Real *)costs_take(s, 3 * SIDE * SIDE * ops_real_bytes());
+    double best[2] = {INFINITY, INFINITY};
+    Stream with = stream_for_products(s);
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        const bool beside = i % 2;
+        CommRequest in = {.number = 0}, out = {.number = 0};
+        comm_barrier(comm);
+        double start = seconds_now();
+        if (beside) {
+            in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes);
+            out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        }
+        for (int64_t k = 0; k < products; k++) {
+            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
+                               real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+        }
+        ops_wait(s);
+        best[beside] = fmin(best[beside], seconds_now() - start);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
+    }
+    ops_free(matrix);
+    ops_free(with.workspace);
+    // a message goes each way
+    return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
+}
 // Returns the speed of a node whose ranks have these slownesses: 1, or a multiple of 0.05 where its
 // slowest rank is clearly slower than others.
 static inline double node_speed(const double *slowness, int ranks) {
@@ -93,7 +126,8 @@ static inline Cluster nodes_of_run(const Comm *comm, const double *slowness) {
 // Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
 // call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as
 // nodes_of_run() does.
-static inline Cluster cluster_of_run(Comm *comm, const double *slowness) {
+static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream *s,
+                                     double flops_per_s) {
     const size_t little = 1 << 10, much = 1 << 20;
     Cluster c = nodes_of_run(comm, slowness);
     char *data = new_array(char, 2 * much, "measuring links");
@@ -113,6 +147,8 @@ static inline Cluster cluster_of_run(Comm *comm, const double *slowness) {
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
         if (between) { // the ranks of a node share its link
             c.inter = c.gather = rate * c.ranks;
+            c.overlap =
+                1 - measure_exchange_lost(comm, to, from, data, much, longer, s, flops_per_s);
         } else {
             c.intra = rate;
         }
@@ -120,6 +156,8 @@ static inline Cluster cluster_of_run(Comm *comm, const double *slowness) {
     }
     if (c.nodes == 1) { c.inter = c.gather = c.intra; }
     if (c.ranks == 1) { c.intra = c.inter; }
+    comm_barrier(comm);
+    c.memory = measure_bytes(s) * 1e-9;
     free(data);
     comm_reset_counters(comm);
     comm_broadcast(comm, &c, sizeof c, root);
@@ -179,10 +217,12 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
                                 ? times_on_cluster(given_cluster, m, &shape)
                                 : times_measured_here(m, &shape, rates, comm, s, slowness);
     PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
-    Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm, slowness);
+    Cluster cluster = given_cluster->nodes ? *given_cluster
+                                           : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     PlanTask task = planner_task(&model, &cluster, o, given);
     task.own_sums = true;
+    task.update_bytes = optimizer_update_bytes(&optimizers[o->optimizer]);
     if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
