@@ -297,7 +297,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
     TEXT("cluster", cluster, "cluster", "", "", "8x8,gpu=h100",                            \
       "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, 2x8+1x4 "    \
-      "where nodes differ, then gpu= or its rates")
+      "where nodes differ, 1x8*0.5 where one is slower, then gpu= or its rates")
 // clang-format on
 
 typedef struct {

@@ -62,16 +62,59 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
     }
     return best;
 }
-// Returns the nodes of this run, without rates. Ends the program (EXIT_INPUT) if ranks are not
-// numbered node by node, or nodes have too many sizes.
-static inline Cluster nodes_of_run(const Comm *comm) {
+// Returns the share of a message's time in which a rank cannot compute, because its cores move the
+// bytes: it times matrix products beside an exchange of messages that takes alone_s, and without.
+static inline double measure_exchange_lost(Comm *comm, int to, int from, char *data, size_t bytes,
+                                           double alone_s, Stream *s, double flops_per_s) {
+    enum { SIDE = 256, PAIRS = 3 };
+    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
+    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
+    Real *matrix = (Real *)costs_take(s, 3 * SIDE * SIDE * ops_real_bytes());
+    double best[2] = {INFINITY, INFINITY};
+    Stream with = stream_for_products(s);
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        const bool beside = i % 2;
+        CommRequest in = {.number = 0}, out = {.number = 0};
+        comm_barrier(comm);
+        double start = seconds_now();
+        if (beside) {
+            in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes);
+            out = comm_send_begin(comm, MEASURING, to, data, bytes);
+        }
+        for (int64_t k = 0; k < products; k++) {
+            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
+                               real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+        }
+        ops_wait(s);
+        best[beside] = fmin(best[beside], seconds_now() - start);
+        comm_wait(comm, &in);
+        comm_wait(comm, &out);
+    }
+    ops_free(matrix);
+    ops_free(with.workspace);
+    // a message goes each way
+    return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
+}
+// Returns the speed of a node whose ranks have these slownesses: 1, or a multiple of 0.05 where its
+// slowest rank is clearly slower than others.
+static inline double node_speed(const double *slowness, int ranks) {
+    const double alike = 1.15;
+    double most = 1;
+    for (int i = 0; i < ranks; i++) { most = fmax(most, slowness[i]); }
+    return most < alike ? 1 : fmax(0.05, round(20 / most) / 20);
+}
+// Returns the nodes of this run, without rates. slowness: of each rank; NULL: all are alike. Ends
+// the program (EXIT_INPUT) if ranks are not numbered node by node, or nodes have too many sizes.
+static inline Cluster nodes_of_run(const Comm *comm, const double *slowness) {
     Cluster c = cluster_empty();
     bool good = true;
     for (int r = 0, first = 0; r < comm->ranks; r++) {
         if (r + 1 < comm->ranks && comm->node_of[r + 1] == comm->node_of[r]) { continue; }
-        good = good && comm->node_of[r] == c.nodes && cluster_add(&c, 1, r + 1 - first);
+        const double speed = slowness ? node_speed(slowness + first, r + 1 - first) : 1;
+        good = good && comm->node_of[r] == c.nodes && cluster_add(&c, 1, r + 1 - first, speed);
         first = r + 1;
     }
+    if (!good && slowness) { return nodes_of_run(comm, NULL); } // too many speeds
     if (!good) {
         die(EXIT_INPUT, "give the stages, or start the ranks node by node, as many on each",
             "--pipeline auto: %d ranks on %d nodes are not in the nodes' order, or these have more "
@@ -83,9 +126,10 @@ static inline Cluster nodes_of_run(const Comm *comm) {
 // Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
 // call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as
 // nodes_of_run() does.
-static inline Cluster cluster_of_run(Comm *comm) {
+static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream *s,
+                                     double flops_per_s) {
     const size_t little = 1 << 10, much = 1 << 20;
-    Cluster c = nodes_of_run(comm);
+    Cluster c = nodes_of_run(comm, slowness);
     char *data = new_array(char, 2 * much, "measuring links");
     const int n = comm->ranks, node = comm->node_of[comm->rank],
               first = cluster_first_rank(&c, node), of_node = cluster_node_ranks(&c, node),
@@ -103,6 +147,8 @@ static inline Cluster cluster_of_run(Comm *comm) {
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
         if (between) { // the ranks of a node share its link
             c.inter = c.gather = rate * c.ranks;
+            c.overlap =
+                1 - measure_exchange_lost(comm, to, from, data, much, longer, s, flops_per_s);
         } else {
             c.intra = rate;
         }
@@ -110,6 +156,8 @@ static inline Cluster cluster_of_run(Comm *comm) {
     }
     if (c.nodes == 1) { c.inter = c.gather = c.intra; }
     if (c.ranks == 1) { c.intra = c.inter; }
+    comm_barrier(comm);
+    c.memory = measure_bytes(s) * 1e-9;
     free(data);
     comm_reset_counters(comm);
     comm_broadcast(comm, &c, sizeof c, root);
@@ -122,13 +170,25 @@ static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
     const Rates rates = cluster_rates(c, shape->dtype);
     return unit_times_of_rates(m, &rates, (double)shape->rows, (double)shape->T);
 }
-// The same, as timed on rank 0. All ranks call it. Ends the program (EXIT_INPUT) if that would take
-// long.
+// The same, as timed on the fastest rank, or on rank 0 where it is nearly as fast. slowness[ranks]
+// receives the time of each rank in that one's. All ranks call it. Ends the program (EXIT_INPUT) if
+// that would take long.
 static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorShape *shape,
-                                            Rates *rates, Comm *comm, Stream *s) {
+                                            Rates *rates, Comm *comm, Stream *s, double *slowness) {
+    const double nearly = 1.15;
+    int root = 0;
     rates->flops_per_s = measure_flops(s);
+    comm_barrier(comm); // all at the same time: they may share memory and cores
     time_units(&rates->units, m, shape, rates->flops_per_s, s);
-    comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
+    const double *block = rates->units.row_s[UNIT_BLOCK],
+                 mine = block[ACT_FORWARD] + block[ACT_BACKWARD_INPUT] + block[ACT_BACKWARD_WEIGHT];
+    comm_all_gather_small(comm, &mine, slowness, sizeof mine);
+    for (int r = 1; r < comm->ranks; r++) {
+        if (slowness[r] * nearly < slowness[0] && slowness[r] < slowness[root]) { root = r; }
+    }
+    const double fastest = slowness[root];
+    for (int r = 0; r < comm->ranks; r++) { slowness[r] /= fastest; }
+    comm_broadcast(comm, &rates->units, sizeof rates->units, root);
     if (!rates->units.known) {
         die(EXIT_INPUT, "give the stages",
             "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
@@ -152,12 +212,17 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     shape.end = m->units;
     shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
-    const UnitTimes times = given_cluster->nodes ? times_on_cluster(given_cluster, m, &shape)
-                                                 : times_measured_here(m, &shape, rates, comm, s);
+    double *slowness = new_array(double, comm->ranks, "speeds of ranks");
+    const UnitTimes times = given_cluster->nodes
+                                ? times_on_cluster(given_cluster, m, &shape)
+                                : times_measured_here(m, &shape, rates, comm, s, slowness);
     PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
-    Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
+    Cluster cluster = given_cluster->nodes ? *given_cluster
+                                           : cluster_of_run(comm, slowness, s, rates->flops_per_s);
+    if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     PlanTask task = planner_task(&model, &cluster, o, given);
     task.own_sums = true;
+    task.update_bytes = optimizer_update_bytes(&optimizers[o->optimizer]);
     if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
@@ -170,6 +235,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     o->pipeline_warmup = best.warmup;
     const Placement placement = plan_placement(&task, &best, depth);
     plan_model_free(&model);
+    free(slowness);
     return placement;
 }
 

@@ -1,5 +1,6 @@
 // cluster.h: --cluster "8x8,gpu=h100" or "2x8+1x4,intra=25,inter=3,gather=1,latency=20": nodes x
-// ranks of a node, several times where nodes differ, then keys in any order. It describes ranks
+// ranks of a node, several times where nodes differ, then keys in any order. Nodes may be slower
+// than others: 1x8+1x8*0.5 is a second node whose ranks have half of the speed. It describes ranks
 // that are not there, for --dry-run, --plan and --fit. All rates come from it: gpu= stands for
 // every rate of a kind of GPU, other keys take the place of single ones, and who needs a rate that
 // is missing asks for it (cluster_need).
@@ -11,9 +12,11 @@
 #include <ctype.h>   // isdigit
 #include <strings.h> // strncasecmp
 
-// Nodes with equally many ranks each. Ranks are numbered node by node, part by part.
+// Nodes with equally many ranks each, of one speed, which is a share of the rates that the keys
+// give for computing. Ranks are numbered node by node, part by part.
 typedef struct {
     int nodes, ranks;
+    double speed;
 } ClusterPart;
 enum { CLUSTER_PARTS = 8, CLUSTER_RANKS = 16384 };
 typedef struct {
@@ -184,6 +187,13 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
 
 // Returns whether all nodes have equally many ranks.
 static inline bool cluster_is_even(const Cluster *c) { return c->parts <= 1; }
+// Returns whether all ranks compute equally fast.
+static inline bool cluster_is_alike(const Cluster *c) {
+    for (int p = 0; p < c->parts; p++) {
+        if (c->part[p].speed != 1) { return false; }
+    }
+    return true;
+}
 // Returns the number of ranks of a node, the number of its first rank, and the node of a rank.
 static inline int cluster_node_ranks(const Cluster *c, int node) {
     int p = 0;
@@ -205,6 +215,20 @@ static inline int cluster_node_of(const Cluster *c, int rank) {
         nodes += c->part[p].nodes;
     }
     return nodes + rank / c->part[p].ranks;
+}
+// Returns the time that a rank takes to compute, in that of a rank of speed 1.
+static inline double cluster_slowness(const Cluster *c, int rank) {
+    int p = 0;
+    for (; rank >= c->part[p].nodes * c->part[p].ranks; p++) {
+        rank -= c->part[p].nodes * c->part[p].ranks;
+    }
+    return 1 / c->part[p].speed;
+}
+// Returns the same of the slowest rank.
+static inline double cluster_most_slowness(const Cluster *c) {
+    double most = 0;
+    for (int p = 0; p < c->parts; p++) { most = fmax(most, 1 / c->part[p].speed); }
+    return most;
 }
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void
@@ -300,14 +324,16 @@ static inline Cluster cluster_empty(void) {
     }
     return c;
 }
-// Appends nodes with `ranks` ranks each. Returns false if the cluster would have too many kinds of
-// nodes or too many ranks.
-static inline bool cluster_add(Cluster *c, int nodes, int ranks) {
+// Appends nodes with `ranks` ranks each, of this speed. Returns false if the cluster would have too
+// many kinds of nodes or too many ranks.
+static inline bool cluster_add(Cluster *c, int nodes, int ranks, double speed) {
     const int64_t all = c->all_ranks + (int64_t)nodes * ranks;
     if (nodes < 1 || ranks < 1 || all > CLUSTER_RANKS) { return false; }
-    if (!c->parts || c->part[c->parts - 1].ranks != ranks) {
+    const ClusterPart *last = c->parts ? &c->part[c->parts - 1] : NULL;
+    if (!last || last->ranks != ranks || last->speed != speed) {
         if (c->parts == CLUSTER_PARTS) { return false; }
-        c->part[c->parts++].ranks = ranks;
+        c->part[c->parts].ranks = ranks;
+        c->part[c->parts++].speed = speed;
     }
     c->part[c->parts - 1].nodes += nodes;
     c->nodes += nodes;
@@ -315,17 +341,30 @@ static inline bool cluster_add(Cluster *c, int nodes, int ranks) {
     c->all_ranks = (int)all;
     return true;
 }
-// Parses "2x8+1x4" at the begin of the text. Returns where it ends.
+// Parses "*0.5", which may follow the nodes. *end, where it begins, becomes where it ends.
+static inline double cluster_take_speed(const char **end) {
+    const char *number = *end + 1;
+    char *behind = NULL;
+    if (**end != '*') { return 1; }
+    const double speed = strtod(number, &behind);
+    if (!isdigit((unsigned char)*number) || !(speed >= 0.01 && speed <= 1)) {
+        cluster_refuse("takes speeds of nodes from 0.01 to 1, found \"%.40s\"", number);
+    }
+    *end = behind;
+    return speed;
+}
+// Parses "2x8+1x4" or "2x8+1x4*0.5" at the begin of the text. Returns where it ends.
 static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
     const char *const digits = "0123456789", *at = text, *end;
     for (;; at = end + 1) {
         const size_t nodes = strspn(at, digits),
                      ranks = at[nodes] == 'x' ? strspn(at + nodes + 1, digits) : 0;
         end = at + nodes + 1 + ranks;
+        const double speed = nodes && ranks ? cluster_take_speed(&end) : 1;
         if (!nodes || nodes > 4 || !ranks || ranks > 4 || (*end && *end != ',' && *end != '+')) {
             cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", at);
         }
-        if (!cluster_add(c, atoi(at), atoi(at + nodes + 1))) {
+        if (!cluster_add(c, atoi(at), atoi(at + nodes + 1), speed)) {
             cluster_refuse("takes from 1 to %d ranks and up to %d kinds of nodes, found %.40s",
                            CLUSTER_RANKS, CLUSTER_PARTS, text);
         }

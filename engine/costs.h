@@ -42,6 +42,7 @@ typedef struct {
     double T;
     ClipPolicy clip;
     double iterations; // of Newton-Schulz
+    bool one_for_all;  // the program's only rank stands for all
 } Costs;
 static inline double slice_elements(const Costs *c, const Store *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) /
@@ -222,6 +223,13 @@ static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, 
     cost.message_s = action_sends(a->kind) ? seconds : 0;
     return cost;
 }
+// Returns how slow a rank of the program is.
+static inline double slowness_of_rank(const Costs *c, int rank) {
+    const Cluster *nodes = &c->rates.unequal;
+    return !nodes->nodes    ? 1
+           : c->one_for_all ? cluster_most_slowness(nodes)
+                            : cluster_slowness(nodes, rank);
+}
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     const Store *store = c->stores[rank];
@@ -229,7 +237,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     ActionCost cost = {0, 0};
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
-        cost.compute_s = compute_seconds(c, a);
+        cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a);
         return cost;
     }
     switch (a->kind) {

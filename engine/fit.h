@@ -488,10 +488,9 @@ static inline void fit_print(const Fit *f) {
 // Describes the ranks that there are as a cluster: their links and rates, as measured. All ranks
 // call it and get what rank 0 measures.
 static inline Cluster fit_cluster_here(Comm *comm, Stream *stream) {
-    Cluster c = cluster_of_run(comm);
-    comm_barrier(comm);
-    c.tflops = c.peak = measure_flops(stream) * 1e-12;
-    c.memory = measure_bytes(stream) * 1e-9;
+    const double flops_per_s = measure_flops(stream);
+    Cluster c = cluster_of_run(comm, NULL, stream, flops_per_s);
+    c.tflops = c.peak = flops_per_s * 1e-12;
     if (ops_memory_apart()) {
         Rates rates = {};
         measure_offload(&rates, stream);
@@ -522,7 +521,9 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
                                      .logits = LOGITS_PLENTY,
                                      .end = spec->model.units,
                                      .limits = limits_of_one()};
-        times_measured_here(&spec->model, &shape, &measured, comm, stream);
+        double *slowness = new_array(double, comm->ranks, "speeds of ranks");
+        times_measured_here(&spec->model, &shape, &measured, comm, stream, slowness);
+        free(slowness);
     }
     Group ranks = cluster_group(&f.machine.cluster);
     f.machine.ranks = &ranks;

@@ -265,6 +265,7 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
         .T = (double)p->shape.T,
         .clip = p->shape.clip,
         .iterations = (double)p->config->options.muon_steps,
+        .one_for_all = p->program.ranks < p->machine->ranks->n,
     };
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
     stage_stores_free(&stages);

@@ -27,6 +27,7 @@ typedef struct {
     int n, first_node, last_node;
     int most;          // ranks of a node, at most
     double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
+    double slowness;   // of the slowest rank: all wait for it
 } PlanRanks;
 // Finds on how many nodes the ranks are, how many at most on one, and the largest 2 k (n - k) / n
 // of a node's k ranks: the share of the bytes that leave it if all exchange slices.
@@ -45,6 +46,7 @@ static inline int plan_spread(const Cluster *c, PlanRanks *p) {
 static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
     PlanRanks p = {.ranks = ranks, .n = n};
     const int nodes = plan_spread(c, &p);
+    for (int i = 0; i < n; i++) { p.slowness = fmax(p.slowness, cluster_slowness(c, ranks[i])); }
     p.first_node = cluster_node_of(c, ranks[0]);
     p.last_node = cluster_node_of(c, ranks[n - 1]);
     // members that are spread evenly add up inside their node first (comm/collectives.h)
@@ -111,8 +113,10 @@ typedef struct {
     // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
     // arithmetic). Otherwise whole samples, as in a real run.
     bool even_slices;
-    // Gradients are summed as this program does it, not in the paper's ring.
+    // Gradients are summed as this program does it, not in the paper's ring; messages take time from
+    // computing (overlap= of the cluster), and a step ends with the update.
     bool own_sums;
+    double update_bytes; // memory traffic of a parameter's update; 0: not known
     // tokens and floating-point operations of a sample; 0 operations: not known
     double sample_tokens, sample_flops;
     double run_tokens; // of the run; not positive: not known
@@ -212,7 +216,8 @@ typedef struct {
     double weight[PLAN_STAGES];
     // seconds of a micro-batch's messages from this stage to the next, and back
     double send[PLAN_STAGES], send_back[PLAN_STAGES];
-    // seconds of the all-reduce; of its part after the stage's last backward has ended
+    // seconds of the all-reduce; of what is left of it, and of the update, after the stage's last
+    // backward
     double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
     double memory[PLAN_STAGES]; // bytes that a rank needs
     int live[PLAN_STAGES];      // micro-batches in flight, K
@@ -324,6 +329,23 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     }
     return true;
 }
+// Adds what a step of this program has besides: the cores that move messages cannot compute
+// meanwhile, half of a message's time at each end; and each rank updates its part of the stage's
+// parameters.
+static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
+    const PlanModel *m = t->model;
+    const double lost = 1 - t->cluster.overlap, bytes_per_s = t->cluster.memory * 1e9;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
+                     elements = (m->parameters[first + p->units[s]] - m->parameters[first]) / 4;
+        c->forward[s] += lost / 2 * (before + c->send[s]);
+        c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
+        c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);
+        if (bytes_per_s > 0) {
+            c->reduce_late[s] += elements / p->replicas[s] * t->update_bytes / bytes_per_s;
+        }
+    }
+}
 // Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
 static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
                               PlanCosts *c) {
@@ -335,7 +357,9 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     if (!stages_memory(t, p, c)) { return false; }
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
-        double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
+        // as if the slowest rank computed more rows
+        double rows = plan_rows(t, p, s) * here.slowness,
+               forward = rows * (m->forward[end] - m->forward[first]);
         c->forward[s] = forward;
         c->backward[s] =
             rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
@@ -354,6 +378,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         }
         first = end;
     }
+    if (t->own_sums) { plan_add_own(t, p, c); }
     return true;
 }
 

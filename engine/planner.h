@@ -176,6 +176,18 @@ static inline void planner_run(Planner *p) {
     p->pooled = 0;
 }
 
+// Writes the slowness of each stage's slowest rank.
+static inline void plan_slowness(const PlanTask *t, const StagePlan *p, double *slowness) {
+    for (int s = 0; s < p->stages; s++) { slowness[s] = 1; }
+    if (cluster_is_alike(&t->cluster)) { return; }
+    int *ranks = new_array(int, task_ranks(t), "planner"),
+        *scratch = new_array(int, 2 * t->cluster.nodes, "planner");
+    plan_place(t, p, ranks, scratch);
+    for (int s = 0, at = 0; s < p->stages; at += p->replicas[s++]) {
+        slowness[s] = plan_ranks(&t->cluster, ranks + at, p->replicas[s]).slowness;
+    }
+    free_all(ranks, scratch);
+}
 // The next three functions move the cuts between stages so that the busiest stage has as little to
 // do as possible, with the plan's replicas and micro-batch, such that one micro-batch in flight
 // fits the memory. stage_fits returns whether a stage takes at most `most` seconds and fits.
@@ -189,7 +201,7 @@ static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int 
            plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
 }
 // Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
-static inline bool plan_fill(const PlanTask *t, StagePlan *p, double most) {
+static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
     bool good = true;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         // each later stage needs a unit
@@ -197,29 +209,32 @@ static inline bool plan_fill(const PlanTask *t, StagePlan *p, double most) {
             low = s + 1 < p->stages ? first + 1 : high;
         while (low < high) {
             int middle = (low + high + 1) / 2;
-            if (stage_fits(t, p, s, first, middle, most)) {
+            if (stage_fits(t, p, s, first, middle, most / slowness[s])) {
                 low = middle;
             } else {
                 high = middle - 1;
             }
         }
         p->units[s] = low - first;
-        good = good && stage_fits(t, p, s, first, low, most);
+        good = good && stage_fits(t, p, s, first, low, most / slowness[s]);
     }
     return good;
 }
 static inline void plan_balance(const PlanTask *t, StagePlan *p) {
     double low = 0, high = p->micro_batch * (t->model->forward[t->model->units] +
                                              t->model->backward[t->model->units]);
+    double slowness[PLAN_STAGES];
+    plan_slowness(t, p, slowness);
+    high *= cluster_most_slowness(&t->cluster);
     for (int i = 0; i < 24; i++) {
         double middle = (low + high) / 2;
-        if (plan_fill(t, p, middle)) {
+        if (plan_fill(t, p, slowness, middle)) {
             high = middle;
         } else {
             low = middle;
         }
     }
-    plan_fill(t, p, high);
+    plan_fill(t, p, slowness, high);
 }
 
 // Returns how many placement policies to try: one if all choices are the same, because the nodes do

@@ -37,6 +37,7 @@ typedef struct {
     // computing.
     bool apart;
     UnitTimes units;
+    Cluster unequal; // the nodes of ranks of unequal speeds; 0 nodes: all ranks are alike
 } Rates;
 
 // The repetitions of a measurement. The shortest time counts, because others may use the machine
@@ -257,6 +258,7 @@ static inline Rates cluster_rates(const Cluster *c, DType dtype) {
     rates.host_bytes_per_s = c->host > 0 ? c->host * 1e9 : (double)INFINITY;
     rates.disk_bytes_per_s = c->disk > 0 ? c->disk * 1e9 : (double)INFINITY;
     rates.apart = true;
+    if (!cluster_is_alike(c)) { rates.unequal = *c; }
     rates.device = gpu ? gpu->name : "";
     return rates;
 }

@@ -476,6 +476,7 @@ typedef struct {
     size_t host;                                    // this process's peak, bytes
     OffloadFacts offload;
     double step_ms, idle, overhead, joules;
+    double mean_device; // device memory of a rank, the mean of all
 } Measured;
 
 static inline void json_add_pair(TextBuffer *line, const char *name, double predicted,
@@ -491,6 +492,7 @@ static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, M
     json_add_memory(line, predicted.memory, predicted.host);
     text_add(line, ",\"measured\":");
     json_add_memory(line, memory_taken, m->host);
+    json_add_field(line, "mean", m->mean_device);
     text_add(line, "},\"offload\":{\"predicted\":");
     json_add_offload(line, predicted_offload(&predicted, disk));
     text_add(line, ",\"measured\":");
@@ -540,6 +542,15 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
         m.joules = NAN;
     }
     return m;
+}
+// Returns the device memory of a rank, the mean of all. All ranks call it.
+static inline double mean_device_bytes(Comm *comm) {
+    const double mine = (double)memory_device(memory_taken);
+    double *all = new_array(double, comm->ranks, "memory of ranks"), sum = 0;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    for (int r = 0; r < comm->ranks; r++) { sum += all[r]; }
+    free(all);
+    return sum / comm->ranks;
 }
 // The rows of the table at the end. What is 0 in both columns has no row.
 static inline void print_pair(const char *name, const char *predicted, const char *measured) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # cluster.sh: one Linux machine as a cluster. N nodes of M ranks, a network of a chosen speed
 # between the nodes, and for each rank a share of a core and of memory. For root. What was measured
-# on a laptop then says something about a cluster.
+# on a laptop then says something about a cluster. Nodes may differ: 1x2+2x1 is one node of two
+# ranks, then two nodes of one.
 #
 #   scripts/cluster.sh 2x2 --rate 200mbit --cpu 25 -- ./train_gpt FLAG...
 #                                                    makes a cluster of 2 nodes with 2 ranks each,
@@ -21,7 +22,7 @@
 #   --latency TIME   added to every message between nodes: 100us, 2ms (default: none; needs
 #                    netem in the kernel)
 #   --cpu PERCENT    of one core, for each rank, at least 10 (default: no limit). A rank cannot
-#                    borrow what another leaves idle
+#                    borrow what another leaves idle. 90,45: for the ranks of each node in turn
 #   --memory SIZE    of each rank: 512M, 2G (default: no limit). A rank that takes more is killed
 #   --name NAME      of the cluster (default: a free one, or the only one there is)
 #   --json FILE      of a run: {"nodes":[{"name":"node0","sent":BYTES,"received":BYTES},...],
@@ -83,21 +84,41 @@ parse() {
 need_command() { [ ${#command[@]} -gt 0 ] ||
     fail $status_input "what shall run? -- COMMAND ARGUMENT..."; }
 
-check_input() { # SHAPE: sets nodes, ranks, cores
-    local most
-    [[ $1 =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] ||
-        fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2"
-    nodes=${BASH_REMATCH[1]} ranks=${BASH_REMATCH[2]} cores=$(own_cores)
+take_shape() { # SHAPE: sets nodes, sizes (the ranks of each node) and ranks (of all)
+    local part n
+    [[ $1 =~ ^[1-9][0-9]?x[1-9][0-9]?(\+[1-9][0-9]?x[1-9][0-9]?)*$ ]] ||
+        fail $status_input "'$1' is no cluster: nodes x ranks per node, such as 2x2 or 1x2+2x1"
+    nodes=0 sizes='' ranks=0
+    for part in ${1//+/ }; do
+        for ((n = 0; n < ${part%x*}; n++)); do sizes+=${sizes:+ }${part#*x}; done
+        nodes=$((nodes + ${part%x*}))
+        ranks=$((ranks + ${part%x*} * ${part#*x}))
+    done
+    [ $nodes -le 99 ] || fail $status_input "'$1': at most 99 nodes"
+}
+check_cpu() { # one share, or one for each node
+    local share shares most
+    [ -n "$cpu" ] || return 0
+    [[ $cpu =~ ^[1-9][0-9]{1,5}(,[1-9][0-9]{1,5})*$ ]] ||
+        fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
+    shares=$(wc -w <<<"${cpu//,/ }")
+    [ "$shares" = 1 ] || [ "$shares" = "$nodes" ] ||
+        fail $status_input "--cpu $cpu: $shares shares for $nodes nodes; give one, or one for each"
+    most=$(most_cpu)
+    for share in ${cpu//,/ }; do
+        [ "$share" -le "$most" ] ||
+            fail $status_input "--cpu $cpu: $ranks ranks on $(wc -w <<<"$cores") cores" \
+                "get at most $most each"
+    done
+}
+check_input() { # SHAPE: sets nodes, sizes, ranks, cores
+    take_shape "$1"
+    cores=$(own_cores)
     [[ $name =~ ^[A-Za-z0-9_-]*$ ]] ||
         fail $status_input "--name $name: letters, digits, - and _ only"
     [[ $memory =~ ^([1-9][0-9]*[KMG]?)?$ ]] ||
         fail $status_input "--memory $memory is no size such as 512M or 2G"
-    [[ $cpu =~ ^([1-9][0-9]{1,5})?$ ]] ||
-        fail $status_input "--cpu $cpu is no percentage of a core of at least 10"
-    most=$(most_cpu)
-    [ "${cpu:-0}" -le "$most" ] ||
-        fail $status_input "--cpu $cpu: $((nodes * ranks)) ranks on $(wc -w <<<"$cores") cores" \
-            "get at most $most each"
+    check_cpu
     [ -z "$rate" ] ||
         probe tc qdisc add dev lo root tbf rate "$rate" burst $burst_bytes latency 400ms ||
         fail $status_input "--rate $rate is no rate that tc knows, such as 200mbit"
@@ -144,30 +165,37 @@ own_cores() { # prints the numbers of the cores that this process may use
         seq -s ' ' "${part%-*}" "${part#*-}"
     done | paste -sd' '
 }
-# Cores of one rank: its quota in whole cores, or its part of the machine.
+# Cores of one rank: the largest quota in whole cores, or its part of the machine.
 cores_per_rank() {
-    local machine each
+    local machine each share
     machine=$(wc -w <<<"$cores")
-    each=$((cpu ? (cpu + 99) / 100 : machine / (nodes * ranks)))
+    each=$((machine / ranks))
+    [ -z "$cpu" ] || each=0
+    for share in ${cpu//,/ }; do
+        each=$(((share + 99) / 100 > each ? (share + 99) / 100 : each))
+    done
     echo $((each ? each : 1))
 }
 # The largest quota that all ranks can have at once, each on cores of its own or sharing one.
 most_cpu() {
-    local machine total=$((nodes * ranks))
+    local machine
     machine=$(wc -w <<<"$cores")
-    if ((total <= machine)); then
-        echo $((100 * (machine / total)))
+    if ((ranks <= machine)); then
+        echo $((100 * (machine / ranks)))
     else
-        echo $((100 / ((total + machine - 1) / machine)))
+        echo $((100 / ((ranks + machine - 1) / machine)))
     fi
 }
 # Prints the cores that a node's ranks live on, for taskset; more ranks than cores go round.
 node_cores() { # NODE
-    local all list='' i count
+    local all of list='' i n each first=0 count
     read -ra all <<<"$cores"
-    count=$((ranks * $(cores_per_rank)))
+    read -ra of <<<"$sizes"
+    each=$(cores_per_rank)
+    for ((n = 0; n < $1; n++)); do first=$((first + of[n] * each)); done
+    count=$((of[$1] * each))
     for ((i = 0; i < count && i < ${#all[@]}; i++)); do
-        list+=,${all[($1 * count + i) % ${#all[@]}]}
+        list+=,${all[(first + i) % ${#all[@]}]}
     done
     echo "${list#,}"
 }
@@ -205,15 +233,18 @@ cgroup_parent() { # CONTROLLER
     return 1
 }
 
-limit_cpu() { # DIRECTORY. The short period makes a rank slow rather than jerky.
+limit_cpu() { # DIRECTORY NODE. The short period makes a rank slow rather than jerky.
+    local shares
+    read -ra shares <<<"${cpu//,/ }"
+    [ ${#shares[@]} -gt 1 ] || shares[$2]=${shares[0]}
     if [ -e "$1/cpu.max" ]; then
-        echo "$((cpu * 100)) 10000" >"$1/cpu.max"
+        echo "$((shares[$2] * 100)) 10000" >"$1/cpu.max"
     else
         echo 10000 >"$1/cpu.cfs_period_us"
-        echo $((cpu * 100)) >"$1/cpu.cfs_quota_us"
+        echo $((shares[$2] * 100)) >"$1/cpu.cfs_quota_us"
     fi
 }
-limit_memory() { # DIRECTORY. Swapping is no memory.
+limit_memory() { # DIRECTORY NODE. Swapping is no memory.
     if [ -e "$1/memory.max" ]; then
         echo "$memory" >"$1/memory.max"
         [ ! -e "$1/memory.swap.max" ] || echo 0 >"$1/memory.swap.max"
@@ -229,16 +260,19 @@ pass_on() { # DIRECTORY CONTROLLER: version 2 only; noted, to be taken back
     echo "+$2" >"$1/cgroup.subtree_control"
 }
 make_cgroups() { # CONTROLLER: one for each rank, in one of the cluster's own
-    local parent top r
+    local parent top of n i r=0
     parent=$(cgroup_parent "$1")
+    read -ra of <<<"$sizes"
     top=$parent/train_gpt_cluster.$name
     echo "$top" >>"$state/cgroups"
     pass_on "$parent" "$1"
     mkdir -p "$top"
     pass_on "$top" "$1"
-    for ((r = 0; r < nodes * ranks; r++)); do
-        mkdir -p "$top/rank$r"
-        "limit_$1" "$top/rank$r"
+    for ((n = 0; n < nodes; n++)); do
+        for ((i = 0; i < of[n]; i++, r++)); do
+            mkdir -p "$top/rank$r"
+            "limit_$1" "$top/rank$r" "$n"
+        done
     done
     # shellcheck disable=SC2016 # expanded by the rank
     printf 'echo 0 >%q/rank$OMPI_COMM_WORLD_RANK/cgroup.procs\n' "$top" >>"$state/rank"
@@ -389,7 +423,7 @@ inside() { nsenter --target "$switch" --pid --net --mount -- "$@"; }
 
 write_files() {
     local n
-    printf '%s=%q\n' nodes "$nodes" ranks "$ranks" rate "$rate" latency "$latency" \
+    printf '%s=%q\n' nodes "$nodes" sizes "$sizes" ranks "$ranks" rate "$rate" latency "$latency" \
         cpu "$cpu" memory "$memory" cores "$cores" >"$state/settings"
     echo "127.0.0.1 localhost" >"$state/hosts"
     for ((n = 0; n < nodes; n++)); do echo "$network.$((n + 1)) node$n" >>"$state/hosts"; done
@@ -418,7 +452,7 @@ up() { # SHAPE
         sleep 0.02
     done
     link="${rate:+of $rate}"
-    say "$name: $nodes nodes of $ranks ranks; a link ${link:-without limit}$(
+    say "$name: $1 (nodes x ranks); a link ${link:-without limit}$(
     )${latency:+, latency $latency}${cpu:+; $cpu % of a core for a rank}$(
     )${memory:+; $memory for a rank}"
 }
@@ -488,10 +522,11 @@ stop_run() { # NUMBER of a signal: gently; what does not end in 5 s is killed by
     exit $((128 + $1))
 }
 run() {
-    local hosts='' n line before start status=0 interrupted=''
-    for ((n = 0; n < nodes; n++)); do hosts+=,node$n:$ranks; done
+    local hosts='' of n line before start status=0 interrupted=''
+    read -ra of <<<"$sizes"
+    for ((n = 0; n < nodes; n++)); do hosts+=,node$n:${of[n]}; done
     # shellcheck disable=SC2054 # commas within words
-    line=(mpirun --oversubscribe --bind-to none --host "${hosts#,}" -np $((nodes * ranks))
+    line=(mpirun --oversubscribe --bind-to none --host "${hosts#,}" -np "$ranks"
         --mca plm_rsh_agent "bash $state/enter" --mca orte_tmpdir_base /dev/shm
         --mca pml ob1 --mca btl self,vader,tcp --mca mpi_yield_when_idle 1
         --mca btl_tcp_if_include "$network.0/24" --mca oob_tcp_if_include "$network.0/24"

@@ -376,6 +376,10 @@ class Refusals(TestCase):
             (["2x2"], "what shall run"),
             (["up", "2x2", "--rate", "fast"], "--rate fast"),
             (["up", "2x2", "--cpu", "9"], "--cpu 9"),
+            (["up", "2x1", "--cpu", "20,9"], "--cpu 20,9"),
+            (["up", "2x1", "--cpu", "20,20,20"], "3 shares for 2 nodes"),
+            (["up", "2x1+", "--cpu", "20"], "'2x1+' is no cluster"),
+            (["up", "99x1+1x1"], "at most 99 nodes"),
             (["up", f"{cores}x2", "--cpu", "51"], "get at most 50 each"),
             (["up", "2x2", "--memory", "much"], "--memory much"),
             (["up", "2x2", "--name", "../x"], "--name ../x"),
@@ -481,6 +485,19 @@ class Nodes(TestCase):
                     else cores * nodes
                 ),
             )
+
+    def test_nodes_that_differ(self):
+        """A node of one rank, then one of two, each with a share of its own."""
+        cluster("up", "1x1+1x2", "--cpu", "20,30", "--name", self.name)
+        output = cluster(
+            *("run", "--name", self.name),
+            *("--", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"),
+        ).stdout
+        self.assertEqual(sorted(output.splitlines()), ["0 node0", "1 node1", "2 node1"])
+        top = next(folder for folder in cgroups(self.name) if "rank" not in folder)
+        for rank, share in enumerate((2000, 3000, 3000)):
+            told = [read(f"{top}/rank{rank}/{name}") for name in ("cpu.max", "cpu.cfs_quota_us")]
+            self.assertEqual(int(b"".join(told).split()[0]), share)
 
     def test_memory(self):
         take = python("bytearray(150 << 20)")  # zeroes are written

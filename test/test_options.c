@@ -577,6 +577,10 @@ static void test_cluster(void **state) {
         assert_int_equal(cluster_node_ranks(&uneven, nodes[i]), ranks[i]);
         assert_int_equal(cluster_node_of(&uneven, first[i] + ranks[i] - 1), nodes[i]);
     }
+    const Cluster slow = cluster_parse("2x8+1x8*0.5+1x4*0.5,intra=25,inter=3");
+    assert_true(slow.parts == 3 && cluster_is_alike(&uneven) && !cluster_is_alike(&slow));
+    assert_true(cluster_slowness(&slow, 15) == 1 && cluster_slowness(&slow, 16) == 2 &&
+                cluster_slowness(&slow, 27) == 2 && cluster_most_slowness(&slow) == 2);
     assert_int_equal(none.nodes, 0);
     assert_int_equal(few.nodes, 2);
     assert_int_equal(few.ranks, 8);

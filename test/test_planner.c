@@ -180,6 +180,32 @@ static void test_costs(void **state) {
     assert_int_equal(c.depth, 1);
     plan_model_free(&m);
 }
+// The second of two nodes has half of the speed: all that it computes takes twice the time, a stage
+// on both waits for it, and the planner gives it half as many units.
+static void test_unequal_speeds(void **state) {
+    (void)state;
+    PlanModel m = plan_model_make(6);
+    for (int u = 0; u < 6; u++) { plan_model_add(&m, u, 1, 2, 0, 0); }
+    PlanTask t = task_of(&m, "1x1+1x1*0.5,inter=1", 64);
+    PlanCosts c;
+    int ranks[2];
+    StagePlan p = plan_of("3:1 3:1", 1), both = plan_of("6:2", 4);
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.forward[0], 3) && close_to(c.forward[1], 6));
+    assert_true(close_to(c.backward[0], 6) && close_to(c.backward[1], 12));
+    assert_true(look_at(&t, &both, &c, ranks) && close_to(c.forward[0], 2 * 2 * 6));
+    plan_balance(&t, &p);
+    assert_int_equal(p.units[0], 4);
+    Planner planner = planner_make(&t);
+    planner_search(&planner, NULL, 0);
+    const StagePlan *best = &planner.beam[0].plan;
+    assert_true(best->stages == 2 && best->units[0] == 4 && best->units[1] == 2);
+    planner_free(&planner);
+    t.cluster = cluster_parse("1x1*0.5+1x1,inter=1");
+    plan_balance(&t, &p);
+    assert_int_equal(p.units[0], 2);
+    plan_model_free(&m);
+}
 // A step by pencil: two stages of one rank, F = 1, B = 2, messages for nothing; M = 3: 3 x 3 and
 // the way there and back.
 static void test_replay(void **state) {
@@ -418,11 +444,14 @@ static void brute(Brute *b, int first, int placed) {
         for (bool more = true; more;) {
             int node = 0, n = placed;
             // counts up, node by node
-            while (node < c->nodes && b->used[node] + ++take[node] > c->ranks) { take[node++] = 0; }
+            while (node < c->nodes && b->used[node] + ++take[node] > cluster_node_ranks(c, node)) {
+                take[node++] = 0;
+            }
             more = node < c->nodes;
             if (!more) { break; }
             for (int k = 0; k < c->nodes; k++) {
-                for (int i = 0; i < take[k]; i++) { b->ranks[n++] = k * c->ranks + b->used[k] + i; }
+                const int free_one = cluster_first_rank(c, k) + b->used[k];
+                for (int i = 0; i < take[k]; i++) { b->ranks[n++] = free_one + i; }
             }
             for (int k = 0; k < c->nodes; k++) { b->used[k] += take[k]; }
             b->plan.units[s] = units;
@@ -450,8 +479,9 @@ static PlanModel random_model(int units) {
 }
 static void test_brute_force(void **state) {
     (void)state;
-    static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",
-                                         "2x2", "2x2", "2x2", "4x1", "2x3"};
+    static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",     "2x2",
+                                         "2x2", "2x2", "4x1", "2x3", "1x2+1x1", "1x1+1x2"};
+    enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
     const int instances = all_tests() ? 2000 : 100;
     random_state = test_seed(1);
     double worst = 0, begin = (double)clock() / CLOCKS_PER_SEC;
@@ -459,7 +489,7 @@ static void test_brute_force(void **state) {
     int64_t plans = 0;
     for (; done < instances; random_state += 1000) {
         static const int samples[] = {2, 4, 6, 8, 12};
-        const char *shape = shapes[below(10)];
+        const char *shape = shapes[below(SHAPES)];
         PlanModel m = random_model(shape[2] == '3' && shape[0] == '2' ? 3 : 2 + below(4));
         char cluster[200];
         snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape,
@@ -772,6 +802,7 @@ int main(void) {
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_paper_choices),
         cmocka_unit_test(test_brute_force),
