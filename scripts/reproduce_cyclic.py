@@ -883,7 +883,7 @@ SETTINGS = {
         "images", "sgd", 12000, ("1e-1", "3e-1", "1", "2"), ("--momentum", 0)
     ),
     "images, AdamW": Setting(
-        "images", "adamw", 6000, ("1e-3", "2e-3", "4e-3"), ("--beta2", 0.99)
+        "images", "adamw", 6000, ("2e-3", "4e-3", "8e-3"), ("--beta2", 0.99)
     ),
     "text, SGD with Nesterov momentum": Setting(
         "text",

@@ -1920,7 +1920,7 @@ class Cyclic(Reproduces):
         text = self.reproduce("--part", "settings", "--steps", "50")
         for row in (
             "| DP, text, AdamW | 1e-3: 3.0000, 2e-3: 3.0000, 4e-3: 2.0000 | 4e-3 | 2.0000 |",
-            "| CDP-v1, N=4, images, AdamW | 1e-3: 80.0, 2e-3: 80.0, 4e-3: 80.0 | 1e-3 | 80.0 |",
+            "| CDP-v1, N=4, images, AdamW | 2e-3: 80.0, 4e-3: 80.0, 8e-3: 80.0 | 2e-3 | 80.0 |",
         ):
             self.assertIn(row, text)
         self.assertEqual(len(self.calls()), 3 * (4 * 3 + 4))
