@@ -3155,6 +3155,22 @@ static void test_tiles_of_products(void **state) {
 }
 #endif
 
+// Tiles cover an output of any size and fit into a thread's buffer. 4032 rows once divided by 0.
+static void test_tilings(void **state) {
+    (void)state;
+    static const int64_t columns[] = {1, 40, 128, 384, 1000, 4032};
+    for (int64_t rows = 1; rows <= 20000; rows += rows < 4100 ? 1 : 13) {
+        const int64_t cols = columns[rows % 6];
+        const Tiling grid = tile_output(rows, cols, 128, 1 + (int)(rows % 2), GEMM_BUFFER);
+        int64_t covered = 0;
+        for (int64_t i = 0; i < grid.tiles; i++) {
+            const Tile t = tile_at(&grid, i);
+            assert_true(t.rows > 0 && t.cols > 0 && t.rows * t.cols <= GEMM_BUFFER);
+            covered += t.rows * t.cols;
+        }
+        assert_int_equal(covered, rows * cols);
+    }
+}
 // What is taken for some rows is enough for fewer: the last batch of a validation is short, its
 // chunks may be longer.
 static void test_workspace(void **state) {
@@ -3179,7 +3195,7 @@ int main(void) {
     OPS_TEST_BEGIN();
 #endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
-    static struct CMUnitTest tests[2 * CASES + FORMATS + 12];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 13];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -3217,6 +3233,7 @@ int main(void) {
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_tiles_of_products),
+        cmocka_unit_test(test_tilings),
 #endif
     };
     memcpy(tests + count, others, sizeof others);
