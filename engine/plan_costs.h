@@ -8,6 +8,7 @@
 //              SCATTER  evenly over the nodes in use (over all, if none is): for small parameters
 //                       and large activations
 //              SPREAD   from the nodes with the most free ranks (not in the paper)
+//              LAST     from the last node back, since nodes may differ (not in the paper)
 // Invariants The stages of a plan have all units in order, and all ranks. The size of a micro-batch
 //            divides the samples of a step.
 #ifndef PLAN_COSTS_H
@@ -91,7 +92,14 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
 
 // -------------------------------------------------------------------------------------------------
 // Plans
-typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
+typedef enum {
+    PLACE_APPEND,
+    PLACE_FRESH,
+    PLACE_SCATTER,
+    PLACE_SPREAD,
+    PLACE_LAST,
+    PLACE_POLICIES
+} PlacePolicy;
 enum { PLACE_PAPER = PLACE_SPREAD }; // number of the paper's policies, which are first
 typedef struct {
     int stages;
@@ -162,6 +170,13 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     }
     return n;
 }
+static inline int place_last(const Cluster *c, const int *used, int n, int *take) {
+    for (int k = c->nodes - 1; k >= 0 && n; k--) {
+        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
+        n -= take[k];
+    }
+    return n;
+}
 static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
     for (int free_ranks = c->ranks; n; free_ranks--) {
         for (int k = 0; k < c->nodes && n; k++) {
@@ -181,6 +196,7 @@ static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *u
     bool touched = policy != PLACE_FRESH;
     memset(take, 0, c->nodes * sizeof(int));
     if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
+    if (policy == PLACE_LAST) { n = place_last(c, used, n, take); }
     for (int round = 0; round < 2 && n; round++) {
         n = policy == PLACE_SCATTER
                 ? place_scatter(c, used, touched, n, take)

@@ -238,9 +238,11 @@ static inline void plan_balance(const PlanTask *t, StagePlan *p) {
 }
 
 // Returns how many placement policies to try: one if all choices are the same, because the nodes do
-// not matter; else `most`.
+// not matter; else `most`, without the last one if all nodes are alike.
 static inline int task_policies(const PlanTask *t, int most) {
-    return t->cluster.nodes > 1 && t->cluster.ranks > 1 ? most : 1;
+    const bool even = cluster_is_even(&t->cluster) && cluster_is_alike(&t->cluster);
+    if (t->cluster.nodes == 1 || (even && t->cluster.ranks == 1)) { return 1; }
+    return even ? min_i64(most, PLACE_LAST) : most;
 }
 static inline int planner_policies(const Planner *p) {
     return task_policies(p->task, PLACE_POLICIES);

@@ -25,8 +25,8 @@ static StagePlan plan_of(const char *text, int64_t micro_batch) {
     for (int used = 0;
          sscanf(text, " %d:%d%n", &p.units[p.stages], &p.replicas[p.stages], &used) == 2;
          p.stages++, text += used + (text[used] > ' ')) {
-        // append, fresh, scatter, spread
-        const char *letters = "afsp", *letter = strchr(letters, text[used] ? text[used] : 'a');
+        // append, fresh, scatter, spread, last
+        const char *letters = "afspl", *letter = strchr(letters, text[used] ? text[used] : 'a');
         p.policy[p.stages] = (unsigned char)(letter ? letter - letters : 0);
     }
     return p;
@@ -127,6 +127,7 @@ static void test_placement(void **state) {
     expect_ranks(cluster, "1:2a 1:4f 1:6a", "0,1 4,5,6,7 2,3,8,9,10,11");
     expect_ranks(cluster, "1:2f 1:2f 1:2f 1:6f", "0,1 4,5 8,9 2,3,6,7,10,11");
     expect_ranks(cluster, "1:3s 1:2a 1:7s", "0,4,8 9,10 1,2,3,5,6,7,11");
+    expect_ranks("2x2+1x1,intra=10,inter=1", "1:1l 1:2l 1:2a", "4 2,3 0,1");
     // no room where somebody is: anywhere
     expect_ranks(cluster, "1:4a 1:4s 1:4s", "0,1,2,3 4,5,8,9 6,7,10,11");
 }
@@ -479,8 +480,9 @@ static PlanModel random_model(int units) {
 }
 static void test_brute_force(void **state) {
     (void)state;
-    static const char *const shapes[] = {"1x2", "2x1", "1x3", "3x1", "1x4",     "2x2",
-                                         "2x2", "2x2", "4x1", "2x3", "1x2+1x1", "1x1+1x2"};
+    static const char *const shapes[] = {"1x2",     "2x1",     "1x3",         "3x1",        "1x4",
+                                         "2x2",     "2x2",     "2x2",         "4x1",        "2x3",
+                                         "1x2+1x1", "1x1+1x2", "1x1+1x1*0.5", "1x1*0.4+1x2"};
     enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
     const int instances = all_tests() ? 2000 : 100;
     random_state = test_seed(1);
