@@ -18,8 +18,8 @@ wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and 
 text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out
         plays. Two of these runs in bf16, too, with the same samples and noise. Data of `make data`.
 curves  loss at epsilon 8, 3 and 1 and without privacy, by size of the model, at equal tokens, with
-        tuned batch and rate (dpzero_curves.py). Only where it is asked for: with --full it takes 45
-        minutes of one core, with --quick one.
+        tuned batch and rate (dpzero_curves.py). Only where it is asked for: with --full it is
+        estimated at 40 minutes of one core, with --quick at one.
 
 Whoever is compared runs one after the other, each time in the other order; a ratio is taken within
 such a round, and what is told is the median of the rounds. Private steps sample by Poisson's rule:
