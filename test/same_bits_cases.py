@@ -144,6 +144,7 @@ RUNS = {  # name: ranks, flags
         2,
         "--model arch=nano,layers=2,heads=2,channels=16,vocab=256 --lr-head 0.5 --export exported",
     ),
+    "nesterov": (1, "--optimizer sgd --nesterov 1 --weight-decay 0.1"),
     "muon": (1, "--optimizer muon --muon-lr 0.01 --muon-weight-decay 0.2 --weight-decay 0.1"),
     "muon momentum": (
         2,

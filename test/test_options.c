@@ -644,6 +644,7 @@ static const char *const clashes[][3] = {
     {"--optimizer muon --offload optimizer --offload-update host", "offload-update", "optimizer"},
     {"--optimizer muon --offload optimizer --offload-delay 1", "offload-delay", "optimizer"},
     {"--optimizer muon --offload optimizer --offload-dir /tmp", "offload-dir", "optimizer"},
+    {"--nesterov --optimizer muon", "nesterov", "optimizer"},
     {"--muon-lr 0.02", "muon-lr", "optimizer"},
     {"--muon-momentum 0.9 --optimizer sgd", "muon-lr", "optimizer"},
     {"--muon-momentum-warmup 5", "muon-lr", "optimizer"},

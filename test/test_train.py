@@ -1722,6 +1722,7 @@ class Failures(TestCase):
         (("offload-dir", "offload"), dict(offload_dir=".")),
         (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
         (("momentum", "optimizer"), dict(momentum=0.5)),
+        (("nesterov", "optimizer"), dict(nesterov=1, optimizer="muon")),
         (("muon-lr", "optimizer"), dict(muon_steps=5)),
         (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)),
         (("profile-steps", "steps"), dict(profile_steps="2:11")),
