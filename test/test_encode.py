@@ -10,6 +10,7 @@ Standard library only; what needs a package of scripts/setup.sh data is skipped 
 """
 
 import concurrent.futures
+import copy
 import json
 import os
 import random
@@ -559,7 +560,8 @@ class Bad(Encodes):
             if kind == 3 and draw.random() < 0.5:
                 del at[key]
             else:
-                at[key] = draw.choice(others)
+                # a copy: a value that is drawn twice must not become a part of itself
+                at[key] = copy.deepcopy(draw.choice(others))
         return json.dumps(data).encode()
 
     def test_damaged(self):
