@@ -573,7 +573,6 @@ static void finish(Job *j) {
     Measured measured =
         measured_run(&r->store, r->files, &j->comm, privacy_hides(&r->privacy),
                      step - journal->start_step, journal->spent, energy_joules(&journal->energy));
-    measured.mean_device = mean_device_bytes(&j->comm);
     if (first) {
         report_end(r->plan, &measured, j->plans.file_bytes[0] + j->plans.file_bytes[1], &r->privacy,
                    step, &journal->log);

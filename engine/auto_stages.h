@@ -46,62 +46,41 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     }
     return model;
 }
-// Returns the seconds of a message to rank `to` and one from rank `from`, the best of a few, while
-// all ranks do the same. A rank that is `to` itself only waits for the others.
-static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
+// A message to rank `to` and one from rank `from`, of so many bytes each.
+typedef struct {
+    Comm *comm;
+    int to, from;
+    char *data; // [2 * bytes]
+    size_t bytes;
+} TimedExchange;
+static inline void begin_exchange(const void *exchange, CommRequest *requests) {
+    const TimedExchange *x = (const TimedExchange *)exchange;
+    requests[0] = comm_receive_begin(x->comm, MEASURING, x->from, x->data + x->bytes, x->bytes);
+    requests[1] = comm_send_begin(x->comm, MEASURING, x->to, x->data, x->bytes);
+}
+// Returns the seconds of an exchange, the best of a few, while all ranks do the same. A rank that
+// is `to` itself only waits for the others.
+static inline double measure_exchange(const TimedExchange *x) {
     double best = INFINITY;
     for (int i = 0; i < 4; i++) {
-        comm_barrier(comm);
-        if (to == comm->rank) { continue; }
+        CommRequest requests[2];
+        comm_barrier(x->comm);
+        if (x->to == x->comm->rank) { continue; }
         double start = seconds_now();
-        CommRequest in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes),
-                    out = comm_send_begin(comm, MEASURING, to, data, bytes);
-        comm_wait(comm, &in);
-        comm_wait(comm, &out);
+        begin_exchange(x, requests);
+        for (int r = 0; r < 2; r++) { comm_wait(x->comm, &requests[r]); }
         best = fmin(best, seconds_now() - start);
     }
     return best;
 }
-// Returns the share of a message's time in which a rank cannot compute, because its cores move the
-// bytes: it times matrix products beside an exchange of messages that takes alone_s, and without.
-static inline double measure_exchange_lost(Comm *comm, int to, int from, char *data, size_t bytes,
-                                           double alone_s, Stream *s, double flops_per_s) {
-    enum { SIDE = 256, PAIRS = 3 };
-    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
-    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
-    Real *matrix = (Real *)costs_take(s, 3 * SIDE * SIDE * ops_real_bytes());
-    double best[2] = {INFINITY, INFINITY};
-    Stream with = stream_for_products(s);
-    for (int i = 0; i < 2 * PAIRS; i++) {
-        const bool beside = i % 2;
-        CommRequest in = {.number = 0}, out = {.number = 0};
-        comm_barrier(comm);
-        double start = seconds_now();
-        if (beside) {
-            in = comm_receive_begin(comm, MEASURING, from, data + bytes, bytes);
-            out = comm_send_begin(comm, MEASURING, to, data, bytes);
-        }
-        for (int64_t k = 0; k < products; k++) {
-            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
-                               real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
-        }
-        ops_wait(s);
-        best[beside] = fmin(best[beside], seconds_now() - start);
-        comm_wait(comm, &in);
-        comm_wait(comm, &out);
-    }
-    ops_free(matrix);
-    ops_free(with.workspace);
-    // a message goes each way
-    return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
-}
+// Ranks count as equally fast up to this ratio: a measurement is not better than that.
+static const double SPEEDS_ALIKE = 1.15;
 // Returns the speed of a node whose ranks have these slownesses: 1, or a multiple of 0.05 where its
 // slowest rank is clearly slower than others.
 static inline double node_speed(const double *slowness, int ranks) {
-    const double alike = 1.15;
     double most = 1;
     for (int i = 0; i < ranks; i++) { most = fmax(most, slowness[i]); }
-    return most < alike ? 1 : fmax(0.05, round(20 / most) / 20);
+    return most < SPEEDS_ALIKE ? 1 : fmax(0.05, round(20 / most) / 20);
 }
 // Returns the nodes of this run, without rates. slowness: of each rank; NULL: all are alike. Ends
 // the program (EXIT_INPUT) if ranks are not numbered node by node, or nodes have too many sizes.
@@ -142,13 +121,15 @@ static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream 
         const int to = between ? (comm->rank + c.ranks) % n : first + (local + 1) % of_node,
                   from = between ? (comm->rank + n - c.ranks) % n
                                  : first + (local + of_node - 1) % of_node;
-        double shorter = measure_exchange(comm, to, from, data, little),
-               longer = measure_exchange(comm, to, from, data, much);
+        const TimedExchange large = {
+            .comm = comm, .to = to, .from = from, .data = data, .bytes = much};
+        TimedExchange small = large;
+        small.bytes = little;
+        const double shorter = measure_exchange(&small), longer = measure_exchange(&large);
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
         if (between) { // the ranks of a node share its link
             c.inter = c.gather = rate * c.ranks;
-            c.overlap =
-                1 - measure_exchange_lost(comm, to, from, data, much, longer, s, flops_per_s);
+            c.overlap = 1 - measure_lost(begin_exchange, &large, longer, comm, s, flops_per_s);
         } else {
             c.intra = rate;
         }
@@ -175,7 +156,6 @@ static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
 // that would take long.
 static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorShape *shape,
                                             Rates *rates, Comm *comm, Stream *s, double *slowness) {
-    const double nearly = 1.15;
     int root = 0;
     rates->flops_per_s = measure_flops(s);
     comm_barrier(comm); // all at the same time: they may share memory and cores
@@ -184,7 +164,7 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
                  mine = block[ACT_FORWARD] + block[ACT_BACKWARD_INPUT] + block[ACT_BACKWARD_WEIGHT];
     comm_all_gather_small(comm, &mine, slowness, sizeof mine);
     for (int r = 1; r < comm->ranks; r++) {
-        if (slowness[r] * nearly < slowness[0] && slowness[r] < slowness[root]) { root = r; }
+        if (slowness[r] * SPEEDS_ALIKE < slowness[0] && slowness[r] < slowness[root]) { root = r; }
     }
     const double fastest = slowness[root];
     for (int r = 0; r < comm->ranks; r++) { slowness[r] /= fastest; }

@@ -121,8 +121,8 @@ typedef struct {
     // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
     // arithmetic). Otherwise whole samples, as in a real run.
     bool even_slices;
-    // Gradients are summed as this program does it, not in the paper's ring; messages take time from
-    // computing (overlap= of the cluster), and a step ends with the update.
+    // Gradients are summed as this program does it, not in the paper's ring; messages take time
+    // from computing (overlap= of the cluster), and a step ends with the update.
     bool own_sums;
     double update_bytes; // memory traffic of a parameter's update; 0: not known
     // tokens and floating-point operations of a sample; 0 operations: not known

@@ -204,19 +204,20 @@ static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int 
 static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
     bool good = true;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        const double own = most / slowness[s];
         // each later stage needs a unit
         int high = t->model->units - (p->stages - 1 - s),
             low = s + 1 < p->stages ? first + 1 : high;
         while (low < high) {
             int middle = (low + high + 1) / 2;
-            if (stage_fits(t, p, s, first, middle, most / slowness[s])) {
+            if (stage_fits(t, p, s, first, middle, own)) {
                 low = middle;
             } else {
                 high = middle - 1;
             }
         }
         p->units[s] = low - first;
-        good = good && stage_fits(t, p, s, first, low, most / slowness[s]);
+        good = good && stage_fits(t, p, s, first, low, own);
     }
     return good;
 }

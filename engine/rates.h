@@ -153,34 +153,41 @@ static inline double measure_sum(const TimedSum *sum) {
     }
     return shortest;
 }
-// Returns the share of the all-reduce's time that is lost to computing in parallel: it times matrix
-// products with and without the all-reduce. alone_s: seconds of the all-reduce alone.
-static inline double measure_lost(const TimedSum *sum, double alone_s, double flops_per_s) {
+// Begins messages that are timed beside matrix products. requests[2] receives what to wait for.
+typedef void (*BeginMessages)(const void *messages, CommRequest *requests);
+static inline void begin_sum(const void *sum, CommRequest *requests) {
+    requests[0] = sum_begin((const TimedSum *)sum);
+}
+// Returns the share of the messages' time that is lost to computing in parallel, because the cores
+// move the bytes: it times matrix products with and without the messages. alone_s: seconds of the
+// messages alone. All ranks call it.
+static inline double measure_lost(BeginMessages begin, const void *messages, double alone_s,
+                                  Comm *comm, Stream *s, double flops_per_s) {
     enum { SIDE = 256, PAIRS = 3 };
     const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
     const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
     Real *matrix = (Real *)ops_alloc(3 * SIDE * SIDE * ops_real_bytes());
     double best[2] = {INFINITY, INFINITY};
-    Stream with = stream_for_products(sum->stream);
+    Stream with = stream_for_products(s);
     if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate matrices of %d x %d", SIDE, SIDE); }
-    ops_zero(sum->stream, matrix, 3 * SIDE * SIDE * ops_real_bytes());
+    ops_zero(s, matrix, 3 * SIDE * SIDE * ops_real_bytes());
     for (int i = 0; i < 2 * PAIRS; i++) {
         const bool beside = i % 2;
-        comm_barrier(sum->comm);
+        comm_barrier(comm);
         double start = seconds_now();
-        CommRequest request = {.number = 0};
-        if (beside) { request = sum_begin(sum); }
+        CommRequest requests[2] = {{.number = 0}, {.number = 0}};
+        if (beside) { begin(messages, requests); }
         for (int64_t k = 0; k < products; k++) {
             ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
                                real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
         }
-        ops_wait(sum->stream);
+        ops_wait(s);
         best[beside] = fmin(best[beside], seconds_now() - start);
-        comm_wait(sum->comm, &request);
+        for (int r = 0; r < 2; r++) { comm_wait(comm, &requests[r]); }
     }
     ops_free(matrix);
     ops_free(with.workspace);
-    // the sum may take longer than all products
+    // the messages may take longer than all products
     return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1]));
 }
 // Measures the messages of a link by all-reduces over a group that uses it. Short ones show the
@@ -203,7 +210,9 @@ static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm
     rates->message_bytes_per_s[link] =
         (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
     // inside a node a message is a quick copy
-    if (link == LINK_INTER) { rates->lost[link] = measure_lost(&sum, longer, rates->flops_per_s); }
+    if (link == LINK_INTER) {
+        rates->lost[link] = measure_lost(begin_sum, &sum, longer, comm, s, rates->flops_per_s);
+    }
     comm_reset_counters(comm);
     ops_free(sum.data);
     free(sum.bounds);

@@ -207,8 +207,8 @@ static inline void print_zero(const ZeroPolicy *z) {
     print_row("ZeRO", "%s", text.text);
     free(text.text);
 }
-// What was measured with gradients that are one step old (docs/results/cyclic.md, C3): runs of up to
-// 3000 steps were behind plain training at each rule's best rate, those of 8000 and more were not.
+// What was measured with gradients that are one step old (docs/results/cyclic.md, C3): runs of up
+// to 3000 steps were behind plain training at each rule's best rate, those of 8000 and more were not.
 // Shorter runs than a hundred steps are trials, of which nobody expects a good loss.
 enum { DELAY_TRIAL = 100, DELAY_MANY_STEPS = 5000 };
 // Prints where a delay is known to cost loss. The limits of stability are those of docs/cyclic.md.
@@ -476,7 +476,7 @@ typedef struct {
     size_t host;                                    // this process's peak, bytes
     OffloadFacts offload;
     double step_ms, idle, overhead, joules;
-    double mean_device; // device memory of a rank, the mean of all
+    int64_t mean_device; // device memory of a rank, the mean of all
 } Measured;
 
 static inline void json_add_pair(TextBuffer *line, const char *name, double predicted,
@@ -492,7 +492,7 @@ static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, M
     json_add_memory(line, predicted.memory, predicted.host);
     text_add(line, ",\"measured\":");
     json_add_memory(line, memory_taken, m->host);
-    json_add_field(line, "mean", m->mean_device);
+    json_add_field(line, "mean", (double)m->mean_device);
     text_add(line, "},\"offload\":{\"predicted\":");
     json_add_offload(line, predicted_offload(&predicted, disk));
     text_add(line, ",\"measured\":");
@@ -507,8 +507,18 @@ static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, M
     json_add_field(line, "overhead", m->overhead);
     json_add_field(line, "energy_j", m->joules);
 }
+// Returns the device memory of a rank, the mean of all, in bytes. All ranks call it.
+static inline int64_t mean_device_bytes(Comm *comm) {
+    const double mine = (double)memory_device(memory_taken);
+    double *all = new_array(double, comm->ranks, "memory of ranks"), sum = 0;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    for (int r = 0; r < comm->ranks; r++) { sum += all[r]; }
+    free(all);
+    return (int64_t)(sum / comm->ranks);
+}
 // Returns what was measured in `steps` steps since the counters were reset. files: [2] of the run.
-static inline Measured measured_run(const Store *store, const DiskFile *files, const Comm *comm,
+// All ranks call it.
+static inline Measured measured_run(const Store *store, const DiskFile *files, Comm *comm,
                                     bool hides, int64_t steps, Spent spent, double joules) {
     const int64_t each = max_i64(steps, 1);
     const bool hides_moves = hides && store->host[STATE_PARAMETERS].held;
@@ -531,6 +541,7 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
     m.steps = steps;
     m.offload = offload;
     m.host = host_bytes("VmHWM:");
+    m.mean_device = mean_device_bytes(comm);
     m.step_ms = 1000 * spent.steps_s / max_i64(spent.steps, 1);
     m.idle = steps ? spent.waiting_s / spent.steps_s : 0;
     m.overhead = steps ? spent.report_s / spent.steps_s : 0;
@@ -542,15 +553,6 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, c
         m.joules = NAN;
     }
     return m;
-}
-// Returns the device memory of a rank, the mean of all. All ranks call it.
-static inline double mean_device_bytes(Comm *comm) {
-    const double mine = (double)memory_device(memory_taken);
-    double *all = new_array(double, comm->ranks, "memory of ranks"), sum = 0;
-    comm_all_gather_small(comm, &mine, all, sizeof mine);
-    for (int r = 0; r < comm->ranks; r++) { sum += all[r]; }
-    free(all);
-    return sum / comm->ranks;
 }
 // The rows of the table at the end. What is 0 in both columns has no row.
 static inline void print_pair(const char *name, const char *predicted, const char *measured) {

@@ -42,7 +42,7 @@ static inline int compare_seconds(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 enum { TIMED_ROUNDS = 7 };
-// Processor seconds of this process, all threads together.
+// CPU seconds of this process, all threads together.
 static inline double seconds_computed(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -50,7 +50,7 @@ static inline double seconds_computed(void) {
 }
 // Returns by how much the units take longer in the long run than `once`, the seconds of one round.
 // A quota lets a rank run in bursts, which a short measurement takes for its speed: 1 unless the
-// processor was taken away for a good part of the time.
+// CPU was taken away for a good part of the time.
 static inline double time_shared(Executor *e, Work *work, double once) {
     const double least_s = 0.15, mostly = 0.9, start = seconds_now(), computed = seconds_computed();
     double seconds[3], spent = 0, bf16;

@@ -224,6 +224,14 @@ def make_private(model, optimizer, case, mode):
     return made[0], made[1], made[2] if "ghost" in mode else None
 
 
+def log_step(log, step, loss, begin):
+    """The first rank's line for a step that began at this time."""
+    ms = 1e3 * (time.perf_counter() - begin)
+    if int(os.environ.get("RANK", 0)) == 0:
+        event = {"event": "step", "step": step, "loss": loss.item(), "ms": ms}
+        print(json.dumps(event), file=log, flush=True)
+
+
 def train_private_peer(case, peer, log):
     torch.manual_seed(0)
     model, criterion = GPTOfModules(case.shape, peer in ("plain", "hooks")), None
@@ -256,13 +264,7 @@ def train_private_peer(case, peer, log):
         )
         loss.backward()
         optimizer.step()
-        ms = 1e3 * (time.perf_counter() - begin)
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(
-                json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
-                file=log,
-                flush=True,
-            )
+        log_step(log, step, loss, begin)
     if case.ranks > 1:
         dist.destroy_process_group()
 
@@ -299,13 +301,7 @@ def train_peer(case, peer, log):
         loss.backward()
         optimizer.step()
         loss.item()
-        ms = 1e3 * (time.perf_counter() - begin)
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(
-                json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}),
-                file=log,
-                flush=True,
-            )
+        log_step(log, step, loss, begin)
     if case.ranks > 1:
         dist.destroy_process_group()
 

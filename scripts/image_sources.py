@@ -92,14 +92,20 @@ def shrunk(image, side):
     return replace(image, shape=(width // side, height // side), pixels=means)
 
 
-def digits():
-    """The test set of the UCI's optical digits: lines of 64 pixels, 0 to 16, and the digit."""
-    folder = package_folder("sklearn", "datasets", "data")
-    if folder is None:
+def folder_of_package(what, package, folder, *more):
+    """The folder of data of a PyPI package, which has it under the module `folder`."""
+    found = package_folder(folder, *more)
+    if found is None:
         raise Failure(
             EXIT_RESOURCES,
-            "the digits come with the PyPI package scikit-learn: scripts/setup.sh python",
+            f"the {what} come with the PyPI package {package}: scripts/setup.sh python",
         )
+    return found
+
+
+def digits():
+    """The test set of the UCI's optical digits: lines of 64 pixels, 0 to 16, and the digit."""
+    folder = folder_of_package("digits", "scikit-learn", "sklearn", "datasets", "data")
     with gzip.open(folder / "digits.csv.gz", "rt") as file:
         for i, row in enumerate(csv.reader(file)):
             *pixels, digit = (int(float(number)) for number in row)
@@ -110,12 +116,9 @@ def digits():
 
 def animals():
     """Silhouettes of 28 x 28 pixels of ten kinds of animals, and a number for the kind."""
-    folder = package_folder("animal_mnist", "data", "Animal_MNIST")
-    if folder is None:
-        raise Failure(
-            EXIT_RESOURCES,
-            "the silhouettes come with the PyPI package animal_mnist: scripts/setup.sh python",
-        )
+    folder = folder_of_package(
+        "silhouettes", "animal_mnist", "animal_mnist", "data", "Animal_MNIST"
+    )
 
     def array(name):
         return unpickled(folder / name, lambda found: found.state, gzip.open)

@@ -97,17 +97,27 @@ class Method:
 # Seconds of a step
 
 
+def quota():
+    """Of a core, in percent, that a rank of the cluster gets. A tenth is left to the kernel's side
+    of the network and to mpirun."""
+    return 90 // -(-RANKS // reproduce_cyclic.cores())
+
+
+def slow_link(log):
+    """Words for a link that is slow for the run of the log, which had one without a limit."""
+    return ["--rate", f"{sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"]
+
+
 def timed(bench, name, channels, share, *flags, cluster=None):
     """The log of a timed run; cluster: words for it, None: this machine alone."""
     train = [bench.options.program, *bench.data(), *bench.model(channels), *flags]
     train += ["--share", SHARE] if share else []
     train += ["--steps", bench.plan.timed_steps, "--val-every", 0, "--threads", 1]
     if cluster is not None:
-        quota = 90 // -(-RANKS // reproduce_cyclic.cores())
         # of the folder as it is given, so that logs of another machine can be drawn here
         own = f"pseudo{zlib.crc32(str(bench.options.into).encode()):08x}"
         place = [f"{RANKS}x1", "--name", own, *cluster]
-        train = [CLUSTER, *place, "--cpu", quota, "--", *train]
+        train = [CLUSTER, *place, "--cpu", quota(), "--", *train]
     return bench.run(f"clock/{name}_{channels}", train)
 
 
@@ -125,7 +135,7 @@ def clock_runs(bench):
         link = None
         if not no_cluster():
             log = timed(bench, "calibration", channels, False, cluster=[])
-            link = ["--rate", f"{sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"]
+            link = slow_link(log)
         for round_ in range(bench.seconds.rounds):
             for share in (False, True):
                 word = f"{'shared' if share else 'real'}_round{round_}"

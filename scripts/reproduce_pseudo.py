@@ -50,6 +50,7 @@ from dataclasses import dataclass
 
 import pseudo_seconds
 import reproduce_cyclic
+from pseudo_seconds import RANKS, SLOW, quota
 from reproduce import (
     EXIT_FAILED,
     EXIT_RESOURCES,
@@ -71,13 +72,10 @@ from reproduce_cyclic import (
     last_validation,
     no_cluster,
     run_name,
-    sent_bytes,
     step_ms,
     tuned,
 )
 
-RANKS = 4  # of the cluster: so many nodes with a rank each
-SLOW = 3  # messages of the real model over that link, where its compute takes 1
 MODEL = (
     "--model",
     "layers=12,heads=4,channels=64,vocab=256",
@@ -415,9 +413,6 @@ def timed(bench, name, share, cluster, *more_flags):
     ]
     if cluster is None:
         return bench.run(name, train)
-    quota = 90 // -(
-        -RANKS // reproduce_cyclic.cores()
-    )  # a tenth is left to the kernel's side of the network and to mpirun
     return bench.run(
         name,
         [
@@ -427,7 +422,7 @@ def timed(bench, name, share, cluster, *more_flags):
             cluster_name(bench.options.into),
             *cluster,
             "--cpu",
-            quota,
+            quota(),
             "--",
             *train,
             "--threads",
@@ -438,7 +433,7 @@ def timed(bench, name, share, cluster, *more_flags):
 
 def slow_link(bench):
     log = timed(bench, "speed/calibration", False, [])
-    return ["--rate", f"{sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"]
+    return pseudo_seconds.slow_link(log)
 
 
 def smallest_budget(bench):

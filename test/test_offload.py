@@ -523,6 +523,16 @@ class Budgets(Check):
             )
 
 
+# Layouts in which a run stops and goes on.
+RESUMED = [
+    dict(),
+    dict(dtype="bf16"),
+    dict(ranks=2, zero=2),
+    dict(ranks=3, zero=3, dtype="bf16"),
+    dict(ranks=2, pipeline="2"),
+]
+
+
 # --------------------------------------------------------------------------------------------------
 class Resume(Check):
     SHARED = dict(share="2x2", ranks=2, zero=1)
@@ -549,14 +559,7 @@ class Resume(Check):
     def test_across_budgets(self):
         """States that were saved from the host go on on the device, and the other way round, on
         more ranks, bit by bit."""
-        layouts = [
-            dict(),
-            dict(dtype="bf16"),
-            dict(ranks=2, zero=2),
-            dict(ranks=3, zero=3, dtype="bf16"),
-            dict(ranks=2, pipeline="2"),
-            self.SHARED,
-        ]
+        layouts = [*RESUMED, self.SHARED]
         optimizer = random.Random(SEED + 1).choice(["adamw", "sgd"])
         for layout in [*sample(layouts, 1), self.drawn(optimizer=optimizer)]:
             self.check_across_budgets(layout)
@@ -1228,14 +1231,7 @@ class Delink(Check):
 
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
-        layouts = [
-            dict(),
-            dict(dtype="bf16"),
-            dict(ranks=2, zero=2),
-            dict(ranks=3, zero=3, dtype="bf16"),
-            dict(ranks=2, pipeline="2"),
-        ]
-        for layout in sample(layouts, 1):
+        for layout in sample(RESUMED, 1):
             base = {**self.RUN, **layout}
             (whole,) = self.trained([base])
             places = [

@@ -36,8 +36,8 @@ static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int 
     Tiling best = {rows, cols, rows, cols, 1, 0};
     double best_cost = 1e300;
     if (rows == 0 || cols == 0) { return best; }
-    // Tiles of so many rows leave room for a column: most / (r + TILE_LEAST) > 2 * TILE_LEAST below,
-    // with rows rounded up to 16, too.
+    // A tile of so many rows is small enough that a column fits beside it, also with its rows
+    // rounded up to 16: most / (r + TILE_LEAST) > 2 * TILE_LEAST below.
     const int64_t first_down = ceil_div(rows, most / (2 * TILE_LEAST) - 3 * TILE_LEAST);
     for (int64_t down = first_down; down < first_down + TRIED; down++) {
         if (down > 1 && rows / down < TILE_LEAST) { break; }

@@ -2,8 +2,9 @@
 // noise.h.
 //
 // Plan    Words are made in tiles that stay in the L1 cache. ChaCha20 computes as many blocks at a
-//         time as a vector has lanes, one block per lane; with AVX-512 two such vectors at a time. Then the words are transposed into the
-//         stream's order. A loop over pairs of words computes the normal numbers and adds them.
+//         time as a vector has lanes, one block per lane; with AVX-512 two such vectors at a time.
+//         Then the words are transposed into the stream's order. A loop over pairs of words
+//         computes the normal numbers and adds them.
 //         Words beyond the last element are discarded, so no element depends on where a slice
 //         starts or ends.
 // Cipher  It is our own instead of libsodium's. On AVX-512, libsodium's stream (which uses AVX2)
@@ -15,9 +16,9 @@
 
 #include "ops/cpu/device_cpu.h" // the team, polling, the vectors' width
 
-// Words in a tile; BLOCK is a multiple of it. Chains of vectors that are computed side by side: each
-// operation of one waits for the one before, so a second one fills the gaps. Two need all 32
-// registers of AVX-512.
+// Words in a tile; BLOCK is a multiple of it. Chains of vectors that are computed side by side: in
+// a chain each operation waits for the one before, so a second chain fills the gaps. Two chains
+// need all 32 registers of AVX-512.
 enum { NOISE_TILE = 1024, CHAINS = LANES == 16 ? 2 : 1 };
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
