@@ -359,12 +359,40 @@ class Check(test_reference.Check):
     def found(self, job):
         return job.steps("loss", "grad_norm", "lr"), job.weights
 
-    def assert_same(self, found, expected, start, optimizer, what):
-        """Some of the random models enlarge rounding more than test_reference's: in norms first."""
+    def assert_same(self, found, expected, start, optimizer, what, follow=None):
+        """follow(weights): what the reference finds from other weights.
+
+        Some of the random models enlarge rounding more than test_reference's, in norms first. Where
+        the errors are too large, they are compared with those that rounding the first weights
+        makes in the reference.
+        """
         self.assertEqual(len(found[0]), len(expected[0]), what)
-        worst = test_reference.differences(found, expected, start, optimizer)
-        worst["norm"] *= test_reference.NORM / harness.SAME_NORM
-        self.assertLessEqual(max(worst.values()), 1, f"{what}: errors, in tolerances: {worst}")
+
+        def errors(run):
+            worst = test_reference.differences(run, expected, start, optimizer)
+            worst["norm"] *= test_reference.NORM / harness.SAME_NORM
+            return worst
+
+        worst, allowed = errors(found), 1
+        if max(worst.values()) > 1 and follow:
+            own = [errors(follow(rounded(start, seed))) for seed in range(ROUNDINGS)]
+            allowed = max(1, ENLARGED * max(max(one.values()) for one in own))
+        self.assertLessEqual(
+            max(worst.values()), allowed, f"{what}: errors, in tolerances: {worst}"
+        )
+
+
+# Models that enlarge rounding: how often the first weights are rounded otherwise, by 2^-24 at most,
+# and how many times the errors of that the program may have, which rounds in each operation.
+ROUNDINGS, ENLARGED = 4, 10
+
+
+def rounded(weights, seed):
+    draw = np.random.default_rng(seed)
+    return {
+        key: value * (1 + draw.uniform(-(2.0**-24), 2.0**-24, np.shape(value)))
+        for key, value in weights.items()
+    }
 
 
 def composition(draw, total, parts):
@@ -503,9 +531,14 @@ class Random(Check):
                 tokens = tokens_for(config)
                 job = trained(config, None if shares else start, tokens, **{**flags, **where})
                 samples = Samples(tokens, test_reference.T, flags["windows"], 0)
-                ours = Run(config, start, samples, dashed(flags))
-                expected = [ours.step() for _ in range(flags["steps"])], ours.file()
-                self.assert_same(self.found(job), expected, start, flags["optimizer"], what)
+
+                def follow(weights):
+                    ours = Run(config, weights, samples, dashed(flags))
+                    return [ours.step() for _ in range(flags["steps"])], ours.file()
+
+                self.assert_same(
+                    self.found(job), follow(start), start, flags["optimizer"], what, follow
+                )
 
         at_once(check, range(200 if ALL else 16))
 
@@ -661,21 +694,27 @@ class Systems(Check):
     ROUNDING = 0.05  # of a loss
 
     def run_of(self, number, where):
-        """Losses and weights of the program and of the reference."""
+        """The program's run, its first weights, and what the reference finds from weights."""
         arch = ARCHITECTURES[number % len(ARCHITECTURES)]
         config = random_config(random.Random(f"{SEED} systems {number}"), arch)
         flags = {**test_reference.BASE, **test_reference.SGD, "steps": 4}
         start, tokens = random_weights(config, f"{SEED} {number}"), tokens_for(config)
         job = trained(config, start, tokens, **{**flags, **where})
-        ours = Run(config, start, Samples(tokens, test_reference.T), dashed(flags))
-        return job, [ours.step() for _ in range(flags["steps"])], ours.file(), start
+
+        def follow(weights):
+            ours = Run(config, weights, Samples(tokens, test_reference.T), dashed(flags))
+            return [ours.step() for _ in range(flags["steps"])], ours.file()
+
+        return job, start, follow
 
     def test_same_numbers(self):
         def check(number):
             where = self.SAME[number % len(self.SAME)]
             with self.subTest(number, **where):
-                job, steps, weights, start = self.run_of(number, where)
-                self.assert_same(self.found(job), (steps, weights), start, "sgd", (number, where))
+                job, start, follow = self.run_of(number, where)
+                self.assert_same(
+                    self.found(job), follow(start), start, "sgd", (number, where), follow
+                )
 
         at_once(check, range(20 if ALL else 5))
 
@@ -683,8 +722,8 @@ class Systems(Check):
         def check(number):
             where = self.ROUNDED[number // len(ARCHITECTURES) % len(self.ROUNDED)]
             with self.subTest(number, **where):
-                job, steps, _, _ = self.run_of(number, where)
-                error = relative(job.losses(), [step[0] for step in steps])
+                job, start, follow = self.run_of(number, where)
+                error = relative(job.losses(), [step[0] for step in follow(start)[0]])
                 self.assertLess(error, self.ROUNDING)
                 self.assertGreater(error, 1e-6, "nothing was rounded")
 
@@ -746,17 +785,17 @@ class Private(Check):
         start, tokens = random_weights(config, f"{SEED} {name}"), tokens_for(config)
         job = trained(config, start, tokens, **flags, **program)
 
-        def steps(other=()):
+        def follow(weights, other=()):
             rules = {**flags, **dict(other), "shuffle": 0}
-            ours = Run(config, start, Samples(tokens, flags["seq_len"]), dashed(rules))
+            ours = Run(config, weights, Samples(tokens, flags["seq_len"]), dashed(rules))
             stages = [1, 1, 2, 2, 2, 2] if rules.get("dp_clip_style") == "stage" else None
             return [ours.step(drawn, stages) for (drawn,) in job.steps("samples")], ours.file()
 
-        expected = steps()
+        expected = follow(start)
         optimizer = flags["optimizer"]
-        self.assert_same(self.found(job), expected, start, optimizer, name)
+        self.assert_same(self.found(job), expected, start, optimizer, name, follow)
         if without:
-            self.assert_acts(steps(without), expected, start, optimizer, name)
+            self.assert_acts(follow(start, without), expected, start, optimizer, name)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -75,10 +75,10 @@ def states(folder):
 
 # Relative errors of sums of some thousand products of fp32, where the reference has fp64; seen:
 # 1e-6 (losses), 1e-6 (norms). A tensor after the last step: a part of its way, and the rounding of
-# the weights themselves, 6e-8 in each step. Muon's orthogonalization enlarges the rounding of a
-# gradient's small singular values by up to 3.4445^5 = 485; seen: 3e-5 of the way.
+# the weights themselves, 6e-8 in each step. Muon's orthogonalization enlarges the error of a
+# gradient, 1e-6, by up to 3.4445^5 = 485 where singular values are small; seen: 1.4e-4 of the way.
 LOSS, NORM, RATE, ROUNDING = 3e-6, 1e-5, 1e-12, 3e-7
-WAY = {"sgd": 2e-5, "adamw": 2e-5, "muon": 1e-4}
+WAY = {"sgd": 2e-5, "adamw": 2e-5, "muon": 5e-4}
 ACTS = 30  # without its rule a run must differ by so many tolerances
 
 T, S, END = 8, 6, 3
