@@ -439,7 +439,9 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         if (shape->rows > 1 && !often) {
             shape->rows--;
         } else if (shape->logits > LEAST_LOGITS) {
-            shape->logits /= 2;
+            // in small steps, since each chunk reads and writes the table's gradient
+            shape->logits = min_i64(shape->logits, shape->rows * shape->T);
+            shape->logits -= shape->logits / 8;
         } else {
             shape->clip.again = !shape->clip.flat && shape->clip.tied &&
                                 executor_bytes(m, *shape, threads) > TOO_MUCH * most;

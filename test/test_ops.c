@@ -3184,6 +3184,24 @@ static void test_workspace(void **state) {
         }
     }
 }
+// A workspace for chunks of so many rows is used for chunks of as many: each chunk reads and writes
+// the gradient of the whole table.
+static void test_chunks_of_logits(void **state) {
+    (void)state;
+    enum { THREADS = 2, C = 16, V = 3000 };
+    for (int64_t tokens = 20; tokens <= 1100; tokens += 27) {
+        for (int64_t most = 16; most <= 352; most += 41) {
+            OpsShape shape = {1, tokens, C, 1, V, V, most};
+            Stream s = {.threads = THREADS, .workspace_bytes = ops_workspace_bytes(shape, THREADS)};
+            int64_t floats;
+            const int64_t asked =
+                classifier_space(NULL, tokens, C, V, THREADS, most, true, &floats).R;
+            s.workspace = calloc(1, s.workspace_bytes);
+            assert_true(classifier_that_fits(&s, tokens, C, V, true).R >= asked);
+            free(s.workspace);
+        }
+    }
+}
 // under the address sanitizer an allocation that fails gives NULL, as without
 #endif
 
@@ -3232,6 +3250,7 @@ int main(void) {
 #ifdef OPS_CPU_H
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_chunks_of_logits),
         cmocka_unit_test(test_tiles_of_products),
         cmocka_unit_test(test_tilings),
 #endif

@@ -61,6 +61,19 @@ static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64
     *floats = at - begin;
     return k;
 }
+// Divides the stream's workspace for the longest chunks that fit.
+static inline Classifier classifier_that_fits(const Stream *s, int64_t N, int64_t C, int64_t V,
+                                              bool logits) {
+    float *at = (float *)s->workspace;
+    int64_t floats;
+    Classifier k = classifier_space(at, N, C, V, s->threads, CLASSIFIER_ROWS, logits, &floats);
+    for (int64_t chunks = ceil_div(N, k.R) + 1;
+         k.R > 1 && workspace_rest(s) < (size_t)floats * sizeof(float); chunks++) {
+        k = classifier_space(at, N, C, V, s->threads, ceil_div(N, chunks), logits, &floats);
+    }
+    assert(workspace_rest(s) >= (size_t)floats * sizeof(float));
+    return k;
+}
 // Returns the first column of a block; of the block after the last one, the end.
 static inline int64_t classifier_column(const Classifier *k, int64_t block) {
     return block < k->blocks ? block * CLASSIFIER_BLOCK : k->V;
@@ -300,14 +313,7 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     for (int64_t b = 0; b < N / each && dwte && !accumulate; b++) {
         ops_zero(s, dwte + (b * Vp + V) * C, (size_t)((Vp - V) * C) * sizeof(float));
     }
-    int64_t floats;
-    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS,
-                                    !dlogits, &floats);
-    for (int64_t most = k.R / 2; most && workspace_rest(s) < (size_t)floats * sizeof(float);
-         most /= 2) {
-        k = classifier_space((float *)s->workspace, N, C, V, s->threads, most, !dlogits, &floats);
-    }
-    assert(workspace_rest(s) >= (size_t)floats * sizeof(float));
+    Classifier k = classifier_that_fits(s, N, C, V, !dlogits);
     if (dlogits) { k.logits = dlogits; }
     k.each = each;
     k.Vp = Vp;
