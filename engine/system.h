@@ -64,25 +64,57 @@ static inline double memory_group_available(const char *folder) {
     }
     return bytes;
 }
+// Returns how many cores the control group in `folder` may use on average; INFINITY without a quota.
+static inline double cpu_group_quota(const char *folder) {
+    static const char *const versions[][2] = {{"cpu.max", "cpu.max"},
+                                              {"cpu.cfs_quota_us", "cpu.cfs_period_us"}};
+    double cores = INFINITY;
+    for (int i = 0; i < 2; i++) {
+        char path[2][1100];
+        for (int k = 0; k < 2; k++) {
+            snprintf(path[k], sizeof path[k], "%s/%s", folder, versions[i][k]);
+        }
+        double quota = file_number(path[0]), period = NAN;
+        FILE *f = fopen(path[1], "r");
+        if (f && fscanf(f, i ? "%lf" : "%*s %lf", &period) != 1) { period = NAN; }
+        if (f) { fclose(f); }
+        if (quota > 0 && period > 0) { cores = fmin(cores, quota / period); }
+    }
+    return cores;
+}
+// Returns the least that `limit` says of the control groups which this process belongs to, of their
+// parents, and of the root that a container sees. controller: its name in version 1.
+static inline double control_groups_least(const char *controller,
+                                          double (*limit)(const char *folder)) {
+    char line[512], folder[1024];
+    FILE *f = fopen("/proc/self/cgroup", "r"); // lines such as "4:cpu,cpuacct:/path" and "0::/path"
+    snprintf(folder, sizeof folder, "/sys/fs/cgroup/%s", controller);
+    double least = fmin(limit("/sys/fs/cgroup"), limit(folder));
+    while (f && fgets(line, sizeof line, f)) {
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        if (!path) { continue; }
+        *path++ = 0;
+        path[strcspn(path, "\n")] = 0;
+        bool mine = !names[1]; // version 2
+        for (char *name = strtok(names + 1, ","); name; name = strtok(NULL, ",")) {
+            mine |= !strcmp(name, controller);
+        }
+        for (; mine && *path == '/'; *strrchr(path, '/') = 0) {
+            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s%s", names[1] ? "/" : "",
+                     names[1] ? controller : "", path);
+            least = fmin(least, limit(folder));
+        }
+    }
+    if (f) { fclose(f); }
+    return least;
+}
 // Returns the bytes still available to this process: the least that the machine and its control
 // groups allow. INFINITY if no source reports a number.
 static inline double memory_available(void) {
     double machine = kernel_bytes("/proc/meminfo", "MemAvailable:") +
-                     kernel_bytes("/proc/meminfo", "SwapFree:"),
-           bytes = machine > 0 ? machine : INFINITY;
-    bytes = fmin(bytes, fmin(memory_group_available("/sys/fs/cgroup"),
-                             memory_group_available("/sys/fs/cgroup/memory")));
-    char line[512];
-    FILE *f = fopen("/proc/self/cgroup", "r"); // lines such as "4:memory:/path" and "0::/path"
-    while (f && fgets(line, sizeof line, f)) {
-        char *kind = strchr(line, ':'), *path = kind ? strchr(kind + 1, ':') : NULL, folder[1024];
-        if (!path || (strncmp(kind, "::", 2) && strncmp(kind, ":memory:", 8))) { continue; }
-        snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%.*s", path == kind + 1 ? "" : "/memory",
-                 (int)strcspn(path + 1, "\n"), path + 1);
-        bytes = fmin(bytes, memory_group_available(folder));
-    }
-    if (f) { fclose(f); }
-    return bytes;
+                     kernel_bytes("/proc/meminfo", "SwapFree:");
+    return fmin(machine > 0 ? machine : INFINITY,
+                control_groups_least("memory", memory_group_available));
 }
 
 // Measures the energy of the CPU packages since energy_meter(), by the counters of Linux's

@@ -6,6 +6,7 @@
 
 #include "engine/executor.h" // runs the units
 #include "engine/rates.h"    // UnitTimes
+#include "engine/system.h"   // quotas of the CPU
 
 // Allocates zeros. The values do not matter, except that arithmetic with NaNs is slow.
 static inline void *costs_take(Stream *s, size_t bytes) {
@@ -55,7 +56,7 @@ static inline double time_shared(Executor *e, Work *work, double once) {
     const double least_s = 0.15, mostly = 0.9, start = seconds_now(), computed = seconds_computed();
     double seconds[3], spent = 0, bf16;
     int rounds = 0;
-    if (*ops_device(&bf16)) { return 1; } // a device has no quota
+    if (*ops_device(&bf16) || isinf(control_groups_least("cpu", cpu_group_quota))) { return 1; }
     for (; spent < least_s; rounds++) {
         for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(e, &work[u], seconds); }
         spent = seconds_now() - start;

@@ -102,6 +102,25 @@ static void test_memory_of_a_group(void **state) {
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { take_away(names[i]); }
 }
 
+// The cores that a group may use: of version 2 in one file, of version 1 in two.
+static void test_quota_of_a_group(void **state) {
+    (void)state;
+    assert_true(isinf(cpu_group_quota(folder)));
+    put("cpu.max", "max 100000\n");
+    assert_true(isinf(cpu_group_quota(folder)));
+    put("cpu.max", "4500 10000\n");
+    assert_true(cpu_group_quota(folder) == 0.45);
+    take_away("cpu.max");
+    put("cpu.cfs_quota_us", "-1\n");
+    put("cpu.cfs_period_us", "100000\n");
+    assert_true(isinf(cpu_group_quota(folder)));
+    put("cpu.cfs_quota_us", "150000\n");
+    assert_true(cpu_group_quota(folder) == 1.5);
+    take_away("cpu.cfs_quota_us");
+    take_away("cpu.cfs_period_us");
+    assert_true(control_groups_least("cpu", cpu_group_quota) > 0);
+}
+
 // What a shell reads is the word again.
 static void test_shell_words(void **state) {
     (void)state;
@@ -147,6 +166,7 @@ int main(void) {
         cmocka_unit_test(test_energy_without_a_counter),
         cmocka_unit_test(test_memory_available),
         cmocka_unit_test(test_memory_of_a_group),
+        cmocka_unit_test(test_quota_of_a_group),
         cmocka_unit_test(test_shell_words),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
