@@ -111,8 +111,8 @@ static inline double control_groups_least(const char *controller,
 // Returns the bytes still available to this process: the least that the machine and its control
 // groups allow. INFINITY if no source reports a number.
 static inline double memory_available(void) {
-    double machine = kernel_bytes("/proc/meminfo", "MemAvailable:") +
-                     kernel_bytes("/proc/meminfo", "SwapFree:");
+    double machine =
+        kernel_bytes("/proc/meminfo", "MemAvailable:") + kernel_bytes("/proc/meminfo", "SwapFree:");
     return fmin(machine > 0 ? machine : INFINITY,
                 control_groups_least("memory", memory_group_available));
 }
