@@ -1222,6 +1222,7 @@ class Verdicts(unittest.TestCase):
     ones give a worse verdict."""
 
     DP, V1, V2, SLACK = reproduce_cyclic.RULES
+    TRAFFIC = {("slow", DP): 0.15, ("slow", V1): 0.15, ("fast", DP): 0.22, ("fast", V1): 0.24}
     DELAYS = [(reproduce_cyclic.Candidate("CDP-v2", 4), True)]
     DELAYED = [(reproduce_cyclic.Candidate("CDP-v2", 4, "sgd"), False)]
     TABLE5 = {
@@ -1252,7 +1253,7 @@ class Verdicts(unittest.TestCase):
         "P6": ([[0.899, 1.037]], [[0.9, 1.4]], "PARTLY"),
         "P8": ([[1.063, 1.095, 1.124]], [[2, 2, 2]], "NOT TESTABLE HERE"),
         "C1": ([[(8, 0.5567, 1.06)]], [[(8, 0.5567, 1.84)]], "PARTLY"),
-        "C2": ([{DP: 0.15, V1: 0.16, V2: 0.2, SLACK: 0.16}], [{DP: 0.2, V1: 0.2}], "NOT MET"),
+        "C2": ([TRAFFIC], [{**TRAFFIC, ("fast", V1): 0.4}], "NOT MET"),
         "C3": ([DELAYS + DELAYED], [DELAYED], "NOT MET"),
         "C6": ([0, [0.98, 1.36]], [1, [0.98]], "NOT MET"),
         "C7": ([[(8, 0.5567, 1.06)]], [[(8, 1, 1)]], "NOT TESTABLE HERE"),
@@ -1885,15 +1886,17 @@ class Cyclic(Reproduces):
 
     def test_samples_of_the_counters(self):
         self.assertIn("0 whole steps in 0 samples", self.reproduce("--part", "traffic", code=4))
-        for rule in ("DP", "CDP-v1", "CDP-v2", "CDP-v2_slack_1"):
+        rules = "DP", "CDP-v1", "CDP-v2", "CDP-v2slack1"
+        runs = [f"c={link}_{rule}" for link in ("F+B", "(F+B)_over_4") for rule in rules]
+        for run in runs:
             samples = [[k / 200, *[100 * k] * 4] for k in range(800)]  # evenly
             self.write(
-                f"out/traffic/{rule}/traffic.jsonl",
+                f"out/traffic/{run}/traffic.jsonl",
                 "".join(json.dumps(sample) + "\n" for sample in samples),
             )
-            text = self.reproduce("--part", "traffic", code=0 if "slack" in rule else 4)
+            text = self.reproduce("--part", "traffic", code=0 if run == runs[-1] else 4)
         self.assertEqual(self.verdicts(text)["C2"], "MET")
-        self.assertIn("| DP | 0.10, 0.00 |", text)
+        self.assertIn("| c = F + B | DP | 0.10, 0.00 |", text)
         self.assertIn("tenth of a step, c = F + B (DP 0.10) | balanced: 0.10 | 0.10 |", text)
 
     def test_quality_and_images(self):
