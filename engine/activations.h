@@ -440,8 +440,8 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
             shape->rows--;
         } else if (shape->logits > LEAST_LOGITS) {
             // in small steps, since each chunk reads and writes the table's gradient
-            shape->logits = min_i64(shape->logits, shape->rows * shape->T);
-            shape->logits -= shape->logits / 8;
+            const int64_t rows = min_i64(shape->logits, shape->rows * shape->T);
+            shape->logits = max_i64(LEAST_LOGITS, rows - rows / 8);
         } else {
             shape->clip.again = !shape->clip.flat && shape->clip.tied &&
                                 executor_bytes(m, *shape, threads) > TOO_MUCH * most;

@@ -51,7 +51,7 @@ static inline double seconds_computed(void) {
 }
 // Returns by how much the units take longer in the long run than `once`, the seconds of one round.
 // A quota lets a rank run in bursts, which a short measurement takes for its speed: 1 unless the
-// CPU was taken away for a good part of the time.
+// CPU was taken away for a good part of the time. A device has no quota.
 static inline double time_shared(Executor *e, Work *work, double once) {
     const double least_s = 0.15, mostly = 0.9, start = seconds_now(), computed = seconds_computed();
     double seconds[3], spent = 0, bf16;
