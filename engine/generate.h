@@ -147,7 +147,7 @@ typedef struct {
 // Generates up to `count` tokens that follow prompt(given), 1 <= given <= T, and ends after the
 // token `stop` (-1: none). Returns how many there are, with `stop`. When T tokens are full, the
 // newer half of them goes on as a sequence of its own, computed anew. Adds to *speed. Every rank
-// calls it and gets the same tokens; only a rank's own reader is told of them.
+// calls it and gets the same tokens; only a rank's own reader learns of them.
 static inline int64_t executor_generate(Executor *e, const Placement *placement,
                                         const int32_t *prompt, int64_t given, int32_t stop,
                                         int32_t *out, int64_t count, Draws draws,

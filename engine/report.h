@@ -208,8 +208,8 @@ static inline void print_zero(const ZeroPolicy *z) {
     free(text.text);
 }
 // What was measured with gradients that are one step old (docs/results/cyclic.md, C3): runs of up
-// to 3000 steps were behind plain training at each rule's best rate, those of 8000 and more were not.
-// Shorter runs than a hundred steps are trials, of which nobody expects a good loss.
+// to 3000 steps were behind plain training at each rule's best rate, those of 8000 and more were
+// not. Shorter runs than a hundred steps are trials, of which nobody expects a good loss.
 enum { DELAY_TRIAL = 100, DELAY_MANY_STEPS = 5000 };
 // Prints where a delay is known to cost loss. The limits of stability are those of docs/cyclic.md.
 static inline void print_delay_notes(const Options *o, int64_t steps) {

@@ -64,23 +64,23 @@ static inline double memory_group_available(const char *folder) {
     }
     return bytes;
 }
-// Returns how many cores the control group in `folder` may use on average; INFINITY without a quota.
+// Returns how many cores the control group in `folder` may use on average; INFINITY without a
+// quota.
 static inline double cpu_group_quota(const char *folder) {
-    static const char *const versions[][2] = {{"cpu.max", "cpu.max"},
-                                              {"cpu.cfs_quota_us", "cpu.cfs_period_us"}};
-    double cores = INFINITY;
-    for (int i = 0; i < 2; i++) {
-        char path[2][1100];
-        for (int k = 0; k < 2; k++) {
-            snprintf(path[k], sizeof path[k], "%s/%s", folder, versions[i][k]);
-        }
-        double quota = file_number(path[0]), period = NAN;
-        FILE *f = fopen(path[1], "r");
-        if (f && fscanf(f, i ? "%lf" : "%*s %lf", &period) != 1) { period = NAN; }
-        if (f) { fclose(f); }
-        if (quota > 0 && period > 0) { cores = fmin(cores, quota / period); }
+    char path[1100];
+    double quota = NAN, period = NAN;
+    snprintf(path, sizeof path, "%s/cpu.max", folder); // version 2: "QUOTA PERIOD" or "max PERIOD"
+    FILE *f = fopen(path, "r");
+    if (f) {
+        if (fscanf(f, "%lf %lf", &quota, &period) != 2) { quota = NAN; }
+        fclose(f);
+    } else {
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder); // version 1; -1: none
+        quota = file_number(path);
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        period = file_number(path);
     }
-    return cores;
+    return quota > 0 && period > 0 ? quota / period : INFINITY;
 }
 // Returns the least that `limit` says of the control groups which this process belongs to, of their
 // parents, and of the root that a container sees. controller: its name in version 1.
