@@ -1,8 +1,8 @@
 // dataloader.h: token shards on disk -> batches of (inputs, targets); tokens -> text.
 //
 // Stream     The tokens 0 .. n-1: all shards of a pattern, joined in byte order of their names. The
-//            shards are mapped, not copied. A shard must not change while it is in use: truncating
-//            it ends the program with SIGBUS.
+//            shards are mapped, not copied. A shard must not change while it is in use: one that is
+//            cut off, or has larger tokens than before, ends the program (EXIT_INPUT).
 // Window     T inputs and T targets; the targets are the inputs shifted by one token. Windows have
 //            numbers:
 //            continuous  window w begins at token (w T) mod n. Where the stream ends, the window
@@ -63,7 +63,8 @@ typedef struct {
 typedef struct {
     void *map; // the whole file
     size_t bytes;
-    Tokens tokens;        // inside the map
+    const MappedFile *file; // NULL: the map is memory
+    Tokens tokens;          // inside the map
     int64_t begin, count; // first token's index in the stream; number of tokens (> 0)
 } TokenShard;
 
@@ -160,6 +161,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         const char *path = names.gl_pathv[i];
         TokenShard shard;
         shard.map = data_map_file(path, "a shard of tokens", DATA_HINT, &shard.bytes);
+        shard.file = mapped_files;
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_SEQUENTIAL);
         ShardFacts facts = shard_check(path, shard.map, shard.bytes, ds->options.vocab);
         if (!facts.tokenizer.vocab) {
@@ -173,7 +175,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         if (shard.count) {
             ds->shards[ds->shard_count++] = shard;
         } else {
-            munmap(shard.map, shard.bytes);
+            unmap_file(shard.map);
         }
         ds->tokens += shard.count;
         keep_alive();
@@ -204,7 +206,13 @@ static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, in
         const TokenShard *shard = &ds->shards[s];
         int64_t piece = min_i64(count, shard->count - (at - shard->begin));
         const Tokens in = tokens_from(shard->tokens, at - shard->begin);
-        for (int64_t i = 0; i < piece; i++) { out[i] = (int32_t)load_token(in.at, in.width, i); }
+        int32_t largest = 0;
+        for (int64_t i = 0; i < piece; i++) {
+            out[i] = (int32_t)load_token(in.at, in.width, i);
+            largest = out[i] > largest ? out[i] : largest;
+        }
+        if (shard->file) { mapped_check(shard->file); }
+        if (shard->file && largest > ds->largest) { mapped_refuse(shard->file); }
         out += piece;
         count -= piece;
         at += piece;
@@ -442,7 +450,7 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
             ", found %" PRId64 " and %zu",
             path, longest, choices_byte(at), most, bytes);
     }
-    munmap((void *)(uintptr_t)map, bytes);
+    unmap_file(map);
     if (ds.options.T > options.T) {
         die(EXIT_INPUT, "use this --seq-len or a larger one: rows are not cut",
             "%s %s: expected --seq-len %" PRId64 " at least, for its longest row, found %" PRId64,

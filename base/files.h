@@ -8,6 +8,7 @@
 #include "base/base.h" // die's headers
 
 #include <fcntl.h>    // open
+#include <signal.h>   // reading a mapped file may fail
 #include <sys/mman.h> // mmap
 #include <sys/stat.h> // kinds of files
 
@@ -155,10 +156,77 @@ static inline bool path_in(const char *path, const char *folder) {
     return *folder && !strncmp(path, folder, n) && path[n] == '/' && path[n + 1];
 }
 
+// -------------------------------------------------------------------------------------------------
+// Mapped files. Reading one that was cut off meanwhile raises SIGBUS, or gives zeros where the file
+// now ends in the middle of a page: the handler and mapped_check() end the program (EXIT_INPUT).
+typedef struct MappedFile {
+    struct MappedFile *next;
+    const char *at;
+    size_t bytes;
+    dev_t device; // which file it is: another one may take its name, which changes nothing here
+    ino_t inode;
+    char path[];
+} MappedFile;
+static MappedFile *mapped_files;
+static struct sigaction bus_before;
+
+__attribute__((noreturn)) static inline void mapped_refuse(const MappedFile *f) {
+    die(EXIT_INPUT, "files of a run must not change while it goes on: put the file back",
+        "%s: expected %zu bytes as when it was opened, found a file that was cut off or changed",
+        f->path, f->bytes);
+}
+// Ends the program if the file was cut off after it was mapped. Called after reading: what was read
+// before the check is as in the file then.
+static inline void mapped_check(const MappedFile *f) {
+    struct stat now;
+    const bool same = !stat(f->path, &now) && now.st_dev == f->device && now.st_ino == f->inode;
+    if (same && (size_t)now.st_size < f->bytes) { mapped_refuse(f); }
+}
+// A read of a mapping cannot be repeated, and the program does not go on after it. So this handler
+// may call what others must not: the signal did not come between, it is the read itself.
+static inline void mapped_bus(int number, siginfo_t *info, void *context) {
+    const char *at = (const char *)info->si_addr;
+    (void)context;
+    for (const MappedFile *f = mapped_files; f; f = f->next) {
+        if (at >= f->at && (size_t)(at - f->at) < f->bytes) { mapped_refuse(f); }
+    }
+    sigaction(number, &bus_before, NULL); // of another cause: it comes again
+}
+static inline const MappedFile *mapped_add(const void *map, const char *path,
+                                           const struct stat *info) {
+    MappedFile *f =
+        (MappedFile *)checked_malloc(sizeof(MappedFile) + strlen(path) + 1, "a mapped file");
+    f->next = mapped_files;
+    f->at = (const char *)map;
+    f->bytes = (size_t)info->st_size;
+    f->device = info->st_dev;
+    f->inode = info->st_ino;
+    strcpy(f->path, path);
+    if (!mapped_files) {
+        struct sigaction action = {};
+        action.sa_sigaction = mapped_bus;
+        action.sa_flags = SA_SIGINFO;
+        sigaction(SIGBUS, &action, &bus_before);
+    }
+    return mapped_files = f;
+}
+// Checks and unmaps what map_file() mapped.
+static inline void unmap_file(const void *map) {
+    MappedFile **at = &mapped_files;
+    while (*at && (*at)->at != map) { at = &(*at)->next; }
+    if (!*at) { return; }
+    MappedFile *f = *at;
+    mapped_check(f);
+    *at = f->next;
+    munmap((void *)(uintptr_t)map, f->bytes);
+    free(f);
+    if (!mapped_files) { sigaction(SIGBUS, &bus_before, NULL); }
+}
+
 // The header of data files: 256 int32.
 enum { DATA_HEADER_BYTES = 1024 };
 // Maps a file read-only and sets *bytes. The file must be regular and have at least `least` bytes.
-// The caller unmaps it.
+// unmap_file() unmaps it.
 static inline void *map_file(const char *path, const char *what, const char *hint, int least,
                              size_t *bytes) {
     // O_NONBLOCK: opening a pipe without a writer would block
@@ -185,6 +253,7 @@ static inline void *map_file(const char *path, const char *what, const char *hin
             *bytes, strerror(errno));
     }
     close(fd);
+    mapped_add(map, path, &info);
     return map;
 }
 static inline void *data_map_file(const char *path, const char *what, const char *hint,

@@ -82,7 +82,7 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     void *map = data_map_file(path, "a model file", hint, &bytes);
     int32_t h[8];
     memcpy(h, map, sizeof h);
-    munmap(map, bytes);
+    unmap_file(map);
     if (h[0] != MODEL_MAGIC || (h[1] != MODEL_FP32 && h[1] != MODEL_BF16)) {
         die(EXIT_INPUT, hint, "%s: expected magic %d and version 3 or 5, found %d and %d", path,
             MODEL_MAGIC, h[0], h[1]);
@@ -132,7 +132,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
             model_file_read(s, storage, begin - first, from, dtype, count);
         }
     }
-    munmap(map, bytes);
+    unmap_file(map);
     store_masters_changed(s);
 }
 

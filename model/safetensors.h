@@ -158,7 +158,7 @@ static inline Safetensors safetensors_open(const char *folder) {
 }
 static inline void safetensors_close(Safetensors *s) {
     for (int i = 0; i < s->count; i++) {
-        munmap(s->files[i].map, s->files[i].bytes);
+        unmap_file(s->files[i].map);
         json_free(&s->files[i].header);
     }
     free(s->files);

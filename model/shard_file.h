@@ -1,6 +1,6 @@
 // shard_file.h: files of tokens, little-endian. They are untrusted: the header, the size and every
 // token are checked when a file is opened. A file is mapped, not copied. It must not change while
-// it is in use: truncating it ends the program with SIGBUS.
+// it is in use: cutting it off ends the program (EXIT_INPUT).
 //
 //   header  256 int32: magic, version, token count n. llm.c leaves the other words zero. Here words
 //           3 and 4 of a labelled shard are the number of labels and the first label's token, and

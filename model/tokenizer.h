@@ -156,7 +156,7 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     t.from_json = *(const char *)map == '{';
     t.text = t.from_json ? tokenizer_read_json(&t, path, &size)
                          : tokenizer_copy(&t, path, map, bytes, &size);
-    munmap(map, bytes);
+    unmap_file(map);
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,

@@ -9,7 +9,7 @@
 
 // The program keeps its data sets until it ends.
 static void dataset_close(Dataset *ds) {
-    for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
+    for (int i = 0; i < ds->shard_count; i++) { unmap_file(ds->shards[i].map); }
     free(ds->shards);
     free(ds->table);
     free(ds->rows);
@@ -1202,6 +1202,52 @@ static void write_wide(const char *name, int32_t magic, int32_t version, const u
     memcpy(data + 1024, tokens, 4 * (size_t)count);
     write_file(name, data, bytes);
 }
+// A shard of 8 pages that changes after it was opened, and is read on.
+enum { CHANGED_PAGES = 8, CHANGED_T = 16 };
+static void read_changed(const char *path, off_t bytes, int64_t window) {
+    static int32_t inputs[CHANGED_T], targets[CHANGED_T];
+    Dataset ds = dataset_open(path, options_of(CHANGED_T, WINDOWS_CONTINUOUS, false, 0));
+    assert_int_equal(truncate(path, bytes), 0);
+    dataset_fill_window(&ds, window, inputs, targets);
+}
+static void read_page_that_is_gone(const char *path) { read_changed(path, 4096, 500); }
+static void read_page_that_is_cut(const char *path) { read_changed(path, 4096 + 100, 98); }
+static void read_before_the_cut(const char *path) { read_changed(path, 4096, 0); }
+static void read_all_gone(const char *path) { read_changed(path, 0, 0); }
+static void read_larger_token(const char *path) {
+    static int32_t inputs[CHANGED_T], targets[CHANGED_T];
+    Dataset ds = dataset_open(path, options_of(CHANGED_T, WINDOWS_CONTINUOUS, false, 0));
+    FILE *f = fopen(path, "r+b");
+    fseek(f, 1024 + 1, SEEK_SET);
+    fputc(0x7f, f);
+    fclose(f);
+    dataset_fill_window(&ds, 0, inputs, targets);
+}
+static void read_replaced(const char *path) {
+    static int32_t inputs[CHANGED_T], targets[CHANGED_T];
+    Dataset ds = dataset_open(path, options_of(CHANGED_T, WINDOWS_CONTINUOUS, false, 0));
+    char other[600];
+    snprintf(other, sizeof other, "%s.other", path);
+    FILE *f = fopen(other, "wb");
+    fclose(f);
+    if (rename(other, path)) { _exit(1); }
+    dataset_fill_window(&ds, 500, inputs, targets);
+}
+static void test_changed_shards(void **state) {
+    (void)state;
+    enum { COUNT = (CHANGED_PAGES * 4096 - 1024) / 2 };
+    static uint16_t tokens[COUNT];
+    static void (*const attempts[])(const char *) = {read_page_that_is_gone, read_page_that_is_cut,
+                                                     read_before_the_cut, read_all_gone,
+                                                     read_larger_token};
+    for (int i = 0; i < COUNT; i++) { tokens[i] = (uint16_t)(i % 100); }
+    for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++) {
+        write_shard("changed", tokens, COUNT);
+        assert_refused(attempts[i], "changed", "cut off or changed");
+    }
+    write_shard("changed", tokens, COUNT);
+    assert_accepted(read_replaced, "changed");
+}
 static void test_wide_shards(void **state) {
     (void)state;
     const uint32_t tokens[6] = {1, 70000, 7, 65536, 7, 99999};
@@ -1576,6 +1622,7 @@ int main(void) {
         TEST(test_tokenizer_find),
         TEST(test_print),
         TEST(test_bad_shards),
+        TEST(test_changed_shards),
         TEST(test_wide_shards),
         TEST(test_bad_options),
         TEST(test_tokenizers_of_shards),
