@@ -123,7 +123,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "... and of these one of the fewest that have this probability together; 1: of all")         \
     INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
-    INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")           \
+    INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints",                                     \
+      "newest to keep, and the last good one: its next loss is finite; 0: all")                    \
+    INT("run", max_skipped, "max-skipped", "", "100", 0, 1e12, "updates",                          \
+      "a run that skips so many in a row has diverged: it ends with exit code 3; 0: never")        \
     FLAG("run", resume, "resume", "y", "0", "go on from the newest valid checkpoint in --out")     \
     INT("run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")  \
     INT("run", threads, "threads", "", "0", 0, 1024, "threads",                                    \

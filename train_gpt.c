@@ -291,6 +291,7 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
     r->comm = &j->comm;
     r->stream = &j->stream;
     r->data = &j->data;
+    r->journal.health.good = r->journal.health.saved = r->journal.health.validated = -1;
     r->privacy = j->config.privacy;
     r->store = r->plan->store;
     r->progress.matmuls = &j->matmuls;
@@ -312,6 +313,7 @@ static void load_weights(Run *r, const ModelSpec *spec) {
     if (o->resume) {
         const Text path = checkpoint_resume(o->out, &r->store, &r->progress);
         r->first_step = r->journal.start_step = r->progress.step;
+        r->journal.health.saved = r->progress.step;
         if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config->steps); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
@@ -359,6 +361,7 @@ static void validate(Run *r) {
         executor_evaluate(&r->executor, &r->plan->evaluation, val, samples, r->progress.step);
     if (r->comm->rank) { return; }
     double loss = e.loss / max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
+    if (isfinite(loss)) { r->journal.health.validated = r->progress.step; }
     if (r->data->val_bytes > 0) { bits = e.loss / log(2.0) / r->data->val_bytes; }
     if (val->labels) { accuracy = e.right / (double)samples; }
     report_validation(r->progress.step, loss, bits, accuracy,
@@ -376,16 +379,48 @@ static void score_hellaswag(Run *r) {
     }
 }
 
+// Finds out whether the last checkpoint of a run is good: no step follows it whose loss would tell.
+// All ranks call it.
+static void evaluate_last(Run *r) {
+    Health *h = &r->journal.health;
+    int64_t sent[COMM_KINDS][LINK_KINDS], moved = r->store.moved[0];
+    int known = h->good == r->progress.step; // on rank 0
+    comm_broadcast(r->comm, &known, sizeof known, 0);
+    if (known) { return; }
+    memcpy(sent, r->comm->bytes, sizeof sent);
+    const Evaluation e =
+        executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
+                          r->plan->evaluation.samples, r->progress.step);
+    memcpy(r->comm->bytes, sent, sizeof sent);
+    r->store.moved[0] = moved;
+    h->lost = h->bad = !isfinite(e.loss);
+    if (r->comm->rank == 0 && !h->lost) { health_found_good(r, h, r->progress.step); }
+}
+// Saves a checkpoint, unless the weights are those of the step before, which gave no finite loss.
 static void save_checkpoint(Run *r, const char *command) {
     Text path;
     const Options *o = run_options(r);
+    int lost = r->journal.health.lost; // as rank 0 knows
+    comm_broadcast(r->comm, &lost, sizeof lost, 0);
+    if (lost) {
+        if (r->comm->rank) { return; }
+        log_break(&r->journal.log);
+        fprintf(stderr,
+                "warning: no checkpoint at step %" PRId64 ": its loss is not finite, and its "
+                "update was skipped\n",
+                r->progress.step);
+        return;
+    }
     privacy_history(&r->privacy, r->progress.step, r->progress.privacy);
     privacy_sync(&r->privacy);
-    const bool saved = checkpoint_save(o->out, &r->store, &r->progress, o->keep, command, &path);
+    const bool saved = checkpoint_save(o->out, &r->store, &r->progress, command, &path);
     r->save_failed |= !saved;
     if (saved && r->comm->rank == 0) {
         report_checkpoint(r->progress.step, path.at, &r->journal.log);
+        health_saved(r, r->progress.step);
     }
+    const bool ends = r->progress.step >= r->end || r->stopping;
+    if (saved && o->keep && ends && !r->privacy.on) { evaluate_last(r); }
 }
 
 // Does what follows the update number `step`: validation, a sample of text, a checkpoint. A resumed
@@ -560,8 +595,18 @@ static void train(Run *r, RunPlans *plans, const char *command) {
     }
 }
 
+// Returns why the model of a run that is at its end is of no use, or NULL. All ranks call it.
+static const char *diverged(Run *r) {
+    const bool trained = r->progress.step > r->first_step;
+    int lost = r->journal.health.lost; // as rank 0 knows
+    if (comm_agree_max(r->comm, trained && !store_is_finite(&r->store))) {
+        return "a weight is NaN or infinite";
+    }
+    comm_broadcast(r->comm, &lost, sizeof lost, 0);
+    return lost ? "the last loss is not finite" : NULL;
+}
 // Reports, exports the model, and wipes the key. Ends the program (EXIT_RESOURCES) if a file could
-// not be written.
+// not be written, or the run has diverged.
 static void finish(Job *j) {
     Run *r = &j->run;
     Journal *journal = &r->journal;
@@ -577,7 +622,11 @@ static void finish(Job *j) {
         report_end(r->plan, &measured, j->plans.file_bytes[0] + j->plans.file_bytes[1], &r->privacy,
                    step, &journal->log);
     }
-    const int error = *o->export_file ? export_write(o->export_file, &r->store) : 0;
+    const char *useless = diverged(r);
+    const int error = *o->export_file && !useless ? export_write(o->export_file, &r->store) : 0;
+    if (*o->export_file && useless && first) {
+        fprintf(stderr, "warning: %s is not written: %s\n", o->export_file, useless);
+    }
     if (error) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->export_file, strerror(error));
         r->save_failed = true;
@@ -589,7 +638,9 @@ static void finish(Job *j) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv, o->resume != 0);
     }
     signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
-    if (comm_agree_max(&j->comm, r->save_failed || journal->log.failed)) {
+    const bool failed = comm_agree_max(&j->comm, r->save_failed || journal->log.failed);
+    if (useless && first) { health_give_up(r, useless); }
+    if (failed && !useless) {
         die(EXIT_RESOURCES, "a warning above names what is missing, and why",
             "the run is at its end, but not all of its files could be written");
     }

@@ -204,6 +204,24 @@ IN_KERNELS_TOO static inline uint16_t float_to_bf16(float x) {
                                               : number_to_bf16(x);
 }
 
+// Returns the index of the first number that is NaN or infinite, or n.
+static inline int64_t first_not_finite(const float *x, int64_t n) {
+    enum { BLOCK = 1024 };
+    const uint32_t exponent = 0x7f800000u;
+    int64_t at = 0;
+    for (; at + BLOCK <= n; at += BLOCK) { // no branch: the compiler makes vectors of it
+        uint32_t found = 0;
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t bits;
+            memcpy(&bits, &x[at + i], 4);
+            found |= (bits & exponent) == exponent;
+        }
+        if (found) { break; }
+    }
+    while (at < n && isfinite(x[at])) { at++; }
+    return at;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Small arithmetic
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -19,9 +19,21 @@ typedef struct {
     Tokenizer tokenizer;
     int64_t val_bytes; // of text in one validation's targets; 0: unknown
 } Data;
+// Whether the run still learns, as rank 0 knows it. A checkpoint is good if a loss was computed
+// from its weights that is finite: that of the next step or of an evaluation. In private runs,
+// whose losses must not decide what is published, finite weights suffice.
+typedef struct {
+    int64_t skipped;     // updates in a row, the last ones
+    const char *reason;  // of the last one
+    int64_t good, saved; // steps: of the newest good checkpoint, and of the newest one; -1: none
+    int64_t validated;   // step of the last evaluation with a finite loss; -1: none
+    bool lost;           // the newest loss is not finite
+    bool bad;            // so the newest checkpoint is not good
+} Health;
 // What rank 0 reports while the run goes on.
 typedef struct {
     Log log;
+    Health health;
     Spent spent;
     EnergyMeter energy;
     int64_t start_step;  // first step that counts in the final figures
@@ -35,6 +47,7 @@ typedef struct {
     int64_t samples;
     const int64_t *windows; // [samples] of a private step, else NULL
     int64_t counted;        // in cyclic runs: what the loss is a mean over
+    const char *skipped;    // why it made no update, or NULL
 } StepReport;
 
 typedef struct {
@@ -144,6 +157,61 @@ static inline void warn_of_loss(Journal *j, int64_t step, int64_t warmup, int64_
             step, loss, log(vocab));
 }
 
+// Notes that a checkpoint is good: older ones may go.
+static inline void health_found_good(const Run *r, Health *h, int64_t step) {
+    h->good = step;
+    checkpoints_prune(run_options(r)->out, step, run_options(r)->keep, step);
+}
+// Ends the program (EXIT_RESOURCES) because nothing is learnt any more. The checkpoint that no
+// finite loss followed gets another name, so that a resume begins with the one before it.
+__attribute__((noreturn)) static inline void health_give_up(const Run *r, const char *what) {
+    const Health *h = &r->journal.health;
+    const char *out = run_options(r)->out;
+    Text from = text_of("begin again with"), bad = text_of("%s", "");
+    if (h->bad && h->saved > h->good) {
+        const Text path = checkpoint_folder(out, h->saved, "");
+        const Text aside = checkpoint_folder(out, h->saved, ".diverged");
+        if (!rename(path.at, aside.at)) {
+            bad = text_of("; no loss after %s was finite, so it is now %s", path.at, aside.at);
+        }
+    }
+    if (h->good >= 0) {
+        from = text_of("with --resume 1 it goes on from %s; give it",
+                       checkpoint_folder(out, h->good, "").at);
+    } else if (*out) {
+        from = text_of("begin again, or with --resume 1 if --out has an older checkpoint, with");
+    }
+    const Text hint = text_of("%s a lower --lr, a longer --warmup or a smaller --grad-clip%s",
+                              from.at, bad.at);
+    die(EXIT_RESOURCES, hint.at, "the run has diverged: %s", what);
+}
+// Notes whether a step gave a finite loss and an update.
+static inline void health_note(Run *r, const StepReport *step) {
+    Health *h = &r->journal.health;
+    const int64_t most = run_options(r)->max_skipped;
+    h->lost = !r->privacy.on && !isfinite(step->loss);
+    h->skipped = step->skipped ? h->skipped + 1 : 0;
+    h->bad = h->lost && h->skipped > 1; // a single step may have odd samples
+    h->reason = step->skipped;
+    if (!h->lost && h->saved == step->step - 1 && h->good != h->saved) {
+        health_found_good(r, h, h->saved);
+    }
+    if (!most || h->skipped < most) { return; }
+    log_break(&r->journal.log);
+    health_give_up(r, text_of("%" PRId64 " updates in a row were skipped (--max-skipped), the last "
+                              "one at step %" PRId64 ": %s",
+                              h->skipped, step->step, h->reason)
+                          .at);
+}
+// Notes a checkpoint that was saved, whose weights are finite, or from which the run resumes.
+static inline void health_saved(Run *r, int64_t step) {
+    Health *h = &r->journal.health;
+    const Options *o = run_options(r);
+    h->saved = step;
+    if (r->privacy.on || h->validated == step) { h->good = step; }
+    checkpoints_prune(o->out, step, o->keep, h->good);
+}
+
 static inline void trainer_report_step(Run *r, const StepReport *step) {
     if (r->comm->rank) { return; }
     const Plan *plan = r->plan;
@@ -172,6 +240,7 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .samples = step->samples,
     };
     report_step(&facts, &j->log);
+    health_note(r, step);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -310,6 +379,7 @@ static inline void report_window(Run *r, StepReport *report) {
     report->loss = stats->loss / max_i64(report->counted, 1);
     report->norm = sqrt(exact_value(stats->squares));
     r->progress.updates += isfinite(report->norm);
+    report->skipped = isfinite(report->norm) ? NULL : "gradients are not finite";
     if (r->comm->rank == 0 && !isfinite(report->norm)) {
         fprintf(stderr,
                 "warning: step %" PRId64
@@ -331,6 +401,7 @@ static inline void report_windows(Run *r, const StepReport *report) {
 // The loss and gradient norm of a step.
 typedef struct {
     double loss, norm;
+    const char *skipped; // why no update was made, or NULL
 } StepResult;
 // Ends a step with delayed updates (--offload-delay): the updates of the previous step have been
 // made, its new parameters are received, and this step's gradient is kept.
@@ -347,7 +418,7 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     const Schedule *schedule = &program->rank[r->comm->rank];
     const Options *o = run_options(r);
     const OptimizerStep delayed = make_update(o, rates, r->progress.pending_norm);
-    StepResult result = {0, 0};
+    StepResult result = {};
     int at = 0;
     executor_run(&r->executor, schedule, &at, pass, &delayed, r->progress.step, &result.norm);
     const double look = seconds_now();
@@ -363,6 +434,7 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
         executor_run(&r->executor, schedule, &at, pass, &update, r->progress.step, &result.norm);
         r->progress.updates++;
     }
+    result.skipped = skip;
     if (!skip) { return result; }
     r->executor.action = NULL; // no action is running: the updates are skipped
     store_skip_updates(&r->store);
@@ -406,6 +478,7 @@ static inline void train_step(Run *r) {
         const StepResult result = run_step(r, &pass, rates);
         report.loss = result.loss;
         report.norm = result.norm;
+        report.skipped = result.skipped;
     }
     const Program *program = step_program(r, r->progress.step);
     profile_end(&r->profile, &r->executor, &program->rank[r->comm->rank]);

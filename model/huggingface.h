@@ -327,8 +327,7 @@ static inline void hf_read_part(void *context, const HfTensor *t) {
             state_piece.floats[e] =
                 tensor_element(&from, t->part->transposed ? col * t->rows + row : i);
         }
-        store_write_state(s->store, STATE_MASTER, s->storage, s->to + at - s->begin, n,
-                          state_piece.floats);
+        model_take(s->store, s->storage, s->to + at - s->begin, n, s->folder, t->name.at);
     }
 }
 // Fills the masters from a folder, whose configuration the store's model must have. Each rank reads

@@ -99,19 +99,53 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     return c;
 }
 
-// Copies elements of a model file to the masters of this rank's slice of a storage, from element
-// `to` of the slice on.
-static inline void model_file_read(const Store *s, int storage, int64_t to, const char *from,
-                                   DType dtype, int64_t elements) {
+// Names the tensor that an element of a storage belongs to, and its layer.
+static inline Text model_tensor_name(const GptModel *m, int storage, int64_t element) {
+    TensorPart parts[MOST_TENSORS];
+    int i = gpt_storage_parts(m, storage, parts) - 1;
+    while (i > 0 && parts[i].offset > element) { i--; }
+    const char *name = m->arch->tensors[parts[i].tensor].name;
+    return gpt_storage_class(m, storage) == STORAGE_BLOCK
+               ? text_of("%s of layer %" PRId64, name, parts[i].layer)
+               : text_of("%s", name);
+}
+// Says which number is NaN or infinite, of those that a file has of a tensor.
+static inline Text model_not_finite(const char *path, const char *tensor, float number) {
+    return text_of("%s: tensor %s has %s: a model with such a weight gives no loss", path, tensor,
+                   isnan(number) ? "a NaN" : "an infinite number");
+}
+// Writes n numbers of a file, in state_piece, into the masters. Ends the program (2) if one of them
+// is not finite. tensor: its name there; NULL: as model_tensor_name() says.
+static inline void model_take(const Store *s, int storage, int64_t to, int64_t n, const char *path,
+                              const char *tensor) {
+    const int64_t bad = first_not_finite(state_piece.floats, n);
+    if (bad < n) {
+        int64_t first;
+        store_own(s, storage, &first);
+        const Text name = model_tensor_name(s->model, storage, first + to + bad);
+        const Text why = model_not_finite(path, tensor ? tensor : name.at, state_piece.floats[bad]);
+        die(EXIT_INPUT, "the run that wrote it had diverged, or the file is damaged", "%s", why.at);
+    }
+    store_write_state(s, STATE_MASTER, storage, to, n, state_piece.floats);
+}
+// Copies elements of a model file, which begin at `from` in memory, to the masters of this rank's
+// slice of a storage, from element `to` of the slice on.
+typedef struct {
+    const char *path, *from;
+    DType dtype;
+} ModelFilePart;
+static inline void model_file_read(const Store *s, int storage, int64_t to, ModelFilePart part,
+                                   int64_t elements) {
+    const char *from = part.from;
     for (int64_t at = 0, n; at < elements; at += n, keep_alive()) {
         n = min_i64(elements - at, STATE_PIECE_FLOATS);
-        if (dtype == DTYPE_FP32) { memcpy(state_piece.floats, from + 4 * at, (size_t)n * 4); }
-        for (int64_t e = 0; dtype == DTYPE_BF16 && e < n; e++) {
+        if (part.dtype == DTYPE_FP32) { memcpy(state_piece.floats, from + 4 * at, (size_t)n * 4); }
+        for (int64_t e = 0; part.dtype == DTYPE_BF16 && e < n; e++) {
             uint16_t half;
             memcpy(&half, from + 2 * (at + e), 2);
             state_piece.floats[e] = bf16_to_float(half);
         }
-        store_write_state(s, STATE_MASTER, storage, to + at, n, state_piece.floats);
+        model_take(s, storage, to + at, n, part.path, NULL);
     }
 }
 // Fills the masters from a model file, whose configuration the store's model must have. Every rank
@@ -128,8 +162,9 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
             if (!count) { continue; }
             int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin -
                               parts[i].offset;
-            const char *from = map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype);
-            model_file_read(s, storage, begin - first, from, dtype, count);
+            const ModelFilePart part = {
+                path, map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype), dtype};
+            model_file_read(s, storage, begin - first, part, count);
         }
     }
     unmap_file(map);

@@ -54,8 +54,8 @@ static inline Text state_file_path(const char *folder, int64_t file) {
 
 // Saves OUT/step_N, and writes its path to *path. A failure (disk full, folder missing) is a
 // warning: returns false, and training continues. All ranks call it.
-static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep,
-                                   const char *flags, Text *path) {
+static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, const char *flags,
+                                   Text *path) {
     Comm *comm = s->comm;
     const bool first = comm->rank == 0;
     store_wait_all(s);
@@ -82,9 +82,10 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
         fprintf(
             stderr,
             "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n",
-            path->at, strerror(error), EXIT_RESOURCES);
+            path->at,
+            error == STATE_NOT_FINITE ? "a weight or a moment is NaN or infinite" : strerror(error),
+            EXIT_RESOURCES);
     }
-    if (first && !error) { checkpoints_prune(out, p->step, keep); }
     free(reports);
     return !error;
 }

@@ -264,16 +264,17 @@ static inline int folder_publish(const char *temporary, const char *path, const 
     return error;
 }
 
-// Keeps the newest `keep` checkpoints up to the one just saved. Later steps are left alone: they
-// belong to a run that continued differently. Links to folders elsewhere, and folders without a
-// manifest, are left alone too and do not count.
-static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep) {
+// Keeps the newest `keep` checkpoints up to `saved`, and the newest that is known to be good (-1:
+// none), even if it is older: those before it are removed, of others a resume may have need. Later
+// steps are left alone: they belong to a run that continued differently. Links to folders
+// elsewhere, and folders without a manifest, are left alone too and do not count.
+static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep, int64_t good) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     for (int64_t i = 0, kept = 0; keep && i < count; i++) {
         const Text path = checkpoint_folder(out, steps[i], "");
         const bool counts = steps[i] <= saved && folder_has_manifest(path.at);
-        if (counts && ++kept > keep) { folder_remove(path.at); }
+        if (counts && ++kept > keep && steps[i] < good) { folder_remove(path.at); }
     }
     free(steps);
 }

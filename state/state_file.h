@@ -53,14 +53,16 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     return piece;
 }
 
-// Writes this rank's slices of all states that it holds. Returns 0 or an errno; sets the file's
-// size and checksum.
+// Writes this rank's slices of all states that it holds. Returns 0, an errno, or STATE_NOT_FINITE
+// if a number is NaN or infinite; sets the file's size and checksum.
+enum { STATE_NOT_FINITE = -1 };
 static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes,
                                    uint64_t *checksum) {
     FileWriter w;
     writer_open(&w, path);
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
     const int storages = s->model->storages;
+    bool finite = true;
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int i = 0; i < FILE_KINDS * storages; i++) {
@@ -75,13 +77,15 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
             for (int64_t at = 0, n; pass == 2 && at < piece.count; at += n) {
                 n = min_i64(STATE_PIECE_FLOATS, piece.count - at);
                 state_to_piece(s, kind, i % storages, at, n);
+                finite &= first_not_finite(state_piece.floats, n) == n;
                 writer_add(&w, state_piece.bytes, n * sizeof(float));
             }
         }
     }
     *bytes = w.sum.length;
     *checksum = checksum_end(&w.sum);
-    return writer_close(&w);
+    const int error = writer_close(&w);
+    return error || finite ? error : STATE_NOT_FINITE;
 }
 
 // Reads exactly n bytes into p, and adds them to *sum unless that is NULL. Returns false at the end
@@ -135,9 +139,10 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
     }
 }
 // Reads the data of a piece and stores what this rank needs. sum NULL: a piece that is not needed
-// is skipped.
+// is skipped. Returns false at the end of the file, or at a number that is NaN or infinite, which
+// *why then names.
 static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p,
-                                    Checksum *sum) {
+                                    Checksum *sum, Text *why) {
     const int64_t end = p->begin + p->count;
     if (!sum && !state_wanted(s, from, p)) {
         return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR);
@@ -145,6 +150,13 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
         n = min_i64(end - at, STATE_PIECE_FLOATS);
         if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
+        const int64_t bad = first_not_finite(state_piece.floats, n);
+        if (bad < n) {
+            const Text tensor = model_tensor_name(from, (int)p->storage, at + bad);
+            const char *state = state_name((StateKind)p->state);
+            *why = model_not_finite(state, tensor.at, state_piece.floats[bad]);
+            return false;
+        }
         state_piece_take(s, from, p->state, (int)p->storage, at, n);
     }
     return true;
@@ -165,6 +177,7 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
     StateHeader header;
     struct stat info;
     const uint64_t most = FILE_KINDS * from->storages;
+    Text number = text_of("%s", ""); // what is wrong with one
     bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes &&
                 read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
                 header.version == STATE_VERSION && header.pieces <= most;
@@ -175,11 +188,14 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
         good = state_piece_fits(s, from, piece);
         if (!good) { break; }
         int64_t *count = &filled[piece->state * from->storages + piece->storage];
-        good = piece->begin == *count && state_piece_read(f, s, from, piece, sum);
+        good = piece->begin == *count && state_piece_read(f, s, from, piece, sum, &number);
         *count += piece->count;
     }
     good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
-    if (!good) { *why = text_of("%s: torn or changed (checksum, size or piece table)", path); }
+    if (!good) {
+        *why = text_of("%s: %s", path,
+                       *number.at ? number.at : "torn or changed (checksum, size or piece table)");
+    }
     free(pieces);
     fclose(f);
     return good;
@@ -206,16 +222,23 @@ static inline bool states_are_whole(const char *folder, const Store *s, const Gp
     return good;
 }
 
-// Does a file have this size and checksum?
+// Does a file have this size and checksum, and no NaN or infinite number?
 static inline bool state_file_whole(const char *path, uint64_t bytes, uint64_t checksum) {
     FILE *f = open_regular(path);
     Checksum sum = checksum_begin();
-    for (size_t n; f && (n = fread(state_piece.bytes, 1, sizeof state_piece.bytes, f)) > 0;
+    StateHeader header = {};
+    bool good = f && read_checked(f, &sum, &header, sizeof header);
+    size_t table = good ? header.pieces * sizeof(StatePiece) : 0;
+    for (size_t n; good && (n = fread(state_piece.bytes, 1, sizeof state_piece.bytes, f)) > 0;
          keep_alive()) {
+        const size_t skipped = table < n ? table : n; // numbers begin after the table
+        const int64_t numbers = (int64_t)((n - skipped) / sizeof(float));
         checksum_add(&sum, state_piece.bytes, n);
+        good = first_not_finite(state_piece.floats + skipped / sizeof(float), numbers) == numbers;
+        table -= skipped;
     }
     if (f) { fclose(f); }
-    return f && sum.length == bytes && checksum_end(&sum) == checksum;
+    return good && sum.length == bytes && checksum_end(&sum) == checksum;
 }
 
 #endif

@@ -304,6 +304,19 @@ static inline void store_write_state(const Store *s, StateKind kind, int storage
                                      int64_t n, const void *in) {
     store_access(s, kind, storage, at, n, (void *)(uintptr_t)in, true);
 }
+// Are the parameters of this rank's slices neither NaN nor infinite? Must follow store_wait_all.
+static inline bool store_is_finite(const Store *s) {
+    bool finite = true;
+    for (int i = 0; finite && i < s->model->storages; i++) {
+        const int64_t own = store_holds(s, i) ? store_own_elements(s, i) : 0;
+        for (int64_t at = 0, n; finite && at < own; at += n, keep_alive()) {
+            n = min_i64(STATE_PIECE_FLOATS, own - at);
+            store_read_state(s, STATE_MASTER, i, at, n, state_piece.floats);
+            finite = first_not_finite(state_piece.floats, n) == n;
+        }
+    }
+    return finite;
+}
 // Sets the moments of the blocks' storages to zero.
 static inline void store_reset_blocks(const Store *s) {
     memset(state_piece.bytes, 0, sizeof state_piece.bytes);

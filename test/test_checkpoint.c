@@ -110,13 +110,14 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     return s;
 }
 static Store make_store(DType dtype, bool adam) { return make_store_of(&model, dtype, adam); }
-// Every state gets its own numbers, of every exponent, infinities and NaNs included: files hold
-// bits.
+// Every state gets its own numbers, of every exponent that is not of infinities and NaNs: files
+// hold bits.
 static void fill_store(Store *s, uint64_t number) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         float *x = store_floats(s, (StateKind)kind, 0, 0);
         for (int64_t i = 0; x && i < model.parameters; i++) {
             uint32_t bits = (uint32_t)random_u64(number, (uint64_t)kind, (uint64_t)i);
+            bits ^= (bits & 0x7f800000u) == 0x7f800000u ? 0x00800000u : 0;
             memcpy(&x[i], &bits, 4);
         }
     }
@@ -178,7 +179,8 @@ static bool save(Store *s, const Progress *p, int64_t keep, char path[1100]) {
     int before = dup(STDERR_FILENO);
     fflush(stderr);
     dup2(fileno(f), STDERR_FILENO);
-    bool saved = checkpoint_save(out, s, p, keep, "--steps 5 --lr 1e-3", &folder);
+    bool saved = checkpoint_save(out, s, p, "--steps 5 --lr 1e-3", &folder);
+    if (saved) { checkpoints_prune(out, p->step, keep, p->step); }
     strcpy(path, folder.at);
     fflush(stderr);
     dup2(before, STDERR_FILENO);
@@ -712,6 +714,65 @@ static void test_keep(void **state) {
 }
 // After a newer checkpoint turned out torn, training went on from an older one: what is saved now
 // must not be pruned for it.
+static void check_kept(const bool kept[4]) {
+    for (int step = 1; step <= 4; step++) {
+        assert_int_equal(exists(path_of("step_%08d", step)), kept[step - 1]);
+    }
+}
+// What may still be needed stays: the newest good one, and without one everything.
+static void test_keep_keeps_a_good_one(void **state) {
+    (void)state;
+    const bool all[4] = {true, true, true, true}, good[4] = {false, true, true, true},
+               newest[4] = {false, false, false, true};
+    Store s = make_store(DTYPE_FP32, true);
+    for (int step = 1; step <= 4; step++) { save_step(&s, step, 0); }
+    checkpoints_prune(out, 4, 1, -1);
+    check_kept(all);
+    checkpoints_prune(out, 4, 1, 2);
+    check_kept(good);
+    checkpoints_prune(out, 4, 1, 4);
+    check_kept(newest);
+    store_free(&s);
+}
+// A checkpoint with a number that is not finite is not saved; one of an older program is skipped.
+static void test_not_finite(void **state) {
+    (void)state;
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    Store s = make_store(DTYPE_FP32, true), t = make_store(DTYPE_FP32, true);
+    resumed_store = &t;
+    save_step(&s, 10, 0);
+    for (int i = 0; i < 6; i++) {
+        const StateKind kind = i % 2 ? STATE_MOMENT : STATE_MASTER;
+        const int64_t at = i % 3 ? model.parameters - 1 : 0;
+        float *x = &store_floats(&s, kind, 0, 0)[at], before = *x;
+        char path[1100];
+        Progress p = make_progress(11, 5);
+        StateReport report = {};
+        uint64_t bytes, checksum;
+        *x = bad[i / 2];
+        assert_false(save(&s, &p, 0, path));
+        assert_non_null(strstr(said, "a weight or a moment is NaN or infinite"));
+        assert_int_equal(mkdir(path, 0777), 0);
+        assert_int_equal(state_file_write(path_of("step_00000011/state_00000"), &s, &bytes,
+                                          &checksum),
+                         STATE_NOT_FINITE);
+        report.bytes = (double)bytes;
+        report.checksum_high = (double)(checksum >> 32);
+        report.checksum_low = (double)(checksum & 0xffffffffu);
+        assert_int_equal(manifest_write(path, &s, &p, "--steps 5", &report), 0);
+        check_child(resume_from, path_of("step_00000010"), EXIT_DONE,
+                    isnan(bad[i / 2]) ? "has a NaN" : "has an infinite number");
+        check_child(resume_from, path_of("step_00000010"), EXIT_DONE, at ? "tensor lnfb" : "wte");
+        GptConfig newest;
+        GptShare share;
+        assert_false(checkpoint_whole(path, &comm, &newest, &share));
+        folder_remove(path);
+        *x = before;
+    }
+    assert_true(checkpoint_whole(path_of("step_00000010"), &comm, &(GptConfig){}, &(GptShare){}));
+    store_free(&s);
+    store_free(&t);
+}
 static void test_keep_never_prunes_what_was_just_saved(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
@@ -1138,6 +1199,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),
         cmocka_unit_test_setup(test_keep, fresh),
+        cmocka_unit_test_setup(test_keep_keeps_a_good_one, fresh),
+        cmocka_unit_test_setup(test_not_finite, fresh),
         cmocka_unit_test_setup(test_keep_never_prunes_what_was_just_saved, fresh),
         cmocka_unit_test_setup(test_same_step_again, fresh),
         cmocka_unit_test_setup(test_names_that_are_no_checkpoints, fresh),

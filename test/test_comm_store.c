@@ -472,7 +472,7 @@ static void test_files(void) {
         p.step = p.position = p.updates = 5;
         rig_make(&r, &cases[i], &s);
         train_rig(&r);
-        check(checkpoint_save(folder, &r.store, &p, 1, "--steps 5", &path), "saves", r.c, &s, -1);
+        check(checkpoint_save(folder, &r.store, &p, "--steps 5", &path), "saves", r.c, &s, -1);
         snprintf(exported, sizeof exported, "%s/model.bin", folder);
         check(!model_file_write(exported, &r.store), "exports", r.c, &s, -1);
         comm_barrier(&comm);

@@ -265,6 +265,98 @@ class Torn(unittest.TestCase):
         shutil.rmtree(out)
 
 
+class Diverged(harness.TestCase):
+    """Losses that are not finite any more: no good checkpoint is lost, and the run ends."""
+
+    LAYOUTS = (
+        dict(),
+        dict(ranks=2, zero=1),
+        dict(ranks=3, zero=2),
+        dict(ranks=2, zero=3),
+        dict(ranks=2, pipeline=2),
+        dict(ranks=3, pipeline="3:1,2:2", zero=2),
+        dict(cyclic="v1", cyclic_stages=2),
+        dict(ranks=2, cyclic="v2", cyclic_stages=2, cyclic_mode="data", grad_clip=0),
+        dict(ranks=2, cyclic="v1", cyclic_mode="zero", grad_clip=0),
+        dict(zero=2, offload="optimizer"),
+        dict(ranks=2, zero=2, offload="optimizer", offload_delay=1),
+        dict(ranks=2, zero=3, offload="all"),
+    )
+    BAD = dict(lr="1e6", weight_decay=100, grad_clip=0)
+    MOST = 4  # skipped updates
+
+    def run_until(self, layout, **changes):
+        out = os.path.join(scratch(), "out")
+        same = dict(layout, out=out, save_every=2, keep=2)
+        train(**same, steps=6)
+        self.assertEqual(checkpoints(out), [4, 6])
+        job = train(**dict(same, resume=1, **{**self.BAD, **changes}), code=EXIT_RESOURCES)
+        return same, job
+
+    def diverges(self, layout):
+        same, job = self.run_until(layout, steps=1000, save_every=1, max_skipped=self.MOST)
+        text = f"{layout}: {job.err}"
+        self.assertRegex(
+            job.err,
+            rf"the run has diverged: {self.MOST} updates in a row were skipped \(--max-skipped\)",
+            text,
+        )
+        self.assertEqual(job.err.count("has diverged"), 1, text)
+        finite = [e["step"] for e in job.of("step") if e["loss"] is not None]
+        good = f"with --resume 1 it goes on from {checkpoint(same['out'], finite[-1] - 1)}; give it"
+        self.assertIn(good, job.err, text)
+        self.assertIn(finite[-1] - 1, checkpoints(same["out"]), text)
+        self.assertEqual(len(job.of("step")), finite[-1] - 6 + self.MOST, text)
+        # A loss that is finite came after it: at the rate of before, or none at all, it comes again.
+        job = train(**dict(same, resume=1, steps=finite[-1], lr=0, save_every=0))
+        self.assertIn(f"resumed from {checkpoint(same['out'], finite[-1] - 1)}", job.out, text)
+        self.assertTrue(all(e["loss"] is not None for e in job.of("step")), text)
+
+    def test_ends_with_its_good_checkpoints(self):
+        at_once(self.diverges, sample(self.LAYOUTS, 4))
+
+    def test_at_its_end(self):
+        """A run that is over before it has skipped enough, and what it would have exported."""
+        export = os.path.join(scratch(), "model.bin")
+        same, job = self.run_until({}, steps=30, export=export)
+        self.assertIn("has diverged: the last loss is not finite", job.err)
+        self.assertFalse(os.path.exists(export))
+        finite = [e["step"] for e in job.of("step") if e["loss"] is not None]
+        self.assertIn(max(s for s in range(finite[-1]) if s % 2 == 0), checkpoints(same["out"]))
+        for step in checkpoints(same["out"]):
+            self.assertLessEqual(step, finite[-1])
+
+    def test_private(self):
+        """Losses decide nothing: weights do."""
+        out, export = os.path.join(scratch(), "out"), os.path.join(scratch(), "model.bin")
+        same = dict(out=out, save_every=1, keep=1, dp_noise=1, dp_show_private=1, ranks=2)
+        same.update(steps=12, optimizer="sgd", export=export)
+        job = train(**same, **self.BAD, code=EXIT_RESOURCES)
+        self.assertIn("not saved: a weight or a moment is NaN or infinite", job.err)
+        self.assertIn("has diverged: a weight is NaN or infinite", job.err)
+        self.assertFalse(os.path.exists(export))
+        self.assertEqual(len(checkpoints(out)), 1, "the last with finite weights")
+
+    def test_keep_one(self):
+        """No step tells whether the last one is good: it is evaluated."""
+        layouts = [dict(save_every=2, keep=1, steps=5, **layout) for layout in self.LAYOUTS]
+        for case in sample(layouts, 3):
+            out = os.path.join(scratch(), "out")
+            train(**case, out=out)
+            self.assertEqual(checkpoints(out), [5], case)
+
+    def test_the_last_update_breaks_it(self):
+        same, job = self.run_until({}, steps=1000, save_every=1, max_skipped=self.MOST)
+        finite = [e["step"] for e in job.of("step") if e["loss"] is not None][-1]
+        out = os.path.join(scratch(), "out")
+        train(**dict(same, out=out), steps=6)
+        same.update(out=out, resume=1, steps=finite, save_every=1, keep=1, **self.BAD)
+        job = train(**same, code=EXIT_RESOURCES)
+        self.assertIn("the last loss is not finite", job.err)
+        self.assertEqual(checkpoints(out), [finite - 1])
+        self.assertIn(f"so it is now {checkpoint(out, finite)}.diverged", job.err)
+
+
 class Clocks(unittest.TestCase):
     def test_jumps(self):
         if not os.path.exists(CLOCK):

@@ -351,6 +351,14 @@ class Layouts(TestCase):
         self.assertEqual(alone.steps()[:1], among.steps()[:1], "the first document among others")
 
 
+def overflowing():
+    """The golden model with logits that are too large for fp32."""
+    numbers = weights(MODEL)
+    for i in range(len(numbers) - 2 * CHANNELS, len(numbers)):
+        numbers[i] = 3e38
+    return put("model.bin", get(MODEL)[:1024], numbers.tobytes())
+
+
 # --------------------------------------------------------------------------------------------------
 class Optimizers(TestCase):
     def test_sgd_from_exported_weights(self):
@@ -482,19 +490,55 @@ class Optimizers(TestCase):
         )
 
     def test_not_finite_is_skipped(self):
-        bad, after = put("model.bin", get(MODEL)[:-4], struct.pack("<f", math.inf)), os.path.join(
-            scratch(), "after.bin"
-        )
-        job = train(model=bad, steps=3, export=after, ranks=2)
+        out = os.path.join(scratch(), "out")
+        same = dict(model=overflowing(), ranks=2, out=out, save_every=1)
+        job = train(**same, steps=3, code=EXIT_RESOURCES)
         self.assertEqual(
             len(re.findall("update skipped: loss or gradient norm is not finite", job.err)), 3
         )
         self.assertEqual(job.steps("loss"), [(None,)] * 3, "JSON has no infinities")
-        self.assertEqual(get(after), get(bad))
+        self.assertEqual(checkpoints(out), [])
 
 
 # --------------------------------------------------------------------------------------------------
+# The tensors of the golden model, in the order of the file
+NAMES = (
+    "wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb".split()
+)
+
+
 class Models(TestCase):
+    def test_numbers_that_are_not_finite(self):
+        """In any tensor of any form, on the rank that reads it: refused by the tensor's name."""
+        draw, places, begin = random.Random(SEED), [], 0
+        for elements, _ in tensors():
+            places.append((begin, elements))
+            begin += elements
+        folder = os.path.join(scratch(), "folder")
+        train(steps=0, export=folder)
+        (length,) = struct.unpack("<Q", get(folder + "/model.safetensors")[:8])
+        names = json.loads(get(folder + "/model.safetensors")[8 : 8 + length])
+        cases = []
+        for number in (math.nan, math.inf, -math.inf):
+            tensor = draw.randrange(len(places))
+            at = 1024 + 4 * (places[tensor][0] + draw.randrange(places[tensor][1]))
+            word = struct.pack("<f", number)
+            bad = put("model.bin", get(MODEL)[:at], word, get(MODEL)[at + 4 :])
+            cases.append((dict(model=bad), f"tensor {NAMES[tensor]}( of layer \\d)? has "))
+            name = draw.choice([name for name in names if name != "__metadata__"])
+            low, high = names[name]["data_offsets"]
+            at = 8 + length + low + 4 * draw.randrange((high - low) // 4)
+            copy = shutil.copytree(folder, os.path.join(scratch(), "folder"))
+            with open(copy + "/model.safetensors", "r+b") as file:
+                file.seek(at)
+                file.write(word)
+            cases.append((dict(model=copy), f"tensor {re.escape(name)} has "))
+        layouts = [dict(ranks=3, zero=3), dict(ranks=2, pipeline=2), dict(offload="all"), {}]
+        for (flags, words), layout in zip(cases, layouts * 2):
+            job = train(**flags, **layout, steps=2, code=EXIT_INPUT)
+            self.assertRegex(job.err, words + "(a NaN|an infinite number)", (flags, layout))
+            self.assertEqual(job.err.count("a model with such a weight"), 1)
+
     def test_export_gives_the_file_back(self):
         half = put(
             "half.bin",
@@ -744,9 +788,8 @@ class Divergence(TestCase):
             self.assertNotIn("loss", job.err)
 
     def test_no_number(self):
-        bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
         for layout in (dict(), dict(cyclic="v1", cyclic_stages=2)):
-            job = train(model=bad, steps=4, warmup=4, **layout)
+            job = train(model=overflowing(), steps=4, warmup=4, **layout, code=EXIT_RESOURCES)
             self.assertEqual([step for step, _ in re.findall(self.WARNING, job.err)], ["1"], layout)
 
 
