@@ -365,6 +365,21 @@ static inline uint64_t dataset_checksum(const Dataset *ds) {
     return checksum_end(&sum);
 }
 
+// Returns a hash of the first `shards` shards, by which a resumed run knows them again, whatever
+// their names: of their numbers of tokens, and of some of these in each.
+static inline uint64_t dataset_fingerprint(const Dataset *ds, int shards) {
+    enum { PLACES = 16, STEP = 1 << 10 };
+    Checksum sum = checksum_begin();
+    for (const TokenShard *s = ds->shards; s < ds->shards + shards; s++) {
+        checksum_add(&sum, &s->count, sizeof s->count);
+        for (int i = 0; i < PLACES; i++) {
+            const int64_t n = min_i64(STEP, s->count), at = (s->count - n) * i / (PLACES - 1);
+            checksum_add(&sum, tokens_from(s->tokens, at).at, (size_t)n * s->tokens.width);
+        }
+    }
+    return checksum_end(&sum);
+}
+
 // Checks the tokens of the data set `name` against the tokenizer or, if that is unknown, the
 // model's vocabulary.
 static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds,

@@ -102,6 +102,7 @@ static ModelSpec read_model(Config *c, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
+    o->model = checkpoint_chosen(o->model, comm);
     char optimizer[OPTIMIZER_NAME];
     ModelSpec spec = {};
     spec.dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
@@ -326,6 +327,37 @@ static void load_weights(Run *r, const ModelSpec *spec) {
         store_initialise(&r->store, o->seed);
     }
 }
+// Notes what products depend on: of rank 0 for checkpoints, of all ranks for private steps. All
+// ranks call it.
+static void note_products(Run *r) {
+    Privacy *p = &r->privacy;
+    char *now = p->arithmetic[1];
+    Checksum sum = checksum_begin();
+    snprintf(p->arithmetic[0], sizeof p->arithmetic[0], "%s", r->progress.products);
+    ops_arithmetic(now, sizeof p->arithmetic[1]);
+    checksum_add(&sum, now, strlen(now));
+    const int mine = (int)(checksum_end(&sum) & 0x7fffffff);
+    p->products = (uint64_t)comm_agree_min(r->comm, mine) << 32;
+    p->products |= (uint64_t)comm_agree_max(r->comm, mine);
+    snprintf(r->progress.products, sizeof r->progress.products, "%s", now);
+}
+// Notes the order of samples, and the tokenizer, for checkpoints; those of the checkpoint that the
+// run resumes from are compared. Rank 0 needs it, which writes manifests.
+static void note_data(Run *r) {
+    Progress *p = &r->progress;
+    const Tokenizer *t = &r->data->tokenizer;
+    char *path = t->path ? realpath(t->path, NULL) : NULL;
+    if (r->comm->rank) { return; }
+    if (!r->privacy.on && run_options(r)->resume && r->plan->config->steps > p->step) {
+        order_check(p->order, &r->data->train, p->position);
+    }
+    if (r->data->train.tokens) { order_text(&r->data->train, p->order, sizeof p->order); }
+    if (path) {
+        snprintf(p->tokenizer, sizeof p->tokenizer, "%d %016" PRIx64 " %s", t->id.vocab, t->id.hash,
+                 path);
+    }
+    free(path);
+}
 // Starts the privacy guarantee, after the weights are loaded: a resumed run continues with the same
 // noise and key, and with the privacy that was already spent.
 static void begin_privacy(Run *r) {
@@ -334,6 +366,8 @@ static void begin_privacy(Run *r) {
     if (p->on && r->comm->rank == 0 && *c->options.out) {
         p->data = dataset_checksum(&r->data->train);
     }
+    note_products(r);
+    note_data(r);
     privacy_begin(p, &c->options, &c->given, r->progress.privacy, r->progress.step, r->comm);
     r->end = min_i64(c->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -388,9 +422,8 @@ static void evaluate_last(Run *r) {
     comm_broadcast(r->comm, &known, sizeof known, 0);
     if (known) { return; }
     memcpy(sent, r->comm->bytes, sizeof sent);
-    const Evaluation e =
-        executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
-                          r->plan->evaluation.samples, r->progress.step);
+    const Evaluation e = executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
+                                           r->plan->evaluation.samples, r->progress.step);
     memcpy(r->comm->bytes, sent, sizeof sent);
     r->store.moved[0] = moved;
     h->lost = h->bad = !isfinite(e.loss);
@@ -558,8 +591,14 @@ static void prepare(Job *j) {
     const bool first = j->comm.rank == 0, saves = *o->out && !options_prompts(&j->config.given);
     if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
     check_memory(plan, &j->comm);
+    if (privacy_hides(&j->config.privacy)) { files_time = time(NULL); }
     const EventFile board = event_file_open(first ? o->tensorboard : "");
     if (saves && first) { out_folder_prepare(o->out, o->resume != 0); }
+    const int error = saves && first ? tokenizer_keep(&j->data.tokenizer, o->out) : 0;
+    if (error) {
+        fprintf(stderr, "warning: --prompt will need --tokenizer: it is not copied to %s: %s\n",
+                o->out, strerror(error));
+    }
     r->journal.log = log_open(first ? o->log : "", o->resume != 0);
     r->journal.log.board = board;
     comm_barrier(&j->comm);
@@ -575,7 +614,8 @@ static void prepare(Job *j) {
         log_line(&r->journal.log, &line);
     }
     if (first) { print_time(r->end - r->first_step, plan->predicted.step_s); }
-    r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every);
+    r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every,
+                                      privacy_hides(&r->privacy));
     r->journal.energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&j->comm);
 }

@@ -15,6 +15,7 @@ typedef struct {
     bool terminal, drawn; // drawn: a line is drawn and not ended
     int64_t steps, first; // last step of the run; steps done before it (resumed)
     int64_t every;        // --log-every
+    int64_t stride;       // of lines without it, in private runs: steps; 0: a second
     double step_s, shown; // average of a step; time of the last plain line
 } ProgressBar;
 typedef struct {
@@ -117,7 +118,10 @@ static inline void log_check(Log *log, bool bad) {
 }
 // Writes one line and frees its text.
 static inline void log_line(Log *log, TextBuffer *t) {
-    if (log->file) { log_check(log, fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file)); }
+    if (log->file) {
+        log_check(log, fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file));
+        file_hide_time(fileno(log->file));
+    }
     free(t->text);
     memset(t, 0, sizeof *t);
 }
@@ -141,11 +145,14 @@ static inline bool output_is_terminal(void) {
            (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
 }
 // steps: of the run; first: those done before it; step_s: predicted time of a step.
-static inline ProgressBar progress_bar(int64_t steps, int64_t first, double step_s, int64_t every) {
+// hides: lines must not tell when steps end.
+static inline ProgressBar progress_bar(int64_t steps, int64_t first, double step_s, int64_t every,
+                                       bool hides) {
     const ProgressBar bar = {.terminal = !every && output_is_terminal(),
                              .steps = steps,
                              .first = first,
                              .every = every,
+                             .stride = hides ? max_i64(1, (int64_t)(1 / fmax(step_s, 1e-6))) : 0,
                              .step_s = step_s};
     return bar;
 }
@@ -189,7 +196,8 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
     const double now = seconds_now();
     const Readable left = readable_clock((bar->steps - f->step) * bar->step_s);
     // at most one line a second for short steps; the log has all steps
-    const bool shown = bar->every || f->step == bar->first + 1 || f->last || now - bar->shown >= 1;
+    const bool due = bar->stride ? f->step % bar->stride == 0 : now - bar->shown >= 1;
+    const bool shown = bar->every || f->step == bar->first + 1 || f->last || due;
     if (bar->terminal) {
         progress_draw(bar, f, left.at);
     } else if (shown) {

@@ -16,9 +16,10 @@
 #include "model/huggingface.h" // kinds of --export
 #include "state/checkpoint.h"  // names of the files in --out
 
-enum { OUTPUTS = 3, OWN_NAMES = 6 };
-static const char *const out_own_names[OWN_NAMES] = {"lock",       "stop",     "dp_key",
-                                                     "dp_key.tmp", "dp_steps", "dp_steps.tmp"};
+enum { OUTPUTS = 3, OWN_NAMES = 10 };
+static const char *const out_own_names[OWN_NAMES] = {
+    "lock",         "stop",           "dp_key",        "dp_key.tmp",         "dp_steps",
+    "dp_steps.tmp", "tokenizer.json", "tokenizer.bin", "tokenizer.json.tmp", "tokenizer.bin.tmp"};
 
 typedef struct {
     const char *flag, *path;

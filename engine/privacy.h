@@ -39,9 +39,11 @@ typedef struct {
     // steps of the run; those of them that keep the target
     int64_t steps, allowed;
     uint32_t key[8];
-    // hashes: of the key; of the training data (the caller sets it before privacy_begin()); of
-    // flags and data
-    uint64_t fingerprint, data, path;
+    // hashes: of the key; of the training data, and of what all ranks multiply with (the caller
+    // sets these two before privacy_begin()); of flags, data and products
+    uint64_t fingerprint, data, products, path;
+    // what multiplied in the steps of the checkpoint ("": unknown), and does here (ops_arithmetic())
+    char arithmetic[2][200];
     int ledger; // descriptor of OUT/dp_steps on rank 0, or -1; its content:
     // number of steps that have drawn noise; the first step (from 0) with the last one's path
     int64_t taken, since;
@@ -55,13 +57,34 @@ static const double CAP_SHARE = 1e-5;
 // limit of CPU time for finding a run's noise or steps when it begins; tests set less
 static double account_run_seconds = 600;
 
-// Times and traffic depend on the number of drawn samples. Where they must be hidden, reports show
-// two digits of their means over the run so far.
+// Times and traffic depend on the number of drawn samples. Where they must be hidden, everything
+// that a run prints, logs or writes follows these rules (docs/privacy.md):
+//   figures  two digits of means over the run. That of a step's time is renewed only where twice as
+//            many steps have been made (8, 16, 32, ...), so that the difference of two of them says
+//            nothing of a single step; before the first of these, the predicted time stands there.
+//   clocks   events and files have the time at which the program started (files_time).
+//   lines    which steps are printed depends on their numbers alone.
 static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
 static inline double privacy_rounded(double x) {
     if (!(x > 0)) { return x; }
     double unit = pow(10, floor(log10(x)) - 1);
     return round(x / unit) * unit;
+}
+
+// The time of a step that a private run publishes.
+typedef struct {
+    double seconds; // 0: none yet
+    int64_t steps;  // it is the mean of so many
+} PublicTime;
+enum { PUBLIC_STEPS = 8 }; // the fewest that a mean is of
+// Returns it. steps, sum_s: number and time of the steps so far; predicted_s: time of a step.
+static inline double public_step_time(PublicTime *t, int64_t steps, double sum_s,
+                                      double predicted_s) {
+    if (steps >= max_i64(PUBLIC_STEPS, 2 * t->steps)) {
+        t->seconds = privacy_rounded(sum_s / (double)steps);
+        t->steps = steps;
+    }
+    return t->seconds > 0 ? t->seconds : privacy_rounded(predicted_s);
 }
 
 // -------------------------------------------------------------------------------------------------

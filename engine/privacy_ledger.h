@@ -85,12 +85,14 @@ static inline void privacy_keep_key(const Privacy *p, const Options *o) {
     noise_wipe(text, sizeof text);
 }
 
-// Returns a hash of the flags and data that determine what a step computes. It leaves out the
+// Returns a hash of the flags, data and products that determine what a step computes. Products in
+// bf16 count with the instructions that make them: their sums, in another order, move activations
+// by steps of bf16, which the grid does not hide. It leaves out the
 // settings in the history, and flags that only decide which rank computes what: these change
 // rounding alone, which the grid of noise_add() hides except for one element in thousands. It also
 // leaves out names of data (--train, --tokenizer); the data's checksum, dataset_checksum(), is in
 // it.
-static inline uint64_t privacy_path(const Options *o, uint64_t data) {
+static inline uint64_t privacy_path(const Options *o, uint64_t data, uint64_t products) {
     static const char *const alike[] = {
         "train",        "val",  "tokenizer",     "micro-batch",       "recompute",
         "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup",
@@ -99,6 +101,7 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data) {
     bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1;
     Checksum sum = checksum_begin();
     checksum_add(&sum, &data, sizeof data);
+    checksum_add(&sum, &products, sizeof products);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         bool other = !strcmp(spec->group, "privacy") || !strcmp(spec->group, "cluster");
@@ -149,6 +152,7 @@ static inline void privacy_note(Privacy *p, int64_t step) {
         die(EXIT_RESOURCES, "a step that draws noise must be noted before",
             "cannot write dp_steps into --out: %s", strerror(errno));
     }
+    file_hide_time(p->ledger);
 }
 // Syncs the record to disk, before a checkpoint is written.
 static inline void privacy_sync(const Privacy *p) {
@@ -188,17 +192,20 @@ static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t st
                                  "one, or begin anew in another --out without --resume"
                                : "give the flags and data of the run that was stopped; once there "
                                  "is a checkpoint of its last step, they may change";
-        die(EXIT_INPUT, hint,
-            "steps %" PRId64 " to %" PRId64
-            " have drawn noise after this checkpoint, under other flags: the same noise around "
-            "other gradients would show them",
-            step + 1, p->taken);
+        const bool products = *p->arithmetic[0] && strcmp(p->arithmetic[0], p->arithmetic[1]);
+        const Text other = products ? text_of("with other products (%s, here %s)", p->arithmetic[0],
+                                              p->arithmetic[1])
+                                    : text_of("under other flags, data or products");
+        die(EXIT_INPUT, products ? "go on where products are computed as then" : hint,
+            "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, %s: the same "
+            "noise around other gradients would show them",
+            step + 1, p->taken, other.at);
     }
 }
 // Opens the record of steps; a new run creates it. Only rank 0 calls it.
 static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step, bool resumes) {
     char text[LEDGER_BYTES + 1], path[1100];
-    p->path = privacy_path(o, p->data);
+    p->path = privacy_path(o, p->data, p->products);
     if (resumes) {
         privacy_check_ledger(p, o, step);
     } else {

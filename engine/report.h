@@ -547,6 +547,7 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, C
     m.overhead = steps ? spent.report_s / spent.steps_s : 0;
     m.joules = joules;
     if (hides) {
+        m.host = (size_t)privacy_rounded((double)m.host); // the largest batch touched most of it
         m.step_ms = privacy_rounded(m.step_ms);
         m.idle = privacy_rounded(m.idle);
         m.overhead = privacy_rounded(m.overhead);

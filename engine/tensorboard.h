@@ -54,7 +54,8 @@ static inline void proto_add_bytes(ProtoMessage *m, int field, const void *data,
 static inline ProtoMessage event_begin(int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    const double seconds =
+        files_time ? (double)files_time : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     ProtoMessage m = {};
     proto_add_tag(&m, EVENT_TIME, PROTO_64);
     proto_add(&m, &seconds, sizeof seconds);
@@ -74,6 +75,11 @@ static inline void values_add(ProtoMessage *values, const char *group, const cha
     proto_add(&scalar, &number, sizeof number);
     proto_add_bytes(values, 1, scalar.at, scalar.bytes);
 }
+static inline bool event_flush(FILE *file) {
+    const bool flushed = !fflush(file);
+    file_hide_time(fileno(file));
+    return flushed;
+}
 // Writes an event. Returns false if it cannot be written.
 static inline bool event_write(FILE *file, const ProtoMessage *event) {
     const uint64_t length = event->bytes;
@@ -82,7 +88,7 @@ static inline bool event_write(FILE *file, const ProtoMessage *event) {
     return fwrite(&length, sizeof length, 1, file) == 1 &&
            fwrite(&check, sizeof check, 1, file) == 1 &&
            fwrite(event->at, 1, event->bytes, file) == event->bytes &&
-           fwrite(&end, sizeof end, 1, file) == 1 && !fflush(file);
+           fwrite(&end, sizeof end, 1, file) == 1 && event_flush(file);
 }
 // Writes the values of a step. Before the first ones of a file comes an event that makes
 // TensorBoard forget this step and later ones of older files: a resumed run repeats them.

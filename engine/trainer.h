@@ -35,6 +35,7 @@ typedef struct {
     Log log;
     Health health;
     Spent spent;
+    PublicTime public_time; // of private runs
     EnergyMeter energy;
     int64_t start_step;  // first step that counts in the final figures
     bool warned_of_loss; // once in a run
@@ -181,8 +182,8 @@ __attribute__((noreturn)) static inline void health_give_up(const Run *r, const 
     } else if (*out) {
         from = text_of("begin again, or with --resume 1 if --out has an older checkpoint, with");
     }
-    const Text hint = text_of("%s a lower --lr, a longer --warmup or a smaller --grad-clip%s",
-                              from.at, bad.at);
+    const Text hint =
+        text_of("%s a lower --lr, a longer --warmup or a smaller --grad-clip%s", from.at, bad.at);
     die(EXIT_RESOURCES, hint.at, "the run has diverged: %s", what);
 }
 // Notes whether a step gave a finite loss and an update.
@@ -218,8 +219,10 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
     Journal *j = &r->journal;
     const int64_t T = plan->shape.T;
     const bool shown = !privacy_hides(&r->privacy);
-    const double nobody = NAN, seconds = shown ? step->seconds
-                                               : privacy_rounded(j->spent.steps_s / j->spent.steps);
+    const double nobody = NAN,
+                 seconds = shown ? step->seconds
+                                 : public_step_time(&j->public_time, j->spent.steps,
+                                                    j->spent.steps_s, plan->predicted.step_s);
     if (shown) {
         warn_of_loss(j, step->step, run_options(r)->warmup, plan->model.config.vocab, step->loss);
     }

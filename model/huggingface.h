@@ -462,6 +462,7 @@ static inline int hf_writer_close(TensorWriter *w) {
         munmap(w->map, w->data + w->bytes);
     }
     if (w->fd >= 0) {
+        file_hide_time(w->fd);
         if (!w->error && fsync(w->fd)) { w->error = errno; }
         close(w->fd);
         if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }

@@ -319,6 +319,13 @@ static inline int64_t encode_bytes(const Tokenizer *t, const char *text, int64_t
     return bytes;
 }
 
+// Writes the name of the tokenizer.json beside a tokenizer.bin. Returns false if there is none.
+static inline bool encode_beside(const char *path, char *beside, size_t bytes) {
+    const size_t n = strlen(path);
+    const bool bin = n > 4 && n < bytes - 2 && !strcmp(path + n - 4, ".bin");
+    snprintf(beside, bytes, "%.*s.json", (int)(bin ? n - 4 : 0), path);
+    return bin && !access(beside, R_OK);
+}
 // Opens the encoder of a tokenizer whose tokens are no bytes; `t` must stay open.
 static inline Encoder encode_open(const Tokenizer *t) {
     if (!t->from_file) {
@@ -327,10 +334,7 @@ static inline Encoder encode_open(const Tokenizer *t) {
     if (t->from_json) { return encode_open_json(t, t->path); }
     if (tokenizer_same(t->id, gpt2_tokenizer)) { return encode_open_gpt2(t); }
     char beside[1100];
-    const size_t n = strlen(t->path);
-    const bool bin = n > 4 && n < sizeof beside - 2 && !strcmp(t->path + n - 4, ".bin");
-    snprintf(beside, sizeof beside, "%.*s.json", (int)(bin ? n - 4 : 0), t->path);
-    if (!bin || access(beside, R_OK)) {
+    if (!encode_beside(t->path, beside, sizeof beside)) {
         die(EXIT_INPUT, ENCODE_HINT,
             "%s: expected GPT-2's tokens, bytes, or a tokenizer.json beside it (*.json instead of "
             "*.bin), found other tokens (" TOKENIZER_ID ") whose merges are not in the file",

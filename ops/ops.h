@@ -91,6 +91,9 @@ static DType ops_compute(void);
 static void ops_compute_in(DType compute);
 // Returns what computes matrix products: "oneDNN", "CBLAS" or "cuBLASLt".
 static const char *ops_products(void);
+// Writes what the bits of products depend on, besides the order of fp32 sums: the kind of device,
+// the precision and, in bf16, where such an order moves results by steps of bf16, what multiplies.
+static void ops_arithmetic(char *text, size_t bytes);
 // Writes what the operations were built for: kind of device, instructions, libraries.
 static void ops_build(char *text, size_t bytes);
 // Returns when all work started on s is done. Calls s->progress while it waits.

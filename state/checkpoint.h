@@ -34,6 +34,9 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
     manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
     text_add(&t, "compute %s\n", dtype_name(ops_compute()));
+    manifest_add_text(&t, "products", p->products);
+    manifest_add_text(&t, "order", p->order);
+    manifest_add_text(&t, "tokenizer", p->tokenizer);
     text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags,
              s->comm->ranks);
     for (int r = 0; r < s->comm->ranks; r++) {
@@ -211,6 +214,35 @@ static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfi
     }
     free(steps);
     return found;
+}
+// Returns the folder of the model that --model names: the newest complete checkpoint where it names
+// the --out of a run, otherwise what it names. Ends the program (2) if the run has no such
+// checkpoint. All ranks call it.
+static inline const char *checkpoint_chosen(const char *model, Comm *comm) {
+    int count = 0;
+    GptConfig config;
+    GptShare share;
+    const bool itself = !access(text_of("%s/manifest", model).at, F_OK) ||
+                        !access(text_of("%s/config.json", model).at, F_OK);
+    int64_t *steps = checkpoint_steps(model, comm, &count);
+    const char *chosen = itself || !count ? model : NULL;
+    for (int i = 0; !chosen && i < count; i++) {
+        const Text path = checkpoint_folder(model, steps[i], "");
+        const bool whole = comm_agree_min(comm, checkpoint_whole(path.at, comm, &config, &share));
+        if (whole) { chosen = strdup(path.at); }
+        if (comm->rank) { continue; }
+        fprintf(stderr,
+                whole ? "note: --model is %s\n"
+                      : "warning: --model skips %s: it is incomplete, was changed, or has a "
+                        "number that is NaN or infinite\n",
+                path.at);
+    }
+    free(steps);
+    if (!chosen) {
+        die(EXIT_INPUT, "name another folder", "--model %s: none of its %d checkpoints is valid",
+            model, count);
+    }
+    return chosen;
 }
 // Reads the choices of matrix products from the newest valid manifest of `out`. Returns false if
 // they are not for this device and library.

@@ -253,6 +253,7 @@ static inline void out_folder_prepare(const char *out, bool resume) {
 // files in the other are removed.
 static inline int folder_publish(const char *temporary, const char *path, const char *out) {
     sync_folder(temporary);
+    folder_hide_time(temporary);
     int error = 0;
     if (rename(temporary, path)) {
         error = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, 2 /* RENAME_EXCHANGE */)
@@ -260,6 +261,7 @@ static inline int folder_publish(const char *temporary, const char *path, const 
                     : 0;
         if (!error) { folder_remove(temporary); }
     }
+    folder_hide_time(out);
     sync_folder(out);
     return error;
 }

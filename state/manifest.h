@@ -48,6 +48,9 @@ typedef struct {
     // checkpoint
     char privacy[PRIVACY_HISTORY_MAX];
     char compute[8]; // what products were computed in; "?" if the checkpoint does not say
+    // "" if the checkpoint does not say: what its products depend on (ops_arithmetic()); the order
+    // of its samples (data.h); its tokenizer: vocabulary, hash, and where its file was
+    char products[200], order[300], tokenizer[1200];
 } Progress;
 
 static inline void manifest_add_window(TextBuffer *t, const char *name, const OutlierWindow *w) {
@@ -104,6 +107,22 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     memcpy(value, line ? line : missing, n);
     value[n] = 0;
     return true;
+}
+
+// The same, "" if the line is missing.
+static inline bool manifest_text_or_none(const char *text, const char *key, char *value,
+                                         size_t bytes) {
+    value[0] = 0;
+    return !manifest_line(text, key) || manifest_text(text, key, "", value, bytes);
+}
+// Adds a line, unless the value is "". A value is one line.
+static inline void manifest_add_text(TextBuffer *t, const char *key, const char *value) {
+    if (!*value) { return; }
+    text_add(t, "%s ", key);
+    const size_t begin = t->length;
+    text_add(t, "%s", value);
+    show_plainly(t->text + begin);
+    text_add(t, "\n");
 }
 
 static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
@@ -261,6 +280,9 @@ static inline bool manifest_progress(const char *text, Progress *p, int64_t *fil
            manifest_count_or_none(text, "delinked", &p->delinked) &&
            manifest_count_or_none(text, "restarted", &p->restarted) &&
            manifest_text(text, "compute", "?", p->compute, sizeof p->compute) &&
+           manifest_text_or_none(text, "products", p->products, sizeof p->products) &&
+           manifest_text_or_none(text, "order", p->order, sizeof p->order) &&
+           manifest_text_or_none(text, "tokenizer", p->tokenizer, sizeof p->tokenizer) &&
            manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
 }
 

@@ -753,9 +753,9 @@ static void test_not_finite(void **state) {
         assert_false(save(&s, &p, 0, path));
         assert_non_null(strstr(said, "a weight or a moment is NaN or infinite"));
         assert_int_equal(mkdir(path, 0777), 0);
-        assert_int_equal(state_file_write(path_of("step_00000011/state_00000"), &s, &bytes,
-                                          &checksum),
-                         STATE_NOT_FINITE);
+        assert_int_equal(
+            state_file_write(path_of("step_00000011/state_00000"), &s, &bytes, &checksum),
+            STATE_NOT_FINITE);
         report.bytes = (double)bytes;
         report.checksum_high = (double)(checksum >> 32);
         report.checksum_low = (double)(checksum & 0xffffffffu);

@@ -37,6 +37,7 @@ import random
 import re
 import shutil
 import struct
+import time
 import subprocess
 import typing
 
@@ -2237,6 +2238,44 @@ class Refusals(PrivateCheck):
         at_once(check, sample(cases, 3))
 
 
+class Products(PrivateCheck):
+    """Steps that have drawn noise are not repeated with other products."""
+
+    def test_other_instructions(self):
+        out = os.path.join(scratch(), "out")
+        run = dict(Ledger.RUN, steps=3, save_every=2, out=out, dp_key=None)
+
+        def on(isa, steps=3, **changes):
+            words = {"ONEDNN_MAX_CPU_ISA": isa, "DNNL_MAX_CPU_ISA": isa}
+            return Job(**dict(run, steps=steps, **changes), environment=words).wait()
+
+        for dtype in ("bf16", "fp32"):
+            shutil.rmtree(out, ignore_errors=True)
+            run.update(dtype=dtype)
+            self.assertEqual(on("AVX2").code, 0)
+            manifest = get(harness.checkpoint(out, 3) + "/manifest").decode()
+            products = re.search("(?m)^products (.*)$", manifest)
+            if "CBLAS" in products[1]:
+                self.skipTest("the library does not say what it multiplies with")
+            shutil.rmtree(harness.checkpoint(out, 3))
+            other = on("AVX512_CORE", 4, resume=1)
+            if dtype == "bf16":
+                self.assertEqual(other.code, EXIT_INPUT, other.err)
+                self.assertIn("steps 3 to 3 have drawn noise", other.err)
+                self.assertIn(
+                    "with other products (cpu fp32 oneDNN AVX2, here cpu fp32 oneDNN AVX-512)",
+                    other.err,
+                )
+                ranks = on("AVX512_CORE", 4, resume=1, ranks=2)
+                self.assertEqual(ranks.code, EXIT_INPUT, ranks.err)
+                self.assertEqual(on("AVX2", 4, resume=1, ranks=2).code, 0, "as before")
+                # At a checkpoint of the last step everything may change.
+                self.assertEqual(on("AVX512_CORE", 5, resume=1).code, 0)
+            else:
+                self.assertEqual(products[1], "cpu fp32")
+                self.assertEqual(other.code, 0, other.err)
+
+
 class Secrets(PrivateCheck):
     RUN = dict(Ledger.RUN, steps=4, save_every=2)
 
@@ -2303,6 +2342,44 @@ class Secrets(PrivateCheck):
             self.assertNotIn(f"{float(number):.4f}", quiet.out + quiet.err)
         self.assertIn("--dp-show-private: epsilon does not hold", shown.err)
         self.assertNotIn("show-private", quiet.err)
+
+    def test_no_time_of_a_step(self):
+        """Whatever a run writes: figures are rounded means that seldom change, clocks stand still,
+        and which steps are printed does not depend on how long they took."""
+        folder = scratch()
+        out, board = os.path.join(folder, "out"), os.path.join(folder, "board")
+        export = os.path.join(folder, "folder" if SEED % 2 else "model.bin")
+        run = dict(self.RUN, steps=20, save_every=1, ranks=2, val_every=5, zero=SEED % 4, keep=4)
+        begun = time.time()
+        job = train(**dict(run, out=out, tensorboard=board, export=export))
+        times = [e["ms"] for e in job.of("step")]
+        changed = [i + 2 for i in range(19) if times[i + 1] != times[i]]
+        # The first step does not count.
+        self.assertLessEqual(set(changed), {9, 17})
+        step_s = float(job.of("start")[0]["predicted"]["step_ms"]) / 1000
+        self.assertEqual(float(times[0]), float(f"{step_s * 1000:.1e}"))
+        tokens = [float(e["ms"]) * float(e["tokens_per_s"]) for e in job.of("step")]
+        self.assert_close(tokens, tokens[:1] * 20, 1e-9, "of as many samples as on average")
+        shown = {int(n) for n in re.findall(r"(?m)^step +(\d+)/", job.out)}
+        stride = max(1, int(1 / step_s))
+        self.assertEqual(shown, {s for s in range(1, 21) if s in (1, 20) or s % stride == 0})
+        (events,) = glob.glob(os.path.join(board, "*"))
+        stamps, text, at = set(), get(events), 0
+        while at < len(text):
+            (length,) = struct.unpack_from("<Q", text, at)
+            self.assertEqual(text[at + 12], 1 << 3 | 1, "the time comes first")
+            stamps.add(struct.unpack_from("<d", text, at + 13)[0])
+            at += 16 + length
+        self.assertEqual(len(stamps), 1)
+        files = glob.glob(os.path.join(folder, "**"), recursive=True)
+        files = [path for path in (*files, job.log_path) if os.path.basename(path) != "lock"]
+        changes = {
+            os.stat(path).st_mtime_ns
+            for path in files
+            if os.path.isfile(path) or "step_" in path or path == out
+        }
+        self.assertEqual(changes - {int(min(stamps)) * 10**9}, set())
+        self.assertTrue(begun - 2 < min(stamps) < time.time())
 
     def test_checkpoints_hold_no_losses(self):
         """Nor norms, even where they are shown: checkpoints are published. A plain run's hold both,

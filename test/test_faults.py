@@ -357,6 +357,32 @@ class Diverged(harness.TestCase):
         self.assertIn(f"so it is now {checkpoint(out, finite)}.diverged", job.err)
 
 
+class CutOff(harness.TestCase):
+    """A shard that is cut off while a run reads it."""
+
+    LAYOUTS = (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline=2), dict(dp_noise=1))
+
+    def test_ends_in_one_line(self):
+        tokens = harness.golden_tokens() * 40
+        for layout in sample(self.LAYOUTS, 2):
+            for left in (0, PAGE + 100, 1024 + 2 * len(tokens) - 3000):
+                path, out = harness.shard(tokens), os.path.join(scratch(), "out")
+                same = dict(layout, train=path, out=out, save_every=20, shuffle=1, keep=2)
+                job = Job(steps=10**9, **same)
+                job.wait_until(lambda: len(checkpoints(out)) == 2, "checkpoints")
+                whole = harness.get(path)
+                os.truncate(path, left)
+                job.wait()
+                self.assertEqual(job.code, EXIT_INPUT, job.err)
+                self.assertEqual(job.err.count("cut off or changed"), 1, job.err)
+                self.assertNotIn("Signal", job.err)
+                saved = checkpoints(out)
+                with open(path, "wb") as file:
+                    file.write(whole)
+                job = train(**dict(same, resume=1, steps=saved[-1] + 2, save_every=0))
+                self.assertEqual(len(job.of("step")), 2)
+
+
 class Clocks(unittest.TestCase):
     def test_jumps(self):
         if not os.path.exists(CLOCK):

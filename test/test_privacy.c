@@ -689,9 +689,9 @@ static void test_steps_and_rate(void **state) {
         Run a, b;
         parse_run(&a, "--dp-noise 1 --steps 10%s%s", *schedules[i][0] ? " " : "", schedules[i][0]);
         parse_run(&b, "--dp-noise 1 --steps 20%s%s", *schedules[i][0] ? " " : "", schedules[i][0]);
-        assert_string_equal(privacy_path(&a.options, 1) == privacy_path(&b.options, 1) ? "equal"
-                                                                                       : "differ",
-                            schedules[i][1]);
+        assert_string_equal(
+            privacy_path(&a.options, 1, 2) == privacy_path(&b.options, 1, 2) ? "equal" : "differ",
+            schedules[i][1]);
     }
 }
 
@@ -862,8 +862,23 @@ static void test_warnings(void **state) {
     }
 }
 
+// Means are published where twice as many steps have been made, and never of few.
+static void test_public_step_time(void **state) {
+    (void)state;
+    PublicTime t = {};
+    double sum = 0, at[100] = {0};
+    for (int64_t steps = 1; steps < 100; steps++) {
+        sum += 0.001 * (double)(1 + steps % 7);
+        at[steps] = sum / (double)steps;
+        const int64_t of = steps < 8 ? 0 : steps < 16 ? 8 : steps < 32 ? 16 : steps < 64 ? 32 : 64;
+        const double shown = public_step_time(&t, steps, sum, 0.0123);
+        assert_true(shown == privacy_rounded(of ? at[of] : 0.0123));
+    }
+    assert_true(public_step_time(&t, 1, 5.0, 0.5) < 0.01); // counted anew: the old one stays
+}
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_public_step_time),
         cmocka_unit_test(test_accounting_that_takes_long),
         cmocka_unit_test(test_not_private),
         cmocka_unit_test(test_plan),

@@ -508,6 +508,65 @@ NAMES = (
 
 
 class Models(TestCase):
+    def test_folder_of_a_run(self):
+        """--model OUT is its newest checkpoint that can be read, whatever it is used for."""
+        folder = scratch()
+        out, exports = os.path.join(folder, "out"), [os.path.join(folder, n) for n in "abcd"]
+        train(out=out, steps=4, save_every=1, ranks=2)
+        newest = dict(steps=0, ranks=2)
+        train(**newest, model=checkpoint(out, 4), export=exports[0])
+        job = train(**newest, model=out, export=exports[1])
+        self.assertIn(f"note: --model is {checkpoint(out, 4)}", job.err)
+        tensors = "/model.safetensors"
+        self.assertEqual(get(exports[0] + tensors), get(exports[1] + tensors))
+        change(os.path.join(checkpoint(out, 4), "state_00001"), 3000)
+        os.truncate(os.path.join(checkpoint(out, 3), "manifest"), 100)
+        train(**newest, model=checkpoint(out, 2), export=exports[2])
+        job = train(**newest, model=out, export=exports[3])
+        for step in (3, 4):
+            self.assertEqual(job.err.count(f"--model skips {checkpoint(out, step)}"), 1, job.err)
+        self.assertEqual(get(exports[2] + tensors), get(exports[3] + tensors))
+        jobs = [train(model=m, steps=1, zero=1, ranks=3) for m in (out, checkpoint(out, 2))]
+        self.assertEqual(jobs[0].steps(), jobs[1].steps())
+        words = harness.command_line(dict(model=out))
+        job = Job(words=[*words, "--dry-run", "--json"]).done()
+        self.assertEqual(json.loads(job.out)["flags"]["model"], checkpoint(out, 2))
+        job = train(model=out, out=out, steps=1, code=EXIT_INPUT)
+        self.assertIn("whose checkpoints a new run moves out of the way", job.err)
+        for step in (1, 2):
+            os.remove(os.path.join(checkpoint(out, step), "manifest"))
+        job = train(model=out, steps=1, code=EXIT_INPUT, ranks=2)
+        self.assertIn(f"--model {out}: none of its 4 checkpoints is valid", job.err)
+
+    def test_tokenizer_of_a_checkpoint(self):
+        """It is found by the checkpoint, wherever the run's folder or the data are by then."""
+        folder = scratch()
+        data, out = os.path.join(folder, "data.json"), os.path.join(folder, "out")
+        shutil.copy(os.path.join(ROOT, "test/golden/tokenizer_tiny.json"), data)
+        text = get(data)
+        train(tokenizer=data, out=out, steps=2, save_every=1)
+        ask = dict.fromkeys(("train", "val", "steps", "seq-len", "micro-batch", "batch-tokens"))
+        ask.update(prompt="5", sample_tokens=3, temperature=0)
+        said = train(**ask, model=checkpoint(out, 2)).out
+        self.assertTrue(said.endswith("\n"))
+        self.assertEqual(train(**ask, model=out, ranks=2).out, said)
+        moved = shutil.move(out, os.path.join(folder, "moved"))
+        kept = os.path.join(moved, "tokenizer.json")
+        self.assertEqual(get(kept), text)
+        os.rename(kept, kept + "_")  # the data are still there
+        self.assertEqual(train(**ask, model=checkpoint(moved, 2)).out, said)
+        os.remove(data)
+        job = train(**ask, model=checkpoint(moved, 2), code=EXIT_INPUT)
+        self.assertIn("--prompt: no tokenizer", job.err)
+        with open(kept, "wb") as file:
+            file.write(text.replace("café".encode(), b"tea"))  # of another run: not this one
+        train(**ask, model=checkpoint(moved, 2), code=EXIT_INPUT)
+        os.rename(kept + "_", kept)
+        self.assertEqual(train(**ask, model=checkpoint(moved, 2)).out, said)
+        train(out=moved, steps=1)  # a new run, of data without a tokenizer
+        earlier = os.path.join(moved, "earlier-1")
+        self.assertEqual(train(**ask, model=checkpoint(earlier, 2)).out, said)
+
     def test_numbers_that_are_not_finite(self):
         """In any tensor of any form, on the rank that reads it: refused by the tensor's name."""
         draw, places, begin = random.Random(SEED), [], 0
@@ -961,6 +1020,62 @@ class Resume(TestCase):
         job = train(out=out, steps=7, resume=1, ranks=2, code=EXIT_INPUT)
         self.assertIn(f"no valid checkpoint in {out}", job.err)
         self.assertEqual(checkpoints(out), [1, 2, 3, 4, 5, 6, 7], "nothing is thrown away")
+
+    def test_other_order(self):
+        """What makes windows come twice is told; what does not is not, and nothing is of old
+        checkpoints."""
+        tokens = harness.golden_tokens()
+        folder = scratch()
+        for k, part in enumerate((tokens[:300], tokens[300:])):
+            shutil.copy(harness.shard(part), os.path.join(folder, f"{k}.bin"))
+        both = os.path.join(folder, "*.bin")
+        same = dict(batch_tokens=2 * T, micro_batch=2, lr=0)
+        in_order = dict(same, train=both, shuffle=0)
+        mixed = dict(same, train=both, shuffle=1)
+        whole = WINDOWS // 2  # steps of a pass
+        cases = [
+            (mixed, 3, dict(seed=43), "--seed 43, it had 42"),
+            (mixed, 3, dict(shuffle=0), "--shuffle 0, it had 1"),
+            (in_order, 3, dict(shuffle=1), "--shuffle 1, it had 0"),
+            (mixed, 3, dict(seq_len=T // 2, batch_tokens=T), f"--seq-len {T // 2}, it had {T}"),
+            (in_order, 3, dict(windows="document"), "--windows document, it had continuous"),
+            (dict(mixed, train=folder + "/0.bin"), 3, dict(train=both), "of 2 shards with 571"),
+            (dict(mixed, train=folder + "/0.bin"), 3, dict(train=folder + "/1.bin"), "--train of 1"),
+            (dict(in_order, train=folder + "/1.bin"), 3, dict(train=both), "--train of 2 shards"),
+            # Nothing comes twice.
+            (dict(in_order, train=folder + "/0.bin"), 3, dict(train=both), None),
+            (in_order, 3, dict(seed=43), None),
+            (mixed, whole, dict(seed=43), None),
+            (mixed, whole, dict(shuffle=0), None),
+            (mixed, 3, dict(steps=3, seed=43), None),
+            (mixed, 3, dict(ranks=2, zero=3, micro_batch=1), None),
+        ]
+
+        def check(case):
+            flags, steps, changes, words = case
+            out = os.path.join(scratch(), "out")
+            train(**flags, out=out, steps=steps, save_every=steps)
+            job = train(**{**flags, "steps": steps + 1, **changes}, out=out, resume=1)
+            if words:
+                self.assertIn("with another order of the training data", job.err, case)
+                self.assertIn(words, job.err, case)
+                self.assertIn(f"sample {2 * steps} of the new order", job.err, case)
+            else:
+                self.assertNotIn("another order", job.err, case)
+
+        harness.at_once(check, harness.sample(cases, 8))
+
+    def test_renamed_shards_are_the_same(self):
+        out, folder = os.path.join(scratch(), "out"), scratch()
+        same = dict(out=out, shuffle=1, save_every=2)
+        train(**same, steps=2)
+        shutil.copy(TOKENS, os.path.join(folder, "other.bin"))
+        job = train(**same, steps=3, resume=1, train=folder + "/other.bin")
+        self.assertNotIn("another order", job.err)
+        words = harness.golden_tokens()
+        words[-1] ^= 1  # the order is that of other data
+        job = train(**same, steps=4, resume=1, train=harness.shard(words))
+        self.assertIn("other ones or in another order", job.err)
 
     def test_resume_command_is_for_a_shell(self):
         folder = scratch()

@@ -23,6 +23,14 @@ static inline bool gemm_same_in_all_tiles(void) {
 static inline bool gemm_has_bf16(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16);
 }
+// Names the widest instructions that the library may use.
+static inline const char *gemm_instructions(void) {
+    return gemm_has_instructions(dnnl_cpu_isa_avx512_core_amx)    ? "AMX"
+           : gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16) ? "AVX512-BF16"
+           : gemm_has_instructions(dnnl_cpu_isa_avx512_core)      ? "AVX-512"
+           : gemm_has_instructions(dnnl_cpu_isa_avx2)             ? "AVX2"
+                                                                  : "SSE";
+}
 static inline void gemm_check(dnnl_status_t status) {
     if (status != dnnl_success) {
         die(EXIT_RESOURCES, "free some memory, or build with make MATMUL=cblas",

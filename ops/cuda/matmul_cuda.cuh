@@ -278,6 +278,11 @@ static inline void ops_matmul_library(char *text, size_t bytes) {
     double peak;
     snprintf(text, bytes, "%s, cuBLASLt %zu", ops_device(&peak), cublasLtGetVersion());
 }
+static inline void ops_arithmetic(char *text, size_t bytes) {
+    char library[160];
+    ops_matmul_library(library, sizeof library);
+    snprintf(text, bytes, "gpu %s %s", dtype_name(gpu_real), library);
+}
 static inline void ops_build(char *text, size_t bytes) {
     static const char choices[] = "own attention"
 #ifdef USE_CUDNN
