@@ -545,6 +545,7 @@ static inline int huggingface_write(const char *folder, Store *s) {
     if (!writes) { return 0; }
     int error = hf_writer_close(&w);
     if (!error) { error = hf_write_config(s, folder); }
+    folder_hide_time(folder);
     sync_folder(folder);
     return error;
 }

@@ -278,6 +278,7 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
         const bool counts = steps[i] <= saved && folder_has_manifest(path.at);
         if (counts && ++kept > keep && steps[i] < good) { folder_remove(path.at); }
     }
+    folder_hide_time(out);
     free(steps);
 }
 // Makes an empty folder for a checkpoint to be written. Returns the number in its name

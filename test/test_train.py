@@ -546,7 +546,7 @@ class Models(TestCase):
         text = get(data)
         train(tokenizer=data, out=out, steps=2, save_every=1)
         ask = dict.fromkeys(("train", "val", "steps", "seq-len", "micro-batch", "batch-tokens"))
-        ask.update(prompt="5", sample_tokens=3, temperature=0)
+        ask.update(prompt="e", sample_tokens=3, temperature=0)
         said = train(**ask, model=checkpoint(out, 2)).out
         self.assertTrue(said.endswith("\n"))
         self.assertEqual(train(**ask, model=out, ranks=2).out, said)
