@@ -21,6 +21,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "base/process.h"
 #include "engine/auto_stages.h"
 #include "engine/data.h"
 #include "engine/fit.h"
@@ -332,6 +333,7 @@ static void begin_privacy(Run *r) {
     if (p->on && r->comm->rank == 0 && *c->options.out) {
         p->data = dataset_checksum(&r->data->train);
     }
+    p->restarts = c->restarts;
     privacy_begin(p, &c->options, &c->given, r->progress.privacy, r->progress.step, r->comm);
     r->end = min_i64(c->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -466,6 +468,7 @@ static void start(Job *j, int argc, char **argv) {
     j->argv = argv;
     comm_start(&j->comm, &j->argc, &j->argv);
     if (print_help_or_version(j->argc, j->argv, j->comm.rank == 0)) {
+        output_end(true);
         comm_end(&j->comm);
         exit(EXIT_DONE);
     }
@@ -525,7 +528,7 @@ static void prepare(Job *j) {
     check_memory(plan, &j->comm);
     const EventFile board = event_file_open(first ? o->tensorboard : "");
     if (saves && first) { out_folder_prepare(o->out, o->resume != 0); }
-    r->journal.log = log_open(first ? o->log : "", o->resume != 0);
+    r->journal.log = log_open(first ? o->log : "", o->resume || j->config.restarts);
     r->journal.log.board = board;
     comm_barrier(&j->comm);
     matmuls_choose(&j->matmuls, o->out, o->resume, &plan->model, &plan->shape,
@@ -586,7 +589,8 @@ static void finish(Job *j) {
     privacy_end(&r->privacy, o);
     noise_wipe(r->store.noise.key, sizeof r->store.noise.key);
     if (r->stopping && step < r->end && first) {
-        print_resume_command(step, j->comm.ranks, j->argc, j->argv, o->resume != 0);
+        print_resume_command(step, j->comm.ranks, j->argc, j->argv,
+                             o->resume || j->config.restarts);
     }
     signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
     if (comm_agree_max(&j->comm, r->save_failed || journal->log.failed)) {
@@ -595,9 +599,25 @@ static void finish(Job *j) {
     }
 }
 
+// --resume 1 before the first checkpoint: the run starts from the beginning, as the crashed one
+// did. Not if there is nothing to train: what is asked for is then in a checkpoint.
+static void restart_without_checkpoint(Job *j) {
+    Config *c = &j->config;
+    Options *o = &c->options;
+    const bool trains = o->steps && !options_prompts(&c->given);
+    c->restarts = o->resume && trains && j->comm.rank == 0 && out_folder_has_none(o->out);
+    comm_broadcast(&j->comm, &c->restarts, sizeof c->restarts, 0);
+    if (!c->restarts) { return; }
+    o->resume = 0;
+    if (j->comm.rank || options_only_prints(o)) { return; }
+    printf("note: --resume 1, but %s has no checkpoint yet: the run starts from the beginning\n",
+           o->out);
+}
+
 // Config, plan, run, report.
 static void perform(Job *j) {
     const Options *o = &j->config.options;
+    restart_without_checkpoint(j);
     choose_ranks(&j->machine, o, &j->comm);
     j->spec = read_model(&j->config, &j->comm);
     open_device(j);
@@ -625,8 +645,11 @@ static void perform(Job *j) {
 
 int main(int argc, char **argv) {
     static Job job; // static: too large for some stacks
+    process_limit_spin(argv);
+    process_keep_streams();
     start(&job, argc, argv);
     if (!print_without_model(&job.config, &job.comm)) { perform(&job); }
+    if (!job.answers) { output_end(options_only_prints(&job.config.options)); }
     comm_end(&job.comm);
     return EXIT_DONE;
 }
