@@ -33,6 +33,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/outputs.h"
 #include "engine/prompt.h"
 #include "engine/report.h"
+#include "engine/sizes.h"
 #include "engine/trainer.h"
 #include "model/huggingface.h"
 
@@ -98,8 +99,8 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here. All ranks call it.
-static ModelSpec read_model(Config *c, Comm *comm) {
+// dtype and shape are read here, and sizes that depend on it are chosen. All ranks call it.
+static ModelSpec read_model(Config *c, const Machine *m, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
@@ -119,6 +120,8 @@ static ModelSpec read_model(Config *c, Comm *comm) {
         model_check_name(o->model);
         config = model_file_config(o->model, &spec.file_dtype);
     }
+    sizes_choose_length(c, &config, m->cluster.all_ranks);
+    sizes_choose_batch(c, &config, m->cluster.all_ranks);
     const bool of_file = spec.file && !spec.begun.units;
     if (of_file && !c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     if (o->stochastic_rounding && spec.dtype == DTYPE_FP32) {
@@ -170,6 +173,10 @@ static void open_device(Job *j) {
 // options. Returns the stages.
 static Placement choose_stages_of_model(Job *j) {
     Config *c = &j->config;
+    const Options *o = &c->options;
+    if (o->plan && !o->json && j->comm.rank == 0) {
+        sizes_print(c, planner_tokens(o, j->machine.ranks->n));
+    }
     return plan_run(&c->options, &c->given, &j->spec.model, j->spec.dtype, &j->machine.cluster,
                     &j->comm, &j->stream, &j->machine.rates, &c->pipeline.depth);
 }
@@ -619,7 +626,7 @@ static void perform(Job *j) {
     const Options *o = &j->config.options;
     restart_without_checkpoint(j);
     choose_ranks(&j->machine, o, &j->comm);
-    j->spec = read_model(&j->config, &j->comm);
+    j->spec = read_model(&j->config, &j->machine, &j->comm);
     open_device(j);
     if (o->plan) {
         Placement placement = choose_stages_of_model(j);
