@@ -150,6 +150,29 @@ static inline glob_t dataset_names(const char *flag, const char *pattern) {
     qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);
     return names;
 }
+// Returns the status of the files that a pattern matches; links are followed. The caller frees it.
+static inline struct stat *data_files(const char *pattern, size_t *count) {
+    glob_t names;
+    *count = data_glob(pattern, &names) ? 0 : names.gl_pathc;
+    struct stat *files = new_array(struct stat, *count, "shards");
+    for (size_t i = 0; i < *count; i++) {
+        if (stat(names.gl_pathv[i], &files[i])) { files[i].st_mode = 0; }
+    }
+    globfree(&names);
+    return files;
+}
+// Returns whether two patterns have a file in common, by whatever path or link.
+static inline bool dataset_shares_file(const char *pattern, const char *other) {
+    size_t n, m;
+    struct stat *a = data_files(pattern, &n), *b = data_files(other, &m);
+    bool shares = !strcmp(pattern, other);
+    for (size_t i = 0; i < n * m && !shares; i++) {
+        const struct stat *x = &a[i / m], *y = &b[i % m];
+        shares = S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+    }
+    free_all(a, b);
+    return shares;
+}
 
 // Maps and checks every shard that matches, in byte order of the names. Sets the shards, their
 // common properties and the number of tokens.

@@ -21,6 +21,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "base/process.h"
 #include "engine/auto_stages.h"
 #include "engine/data.h"
 #include "engine/fit.h"
@@ -32,6 +33,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "engine/outputs.h"
 #include "engine/prompt.h"
 #include "engine/report.h"
+#include "engine/sizes.h"
 #include "engine/trainer.h"
 #include "model/huggingface.h"
 
@@ -97,8 +99,8 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here. All ranks call it.
-static ModelSpec read_model(Config *c, Comm *comm) {
+// dtype and shape are read here, and sizes that depend on it are chosen. All ranks call it.
+static ModelSpec read_model(Config *c, const Machine *m, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
@@ -119,6 +121,8 @@ static ModelSpec read_model(Config *c, Comm *comm) {
         model_check_name(o->model);
         config = model_file_config(o->model, &spec.file_dtype);
     }
+    sizes_choose_length(c, &config, m->cluster.all_ranks);
+    sizes_choose_batch(c, &config, m->cluster.all_ranks);
     const bool of_file = spec.file && !spec.begun.units;
     if (of_file && !c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
     if (o->stochastic_rounding && spec.dtype == DTYPE_FP32) {
@@ -170,6 +174,10 @@ static void open_device(Job *j) {
 // options. Returns the stages.
 static Placement choose_stages_of_model(Job *j) {
     Config *c = &j->config;
+    const Options *o = &c->options;
+    if (o->plan && !o->json && j->comm.rank == 0) {
+        sizes_print(c, planner_tokens(o, j->machine.ranks->n));
+    }
     return plan_run(&c->options, &c->given, &j->spec.model, j->spec.dtype, &j->machine.cluster,
                     &j->comm, &j->stream, &j->machine.rates, &c->pipeline.depth);
 }
@@ -368,6 +376,7 @@ static void begin_privacy(Run *r) {
     }
     note_products(r);
     note_data(r);
+    p->restarts = c->restarts;
     privacy_begin(p, &c->options, &c->given, r->progress.privacy, r->progress.step, r->comm);
     r->end = min_i64(c->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -534,6 +543,7 @@ static void start(Job *j, int argc, char **argv) {
     j->argv = argv;
     comm_start(&j->comm, &j->argc, &j->argv);
     if (print_help_or_version(j->argc, j->argv, j->comm.rank == 0)) {
+        output_end(true);
         comm_end(&j->comm);
         exit(EXIT_DONE);
     }
@@ -599,7 +609,7 @@ static void prepare(Job *j) {
         fprintf(stderr, "warning: --prompt will need --tokenizer: it is not copied to %s: %s\n",
                 o->out, strerror(error));
     }
-    r->journal.log = log_open(first ? o->log : "", o->resume != 0);
+    r->journal.log = log_open(first ? o->log : "", o->resume || j->config.restarts);
     r->journal.log.board = board;
     comm_barrier(&j->comm);
     matmuls_choose(&j->matmuls, o->out, o->resume, &plan->model, &plan->shape,
@@ -675,7 +685,8 @@ static void finish(Job *j) {
     privacy_end(&r->privacy, o);
     noise_wipe(r->store.noise.key, sizeof r->store.noise.key);
     if (r->stopping && step < r->end && first) {
-        print_resume_command(step, j->comm.ranks, j->argc, j->argv, o->resume != 0);
+        print_resume_command(step, j->comm.ranks, j->argc, j->argv,
+                             o->resume || j->config.restarts);
     }
     signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
     const bool failed = comm_agree_max(&j->comm, r->save_failed || journal->log.failed);
@@ -686,11 +697,27 @@ static void finish(Job *j) {
     }
 }
 
+// --resume 1 before the first checkpoint: the run starts from the beginning, as the crashed one
+// did. Not if there is nothing to train: what is asked for is then in a checkpoint.
+static void restart_without_checkpoint(Job *j) {
+    Config *c = &j->config;
+    Options *o = &c->options;
+    const bool trains = o->steps && !options_prompts(&c->given);
+    c->restarts = o->resume && trains && j->comm.rank == 0 && out_folder_has_none(o->out);
+    comm_broadcast(&j->comm, &c->restarts, sizeof c->restarts, 0);
+    if (!c->restarts) { return; }
+    o->resume = 0;
+    if (j->comm.rank || options_only_prints(o)) { return; }
+    printf("note: --resume 1, but %s has no checkpoint yet: the run starts from the beginning\n",
+           o->out);
+}
+
 // Config, plan, run, report.
 static void perform(Job *j) {
     const Options *o = &j->config.options;
+    restart_without_checkpoint(j);
     choose_ranks(&j->machine, o, &j->comm);
-    j->spec = read_model(&j->config, &j->comm);
+    j->spec = read_model(&j->config, &j->machine, &j->comm);
     open_device(j);
     if (o->plan) {
         Placement placement = choose_stages_of_model(j);
@@ -716,8 +743,11 @@ static void perform(Job *j) {
 
 int main(int argc, char **argv) {
     static Job job; // static: too large for some stacks
+    process_limit_spin(argv);
+    process_keep_streams();
     start(&job, argc, argv);
     if (!print_without_model(&job.config, &job.comm)) { perform(&job); }
+    if (!job.answers) { output_end(options_only_prints(&job.config.options)); }
     comm_end(&job.comm);
     return EXIT_DONE;
 }

@@ -17,6 +17,7 @@
 #include "engine/forecast.h"     // what a step means
 #include "engine/memory_plan.h"  // plans with states on the host
 #include "engine/option_pairs.h" // what does not combine
+#include "engine/sizes.h"        // sequences and steps that no flag gives
 
 enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
 // actions of pipelines that are simulated at most: some seconds
@@ -84,8 +85,11 @@ static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t by
     if (w->offload != OFFLOAD_NONE || *o->device_memory) {
         n += snprintf(text + n, bytes - n, " --offload %s", offloads[w->offload]);
     }
-    snprintf(text + n, bytes - n, " --micro-batch %" PRId64 " --batch-tokens %" PRId64,
-             w->micro_batch, f->config->samples * o->seq_len);
+    n += snprintf(text + n, bytes - n, " --micro-batch %" PRId64 " --batch-tokens %" PRId64,
+                  w->micro_batch, f->config->samples * o->seq_len);
+    if (f->config->chosen_length) {
+        snprintf(text + n, bytes - n, " --seq-len %" PRId64, o->seq_len);
+    }
 }
 // Returns the time by which ways are ordered. Quantized messages change what is computed, so they
 // must gain at least one percent.
@@ -454,7 +458,9 @@ static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
                          f->memory);
 }
 static inline void fit_print_json(const Fit *f) {
-    printf("{\"tried\":%d,\"best\":[", f->tried);
+    const int64_t T = f->config->options.seq_len;
+    printf("{\"tried\":%d,\"seq_len\":%" PRId64 ",\"batch_tokens\":%" PRId64 ",\"best\":[",
+           f->tried, T, f->config->samples * T);
     for (int i = 0; i < f->found; i++) {
         const FitResult *r = &f->best[i];
         const Forecast forecast = fit_forecast(f, r);
@@ -469,6 +475,7 @@ static inline void fit_print_json(const Fit *f) {
 }
 static inline void fit_print(const Fit *f) {
     const Options *o = &f->config->options;
+    sizes_print(f->config, f->config->samples * o->seq_len);
     printf("fit        %d ways to run were planned; the fastest that fit:\n", f->tried);
     printf("   step ms   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
     for (int i = 0; i < f->found; i++) {

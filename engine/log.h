@@ -4,6 +4,7 @@
 #ifndef LOG_H
 #define LOG_H
 
+#include "base/process.h"       // standard output
 #include "engine/readable.h"    // times as people read them
 #include "engine/tensorboard.h" // event files
 #include "state/checkpoint.h"   // TextBuffer
@@ -211,7 +212,7 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
                f->step, bar->steps, loss, *loss ? "" : " |", f->lr, readable_step(f->seconds).at,
                f->tokens / f->seconds, 100 * f->mfu, left.at);
     }
-    fflush(stdout);
+    output_flush_or_warn();
 }
 
 // -------------------------------------------------------------------------------------------------

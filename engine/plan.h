@@ -26,8 +26,10 @@ typedef struct {
     PipelinePlan pipeline; // stages of units on ranks, micro-batches
     int64_t samples;       // of a step over all ranks; in private runs the expected number
     int64_t steps;         // of the run
-    Privacy privacy;       // privacy.on: the run is private
-    Offload offload;       // states off the device, as all ranks agree; host NULL: none
+    bool chosen_length, chosen_batch; // --seq-len, --batch-tokens, by sizes.h
+    bool restarts;                    // --resume 1, but there is no checkpoint yet: from step 0 on
+    Privacy privacy;                  // privacy.on: the run is private
+    Offload offload;                  // states off the device, as all ranks agree; host NULL: none
     // bytes of host memory that another model's states take while they become this one's
     size_t passing;
 } Config;

@@ -111,7 +111,9 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
         print_plan_json(to, p, &a->other[i]);
         fprintf(to, "}");
     }
-    fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
+    const double T = p->task->sample_tokens;
+    fprintf(to, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
+            T, p->task->samples * T);
     if (a->equations.plan.stages) {
         fprintf(to,
                 ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
@@ -190,6 +192,11 @@ static inline double planner_memory(const Cluster *c, const Options *o) {
     return *o->device_memory || !(c->capacity > 0) ? option_size("device-memory", o->device_memory)
                                                    : c->capacity * 0x1p30;
 }
+// Returns the tokens of a step.
+static inline int64_t planner_tokens(const Options *o, int ranks) {
+    const int64_t micro_batches = o->micro_batches ? o->micro_batches : ranks;
+    return o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
+}
 // Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
 // (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
 static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
@@ -199,9 +206,7 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
                   .memory = planner_memory(cluster, o),
                   .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
                   .sample_tokens = (double)o->seq_len};
-    int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
-            tokens =
-                o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
+    const int64_t tokens = planner_tokens(o, task_ranks(&t));
     t.samples = tokens / o->seq_len;
     t.run_tokens = (double)o->steps * tokens;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {

@@ -26,6 +26,7 @@
 
 typedef struct {
     bool on;         // private; if false, nothing below is valid
+    bool restarts;   // --resume without a checkpoint yet: from step 0 on, with the key and record
     bool rdp, shown; // --dp-accountant, --dp-show-private
     // W (0: unknown, the run trains nothing); S, the mean number of samples of a step
     int64_t windows, samples;

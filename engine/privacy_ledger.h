@@ -3,17 +3,18 @@
 // Key      The key of noise and samples: 32 bytes from the operating system, kept in OUT/dp_key,
 //          which only its owner may read. Steps lost after a checkpoint are repeated with the same
 //          key. They draw the same samples and noise and give the same results, so they count once.
-//          So a resume without the key is refused. The key is never printed; checkpoints hold a
-//          fingerprint.
+//          So a resume without the key is refused, also before the first checkpoint, if steps were
+//          recorded. The key is never printed; checkpoints hold a fingerprint.
 // Replay   The same noise around two different gradients would reveal their difference. The file
 //          OUT/dp_steps records how many steps have drawn noise, and from which step on they had
-//          the flags and data of the last one (as a fingerprint). If such steps follow the
-//          checkpoint, a run starts only with the flags and data of all of them. Two runs that
+//          the flags, settings and data of the last one (as a fingerprint). If such steps follow
+//          the checkpoint, a run starts only with the flags and data of all of them. Two runs that
 //          resume from copies of one OUT cannot detect each other: do not do that.
 #ifndef PRIVACY_LEDGER_H
 #define PRIVACY_LEDGER_H
 
 #include "base/files.h"     // files in OUT
+#include "dataloader.h"     // shards
 #include "engine/privacy.h" // what is promised
 
 // Writes a file that only its owner may read, completely or not at all.
@@ -49,14 +50,14 @@ static inline bool privacy_read(const char *out, const char *name, char *text, s
     return n >= 0;
 }
 
-// Takes the key: --dp-key, the one in OUT (resume), or a new one.
-static inline void privacy_take_key(Privacy *p, const Options *o) {
+// Takes the key: --dp-key, the one in OUT (if the run goes on with it), or a new one.
+static inline void privacy_take_key(Privacy *p, const Options *o, bool goes_on) {
     char text[80] = "";
     if (*o->dp_key) {
         fprintf(stderr,
                 "warning: --dp-key is for tests: nothing is private from those who know the key\n");
         snprintf(text, sizeof text, "%s", o->dp_key);
-    } else if (o->resume) {
+    } else if (goes_on) {
         if (!privacy_read(o->out, "dp_key", text, sizeof text)) {
             die(EXIT_INPUT,
                 "put the run's dp_key back there; without it, begin anew in another --out without "
@@ -187,7 +188,9 @@ static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t st
             o->out, p->taken, step);
     }
     if (p->taken > step && (p->since > step || p->drawn != p->path)) {
-        const char *hint = p->since > step
+        const char *hint = !step ? "give the flags and data of the run that was stopped, or begin "
+                                   "anew, with another key, without --resume"
+                           : p->since > step
                                ? "flags were changed after this checkpoint: go on from a later "
                                  "one, or begin anew in another --out without --resume"
                                : "give the flags and data of the run that was stopped; once there "
@@ -197,16 +200,21 @@ static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t st
                                               p->arithmetic[1])
                                     : text_of("under other flags, data or products");
         die(EXIT_INPUT, products ? "go on where products are computed as then" : hint,
-            "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, %s: the same "
-            "noise around other gradients would show them",
-            step + 1, p->taken, other.at);
+            "steps %" PRId64 " to %" PRId64 " have drawn noise %s, %s: the same noise around other "
+            "gradients would show them",
+            step + 1, p->taken, step ? "after this checkpoint" : "before the first checkpoint",
+            other.at);
     }
 }
-// Opens the record of steps; a new run creates it. Only rank 0 calls it.
-static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step, bool resumes) {
-    char text[LEDGER_BYTES + 1], path[1100];
-    p->path = privacy_path(o, p->data, p->products);
-    if (resumes) {
+// Opens the record of steps; a run that does not go on with it creates it. Only rank 0 calls it.
+static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step, bool goes_on) {
+    char text[LEDGER_BYTES + 1], path[1100], settings[PRIVACY_HISTORY_MAX];
+    // without a checkpoint nothing else has the settings
+    Checksum sum = checksum_begin();
+    privacy_history(p, 0, settings);
+    checksum_add(&sum, settings, strlen(settings));
+    p->path = privacy_path(o, p->data ^ checksum_end(&sum), p->products);
+    if (goes_on) {
         privacy_check_ledger(p, o, step);
     } else {
         p->taken = p->since = step;
@@ -236,7 +244,7 @@ static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step
         fprintf(stderr, "warning: --dp-show-private: epsilon does not hold for who sees the "
                         "losses, norms and samples of steps\n");
     }
-    if (o->val_every && !strcmp(o->train, o->val)) {
+    if (o->val_every && dataset_shares_file(o->train, o->val)) {
         fprintf(stderr,
                 "warning: --val is the training data: no epsilon covers what its loss reveals\n");
     }
@@ -246,10 +254,12 @@ static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step
 // not private.
 static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given,
                                  const char *history, int64_t step, Comm *comm) {
-    bool resumes = *history != 0;
+    const bool resumes = *history != 0;
     if (resumes) { privacy_adopt(p, given, history, step); }
     if (!p->on || p->windows == 0) { return; }
-    if (comm->rank == 0) { privacy_take_key(p, o); }
+    const Text record = text_of("%s/dp_steps", o->out);
+    const bool goes_on = resumes || (p->restarts && !access(record.at, F_OK));
+    if (comm->rank == 0) { privacy_take_key(p, o, goes_on); }
     comm_broadcast(comm, p->key, sizeof p->key, 0);
     p->fingerprint = noise_fingerprint(p->key);
     if (resumes) {
@@ -258,8 +268,8 @@ static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGive
     }
     p->allowed = max_i64(p->allowed, step); // earlier steps are already taken
     if (comm->rank) { return; }
-    if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
-    if (*o->out) { privacy_open_ledger(p, o, step, resumes); }
+    if (*o->out && (!goes_on || *o->dp_key)) { privacy_keep_key(p, o); }
+    if (*o->out) { privacy_open_ledger(p, o, step, goes_on); }
     privacy_warn(p, o, step);
 }
 // Wipes the key.

@@ -4,6 +4,7 @@
 #ifndef PROMPT_H
 #define PROMPT_H
 
+#include "base/process.h"           // standard output
 #include "engine/generate.h"        // tokens that follow
 #include "engine/trainer.h"         // a run
 #include "model/tokenizer_encode.h" // tokens of a text
@@ -136,17 +137,20 @@ static inline int64_t prompt_tokens(const Run *r, const char *text, int64_t byte
 typedef struct {
     const Tokenizer *tokenizer;
     FILE *to;
+    bool left; // nobody reads it any more
 } Printer;
-// Sends on what was printed, or ends the program.
-static inline void printer_flush(const Printer *p) {
+// Sends on what was printed, or ends the program, unless its reader has left.
+static inline void printer_flush(Printer *p) {
     if (!ferror(p->to) && !fflush(p->to)) { return; }
+    p->left = output_is_left(fileno(p->to));
+    if (p->left) { return; }
     die(EXIT_RESOURCES, "does what reads it still run?",
         "--prompt: cannot write to standard output: %s", strerror(errno));
 }
 // Prints a token of a continuation at once, its bytes as they are: a reader sees the text grow. A
 // token without a text is [number], and end-of-text is not printed.
 static inline void print_token(void *printer, int32_t token) {
-    const Printer *p = (const Printer *)printer;
+    Printer *p = (Printer *)printer;
     int length;
     const unsigned char *text = tokenizer_decode(p->tokenizer, token, &length);
     if (token == p->tokenizer->eot) { return; }
@@ -165,14 +169,15 @@ static inline void print_generate_speed(const GenerateSpeed *s) {
            s->tokens[SPEED_ONE], 1e3 * s->seconds[SPEED_ONE] / max_i64(s->tokens[SPEED_ONE], 1));
 }
 // Continues prompt(given), and prints the continuation and a newline: up to --sample-tokens tokens,
-// or up to end-of-text, which is not printed. All ranks call it; rank 0 alone must know the prompt.
-static inline void answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *to,
+// or up to end-of-text, which is not printed. Returns false if nobody reads it any more. All ranks
+// call it; rank 0 alone must know the prompt.
+static inline bool answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *to,
                                  GenerateSpeed *speed) {
     const Tokenizer *t = &r->data->tokenizer;
     const int64_t most = run_options(r)->sample_tokens;
     const bool prints = r->comm->rank == 0;
     int32_t *answer = new_array(int32_t, (size_t)most, "the continuation");
-    Printer printer = {t, to};
+    Printer printer = {.tokenizer = t, .to = to};
     const TokenReader reader = {prints ? print_token : NULL, &printer};
     comm_broadcast(r->comm, prompt, (size_t)given * sizeof *prompt, 0);
     executor_generate(&r->executor, &r->plan->pipeline.placement, prompt, given, t->eot, answer,
@@ -182,6 +187,7 @@ static inline void answer_prompt(Run *r, int32_t *prompt, int64_t given, FILE *t
         printer_flush(&printer);
     }
     free(answer);
+    return !printer.left;
 }
 // Answers --prompt: the text, or each line of standard input. All ranks call it.
 static inline void answer_prompts(Run *r, FILE *to) {
@@ -192,14 +198,15 @@ static inline void answer_prompts(Run *r, FILE *to) {
     Lines lines = {};
     if (reads && first) { lines.bytes = new_array(char, PROMPT_BYTES, "standard input"); }
     int64_t given = 1;
+    bool read = true;
     for (bool more = true; more && given; more = reads) {
         int64_t bytes = (int64_t)strlen(text);
         if (first) {
-            const char *line = reads ? lines_next(&lines, &bytes) : text;
+            const char *line = !read ? NULL : reads ? lines_next(&lines, &bytes) : text;
             given = line ? prompt_tokens(r, line, bytes, lines.number, prompt) : 0;
         }
         comm_broadcast(r->comm, &given, sizeof given, 0);
-        if (given) { answer_prompt(r, prompt, given, to, &speed); }
+        if (given) { read = answer_prompt(r, prompt, given, to, &speed); }
     }
     if (first) { print_generate_speed(&speed); }
     free_all(prompt, lines.bytes);

@@ -9,6 +9,7 @@
 #include "engine/memory_plan.h"    // plans
 #include "engine/privacy_report.h" // the promise
 #include "engine/readable.h"       // rows, bytes and times as people read them
+#include "engine/sizes.h"          // sizes that no flag gives
 #include "engine/timeline.h"       // schedules with their times
 #include "dataloader.h"            // shards
 
@@ -243,6 +244,11 @@ static inline void print_notes(const Config *c, const Dataset *train) {
                options_learning_rate(o, c->steps - 1, c->steps), o->lr);
     }
     print_delay_notes(o, c->steps);
+    if (o->dry_run) { sizes_print(c, c->samples * o->seq_len); }
+    if (!o->dry_run && o->steps && *o->val && o->val_every &&
+        dataset_shares_file(o->train, o->val)) {
+        printf("note: --val has a file of --train: the validation loss is that of training data\n");
+    }
     if (!*o->val) {
         print_row("data", "no validation%s: --train is given without --val",
                   *o->hellaswag ? " but --hellaswag" : "");
@@ -379,7 +385,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_forecast_of_plan(plans);
     print_later(plans->later, table);
     print_notes(p->config, train);
-    fflush(stdout);
+    output_flush();
 }
 // Prints how long `steps` steps will take.
 static inline void print_time(int64_t steps, double step_s) {

@@ -23,6 +23,7 @@
 
 static inline void version_print(FILE *to) {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "", operations[200];
+    const char *policy = getenv("OMP_WAIT_POLICY"), *spin = getenv("GOMP_SPINCOUNT");
     int n;
     MPI_Get_library_version(mpi, &n);
     mpi[strcspn(mpi, ",\n")] = 0;
@@ -31,8 +32,15 @@ static inline void version_print(FILE *to) {
             "train_gpt %s, commit %s\n"
             "compiler   %s, %s\n"
             "messages   %s\n"
-            "operations %s\n",
-            TRAIN_GPT_VERSION, *COMMIT ? COMMIT : "unknown", COMPILER, LANGUAGE, mpi, operations);
+            "operations %s\n"
+            "threads    wait by %s%s\n",
+            TRAIN_GPT_VERSION, *COMMIT ? COMMIT : "unknown", COMPILER, LANGUAGE, mpi, operations,
+            policy ? "OMP_WAIT_POLICY="
+            : spin ? "GOMP_SPINCOUNT="
+                   : "the default of OpenMP",
+            policy ? policy
+            : spin ? spin
+                   : "");
 }
 
 // Answers --help and --version, which need no other flag, unless `prints` is false. Returns whether

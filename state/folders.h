@@ -168,6 +168,17 @@ static inline void out_folder_check_stop(const char *out) {
         die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path.at);
     }
 }
+// Returns whether OUT has no checkpoint, whole or damaged, nor what a name suggests to be one. What a
+// crash has left half-written does not count.
+static inline bool out_folder_has_none(const char *out) {
+    DIR *d = opendir(out);
+    bool none = d || errno == ENOENT;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        none &= strncmp(e->d_name, "step_", 5) || checkpoint_is_half(e->d_name);
+    }
+    if (d) { closedir(d); }
+    return none;
+}
 // Removes what a crash has left half-written, and warns of names that resemble a checkpoint's but
 // are none.
 static inline void out_folder_clean(const char *out) {

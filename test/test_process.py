@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""test_process.py: the program among other programs: what it starts with (threads that spin little),
+and standard output that is full, closed, or no longer read.
+
+    python3 test/test_process.py
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import unittest
+
+import harness
+from harness import (
+    BINARY,
+    EXIT_DONE,
+    EXIT_RESOURCES,
+    at_once,
+    checkpoints,
+    command_line,
+    scratch,
+)
+
+# The defaults of a user, without those of the tests for threads.
+PLAIN = {k: v for k, v in harness.ENVIRONMENT.items() if k != "OMP_WAIT_POLICY"}
+CLUSTER = ["--cluster", "2x2,intra=1,inter=1,tflops=1,memory=1"]
+SMALL = ["--model", "layers=2,heads=2,channels=64,vocab=256", "--seq-len", "64"]
+PRINTS = (
+    ["--help"],
+    ["--help", "all"],
+    ["--version"],
+    ["--compat"],
+    ["--dp-account", "q=0.01,sigma=1,steps=100,delta=1e-6", "--json"],
+    ["--dry-run", *SMALL],
+    ["--dry-run", "--json", *SMALL],
+    ["--show-schedule", *SMALL],
+    ["--plan", *SMALL, *CLUSTER],
+    ["--plan", "--json", *SMALL, *CLUSTER],
+    ["--fit", "--dry-run", *SMALL, *CLUSTER],
+    ["--fit", "--dry-run", "--json", *SMALL, *CLUSTER],
+)
+
+
+def run(words, environment=(), shell='exec "$0" "$@"', **options):
+    """A run of one rank without mpirun, in a shell that may redirect its streams."""
+    own = dict(OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch())
+    return subprocess.run(
+        ["bash", "-c", shell, BINARY, *map(str, words)],
+        **{
+            "env": dict(harness.ENVIRONMENT, **own, **dict(environment)),
+            "capture_output": True,
+            "timeout": harness.TIMEOUT,
+            "text": True,
+            **options,
+        },
+    )
+
+
+def unread():
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+class Printing(harness.TestCase):
+    """Commands that only print."""
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_full(self):
+        def check(words):
+            done = run(words, shell='exec "$0" "$@" >/dev/full')
+            self.assertEqual(done.returncode, EXIT_RESOURCES, (words, done.stderr))
+            said = "cannot write to standard output: No space left on device"
+            self.assertEqual(done.stderr.count(said), 1, (words, done.stderr))
+
+        at_once(check, PRINTS)
+
+    def test_closed(self):
+        done = run(PRINTS[6], shell='exec "$0" "$@" >&-')
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stderr)
+        self.assertIn("cannot write to standard output", done.stderr)
+
+    def test_reader_leaves(self):
+        def check(words):
+            with unread() as output:
+                done = run(words, capture_output=False, stdout=output, stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr), (EXIT_DONE, ""), words)
+
+        at_once(check, PRINTS)
+
+    def test_prompts(self):
+        with unread() as output:
+            done = run(
+                [*SMALL, "--prompt", "-"],
+                capture_output=False,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                input="A\n" * 10,
+            )
+        self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
+        self.assertRegex(done.stderr, r"texts +1 tokens read", "it stops after the first text")
+
+
+class Training(harness.TestCase):
+    def check(self, code, said, shell=None, **options):
+        """The run goes on to its end, whatever becomes of standard output."""
+        log, out = os.path.join(scratch(), "log"), os.path.join(scratch(), "out")
+        words = command_line(dict(log=log, out=out, save_every=10, log_every=1))
+        done = run(words, **({"shell": shell} if shell else {}), **options)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(checkpoints(out), [10])
+        with open(log, encoding="utf-8") as file:
+            events = [json.loads(line)["event"] for line in file]
+        self.assertEqual((events.count("step"), events[-1]), (10, "end"))
+        self.assertEqual(done.stderr.count("training goes on"), 1, done.stderr)
+        self.assertIn(f"cannot write to standard output: {said}", done.stderr)
+
+    def test_reader_leaves(self):
+        with unread() as output:
+            self.check(
+                EXIT_DONE,
+                "nobody reads it any more",
+                capture_output=False,
+                stdout=output,
+                stderr=subprocess.PIPE,
+            )
+
+    def test_closed(self):
+        """A file of the run does not take the place of standard output."""
+        self.check(EXIT_DONE, "Bad file descriptor", 'exec "$0" "$@" <&- >&-')
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_full(self):
+        self.check(EXIT_RESOURCES, "No space left on device", 'exec "$0" "$@" >/dev/full')
+
+
+class Spin(harness.TestCase):
+    """Threads that wait spin little, unless the user says how: libgomp reads that before main, so
+    the program starts itself once more."""
+
+    LINE = "GOMP_SPINCOUNT=1000"
+
+    def version(self, environment=(), shell='exec "$0" "$@"'):
+        done = run(["--version"], environment, shell, env=dict(PLAIN, **dict(environment)))
+        self.assertEqual((done.returncode, done.stderr), (EXIT_DONE, ""))
+        self.assertEqual(done.stdout.count("train_gpt "), 1)
+        return done.stdout
+
+    def test_default(self):
+        self.assertIn(self.LINE, self.version())
+        for name in ("", "--help", "a b*?\n'"):  # whatever the program is called by
+            shell = f'exec -a {shlex.quote(name)} "$0" "$@"'
+            self.assertIn(self.LINE, self.version(shell=shell), name)
+
+    def test_user_decides(self):
+        for name, value in (("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")):
+            text = self.version({name: value})
+            self.assertIn(f"{name}={value}", text)
+            self.assertNotIn(self.LINE, text)
+
+    def test_process_stays_the_same(self):
+        """Its number, its standard input, a signal that is ignored; and its environment is that of
+        which libgomp read."""
+        with subprocess.Popen(
+            ["bash", "-c", 'trap "" USR2; exec "$0" "$@"', BINARY, *SMALL, "--prompt", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(PLAIN, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch()),
+        ) as process:
+            process.stdin.write(b"A\n")
+            process.stdin.flush()
+            self.assertNotEqual(process.stdout.readline(), b"")
+            environment = harness.get(f"/proc/{process.pid}/environ").split(b"\0")
+            self.assertIn(self.LINE.encode(), environment)
+            status = harness.get(f"/proc/{process.pid}/status").decode()
+            self.assertIn("Name:\t" + os.path.basename(BINARY)[:15] + "\n", status)
+            ignored = int(status.split("SigIgn:")[1].split()[0], 16)
+            self.assertTrue(ignored >> 11 & 1, "SIGUSR2 stays ignored")
+            process.stdin.close()
+            self.assertEqual(process.wait(harness.TIMEOUT), EXIT_DONE)
+
+    def test_under_mpirun(self):
+        mpirun = 'unset OMP_WAIT_POLICY; exec mpirun --oversubscribe -np 2 "$0" "$@"'
+        self.assertIn(self.LINE, self.version(shell=mpirun))
+
+    def test_by_the_loader(self):
+        """/proc/self/exe is then the loader: the run goes on without."""
+        found = [p for p in ("/lib64/ld-linux-x86-64.so.2",) if os.path.exists(p)]
+        if not found:
+            self.skipTest("another loader")
+        self.assertIn("operations", self.version(shell=f'exec {found[0]} "$0" "$@"'))
+
+    def test_without_proc(self):
+        hide = "mount -t tmpfs none /proc"
+        if subprocess.run(["unshare", "-m", "bash", "-c", hide], capture_output=True).returncode:
+            self.skipTest("cannot hide /proc")
+        text = self.version(shell=f'unshare -m bash -c \'{hide}; exec "$0" "$@"\' "$0" "$@"')
+        self.assertNotIn(self.LINE, text)
+
+
+if __name__ == "__main__":
+    harness.main()
