@@ -497,6 +497,7 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     }
     p->samples = samples;
     p->micro_batches = plan->micro_batches;
+    p->forward_only = !training;
     if (training) { p->clips = plan->clips; }
     PipelineBuilder b = {.program = p,
                          .plan = plan,

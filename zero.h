@@ -48,6 +48,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.grad_slot = new_array(int, storages, "unit map");
     map.gathers = new_array(bool, storages, "unit map");
     map.reduces_often = new_array(bool, storages, "unit map");
+    map.bucket = new_array(int, storages, "unit map");
     map.tied = new_array(bool, storages, "unit map");
     map.pieces = new_array(int, storages, "unit map");
     map.wave = new_array(int, storages, "unit map");
@@ -81,6 +82,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
         map.tied[s] = owners.tied[s];
     }
+    zero_buckets(m, policy, &owners, map.bucket);
     map.kept_gathered = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
     owners_free(&owners);
     return map;

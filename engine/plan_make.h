@@ -204,6 +204,7 @@ static inline void plan_schedules(Plan *p) {
 static inline void plan_prove(const Plan *p) {
     const CyclicPlan *cyclic = &p->cyclic;
     int64_t samples[2];
+    schedule_check(&p->evaluation);
     if (cyclic->rule) {
         // all ranks have the same program; where ranks take turns, its windows differ
         const int steps = cyclic_turns(cyclic) ? 4 + min_i64(cyclic->N * cyclic->N, 12) : 4;

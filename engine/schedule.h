@@ -61,8 +61,11 @@ typedef struct {
     int *param_slot, *grad_slot;
     bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
     bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
-    bool *tied;          // [storages] used by several stages: its gradient is reduced last
-    int *pieces;         // [storages] pieces in which states on the host are updated; 0: none there
+    // [storages] first storage of the bucket in which its gradient travels (state/planned.h); -1: it
+    // travels alone
+    int *bucket;
+    bool *tied;  // [storages] used by several stages: its gradient is reduced last
+    int *pieces; // [storages] pieces in which states on the host are updated; 0: none there
     // [storages] last storage of the wave in which its matrices are made orthogonal, which is in
     // sequence (state/matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE.
     // NULL: no storage has matrices
@@ -115,7 +118,8 @@ typedef struct {
     int64_t samples; // samples of the step; each unit computes each sample once, on some rank
     Limits *limits;  // [ranks]
     bool recompute;
-    bool overlaps; // steps overlap, and states have versions that travel (cyclic.h)
+    bool forward_only; // a pass that does not train
+    bool overlaps;     // steps overlap, and states have versions that travel (cyclic.h)
     Clips clips;
     Schedule *rank;
 } Program;
@@ -192,8 +196,8 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.param_slot, p->map.grad_slot,
-             p->map.gathers, p->map.reduces_often, p->map.tied, p->map.pieces, p->map.wave,
-             p->map.on_disk, p->map.sums, p->map.stage, p->map.stash, p->limits);
+             p->map.gathers, p->map.reduces_often, p->map.bucket, p->map.tied, p->map.pieces,
+             p->map.wave, p->map.on_disk, p->map.sums, p->map.stage, p->map.stash, p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.
@@ -234,6 +238,7 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
         }
     }
     p->samples = samples;
+    p->forward_only = !training;
     program_limit(p, limits_of_one());
 }
 

@@ -13,9 +13,11 @@
 //               in it. What is scaled on another stage follows all its FACTOR messages, which
 //               follow CLIP.
 //   parameters  are acquired while they are used. Where they are gathered (UnitMap: gathers), a
-//               PREFETCH is under way by then, into a slot that nothing uses.
+//               PREFETCH is under way by then, into a slot that nothing uses. Also in a pass that
+//               does not train, which has forwards alone.
 //   gradients   REDUCE(storage) follows all contributions of the step, or of its micro-batch. Until
-//               then no other storage writes into the slot.
+//               then no other storage writes into the slot. Storages of a bucket are reduced one
+//               directly after another.
 //   updates     UPDATE follows REDUCE and NORM, and precedes every acquire of the version it makes.
 //   offloading  pieces of states on the host move in order, at most MOVING_PIECES at once. Each is
 //               updated while it is where the update runs, and returns. Sums on the host leave
@@ -121,9 +123,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
 
 // -------------------------------------------------------------------------------------------------
 // Order of collectives. They are matched by their order, so two ranks must start those in which
-// both
-// take part in the same order. A rank takes part in the collectives of the storages to which it
-// contributes.
+// both take part in the same order. A rank takes part in the collectives of the storages to which it
+// contributes, or which its units use in a pass that does not train.
 
 static inline bool validator_share(const Validator *v, int q, int r, int storage) {
     const int storages = v->map->storages;
@@ -200,8 +201,9 @@ static inline void validate_end_of_work(Validator *v) {
             for (int m = 0; m < p->micro_batches; m++) {
                 const unsigned char d = unit_run(v, u, m)->done;
                 const bool tied = !program_ties(p) || u < p->map.units - 1 || (d & DONE_TIED);
+                const bool trained = (d & DONE_WEIGHT) || p->forward_only;
                 const char *wrong =
-                    (d & DONE_FORWARD) && !(d & DONE_WEIGHT)  ? "a forward but no backward weight"
+                    (d & DONE_FORWARD) && !trained            ? "a forward but no backward weight"
                     : (d & DONE_FORWARD) && !tied             ? "a forward but no TIED"
                     : (d & HAVE_INPUT) && !(d & DONE_FORWARD) ? "an input but no forward"
                                                               : NULL;
@@ -227,8 +229,8 @@ static inline void validate_end(Validator *v) {
     if (p->overlaps) { return; }
     for (int i = 0; i < p->ranks * p->map.storages; i++) {
         const StorageRun *s = &v->storages[i];
-        if ((s->member && !s->updated) || s->acquired || s->flying || s->begun != s->ended ||
-            s->read != s->written) {
+        const bool trained = s->updated || !s->member || p->forward_only;
+        if (!trained || s->acquired || s->flying || s->begun != s->ended || s->read != s->written) {
             validator_fail(v, "rank %d: storage %d is not updated, or still held, at the end",
                            i / p->map.storages, i % p->map.storages);
         }
@@ -255,11 +257,12 @@ static inline void validator_count_action(Validator *v, const Action *a) {
     rank->end = min_i64(map->units, max_i64(rank->end, (int64_t)a->unit + 2));
     const bool good = action_computes(a->kind) && a->unit < map->units && a->micro >= 0 &&
                       a->micro < v->program->micro_batches;
+    if (good && a->kind == ACT_FORWARD) { micro_run(v, a->micro)->all++; }
     for (int k = 0; good && k < map->of_unit_count[a->unit]; k++) {
         const int storage = map->of_unit[a->unit][k];
-        if (!action_contributes(map, a, storage)) { continue; }
-        span_run(v, a->micro, storage)->missing++;
-        storage_run(v, storage)->member = true;
+        const bool adds = action_contributes(map, a, storage);
+        span_run(v, a->micro, storage)->missing += adds;
+        storage_run(v, storage)->member |= adds || v->program->forward_only;
     }
 }
 static inline void validator_start(Validator *v, const Program *p) {

@@ -51,13 +51,14 @@ typedef struct {
 // Of a micro-batch.
 typedef struct {
     int forwards, open;   // units whose forward has run; those of them whose weight part has not
+    int all;              // units whose forward the rank runs
     bool clipped;         // CLIP has run
     bool kept;            // uses one of the rank's Limits.clips
     int64_t factors_sent; // rows of factors
 } MicroRun;
 // Of a storage.
 typedef struct {
-    bool member;               // the rank contributes to the gradient
+    bool member;               // the rank contributes to the gradient, or only computes with it
     bool acquired, updated;    // parameters are in use; the new version exists
     bool flying, gathered;     // a gather has started and was not released; a gather has been done
     SumState sum;              // if the sum is kept on the host
@@ -79,6 +80,8 @@ typedef struct {
     UnitRun *recomputed;         // whose block activations exist, or NULL
     UnitRun *stash[STASH_SLOTS]; // whose activations are in the slot, or NULL
     bool normed;
+    // the REDUCE that must come next because its bucket is begun: one more than its storage, or 0
+    int in_bucket, bucket_micro;
     int slots;  // slots for pieces of states that are in use
     int stored; // host buffers for pieces from the disk that are in use
     // units of its actions and their neighbours: [first, end)
@@ -176,7 +179,9 @@ static inline bool validator_mark(Validator *v, const Action *a, int unit, unsig
 // host.
 static inline void validator_enter(Validator *v, const Action *a, int unit) {
     UnitRun *mine = unit_run(v, unit, a->micro), **user = &rank_run(v)->stash[stash_slot(unit)];
-    refuse(v, *user && *user != mine && !(*user)->stashed && !((*user)->done & DONE_WEIGHT),
+    refuse(v,
+           *user && *user != mine && !(*user)->stashed && !((*user)->done & DONE_WEIGHT) &&
+               !v->program->forward_only,
            "its slot holds the activations of another unit or micro-batch");
     *user = mine;
 }
@@ -204,24 +209,6 @@ static inline bool validator_there(const Validator *v, const Action *a, int from
     const UnitRun *me = v->unit, *other = unit_run(v, from, a->micro);
     return ((other->done & done) && other->first_row == a->first_row && other->rows == a->rows) ||
            received_all(from < a->unit ? &me->input : &me->gradient, a);
-}
-static inline void validate_forward(Validator *v, const Action *a) {
-    UnitRun *me = v->unit;
-    MicroRun *micro = v->micro;
-    const int64_t limit = v->program->limits[v->rank].in_flight;
-    refuse(v, me->done & DONE_FORWARD, "runs twice");
-    refuse(v, a->unit && !validator_there(v, a, a->unit - 1, DONE_FORWARD),
-           "its input is not there");
-    // the first forward of a micro-batch on this rank takes one of its activation sets
-    refuse(v, !micro->forwards && ++rank_run(v)->held.in_flight > limit,
-           "more live micro-batches than the %" PRId64 " slots", limit);
-    me->done |= DONE_FORWARD;
-    micro->forwards++;
-    micro->open++;
-    me->first_row = a->first_row;
-    me->rows = a->rows;
-    rank_run(v)->recomputed = NULL;
-    validator_mark(v, a, a->unit, SAMPLE_COMPUTED, "is computed");
 }
 static inline void validate_recomputed(Validator *v, const Action *a) {
     const bool block = a->unit > 0 && a->unit < v->map->units - 1;
@@ -265,7 +252,8 @@ static inline void validator_forget(Validator *v, int micro) {
     rank_run(v)->held.clips--;
     m->kept = false;
 }
-// The last weight part of a micro-batch on this rank frees what the micro-batch used.
+// The last weight part of a micro-batch on this rank frees what the micro-batch used. In a pass that
+// does not train, the last forward does.
 static inline void validator_free(Validator *v, int micro) {
     RankRun *rank = rank_run(v);
     const bool last = !micro_run(v, micro)->open;
@@ -276,6 +264,28 @@ static inline void validator_free(Validator *v, int micro) {
     }
     rank->held.in_flight -= last;
     validator_forget(v, micro);
+}
+static inline void validate_forward(Validator *v, const Action *a) {
+    UnitRun *me = v->unit;
+    MicroRun *micro = v->micro;
+    const int64_t limit = v->program->limits[v->rank].in_flight;
+    refuse(v, me->done & DONE_FORWARD, "runs twice");
+    refuse(v, a->unit && !validator_there(v, a, a->unit - 1, DONE_FORWARD),
+           "its input is not there");
+    // the first forward of a micro-batch on this rank takes one of its activation sets
+    refuse(v, !micro->forwards && ++rank_run(v)->held.in_flight > limit,
+           "more live micro-batches than the %" PRId64 " slots", limit);
+    me->done |= DONE_FORWARD;
+    micro->forwards++;
+    micro->open++;
+    me->first_row = a->first_row;
+    me->rows = a->rows;
+    rank_run(v)->recomputed = NULL;
+    validator_mark(v, a, a->unit, SAMPLE_COMPUTED, "is computed");
+    if (v->program->forward_only && micro->forwards == micro->all) {
+        micro->open = 0;
+        validator_free(v, a->micro);
+    }
 }
 // The factors by which a weight part is scaled must be known.
 static inline void validate_scale(Validator *v, const Action *a) {
@@ -442,9 +452,21 @@ static inline void validate_contribution(Validator *v, const Action *a, int stor
     if (user) { *user = storage; }
     span->missing--;
 }
+// The storages of a bucket are reduced one directly after another, in their order.
+static inline void validate_bucket(Validator *v, const Action *a) {
+    const int *first = v->map->bucket, at = a->storage;
+    RankRun *rank = rank_run(v);
+    if (!first || first[at] < 0) { return; }
+    const int next = rank->in_bucket ? rank->in_bucket - 1 : first[at];
+    refuse(v, at != next || (rank->in_bucket && a->micro != rank->bucket_micro),
+           "storage %d is the next one in its bucket", next);
+    rank->in_bucket = at && first[at - 1] == first[at] ? at : 0;
+    rank->bucket_micro = a->micro;
+}
 static inline void validate_reduce(Validator *v, const Action *a) {
     SpanRun *span = span_run(v, a->micro, a->storage);
     int *user = validator_in_grads(v, a->storage);
+    validate_bucket(v, a);
     refuse(v, span->missing, "%d contributions are still to come", span->missing);
     refuse(v, span->reduced, "runs twice");
     if (validator_sum_place(v, a->storage) != SUM_STAYS) {
@@ -494,7 +516,9 @@ static inline void validate_gather(Validator *v, const Action *a) {
     validate_version(v, a);
     refuse(v, me->acquired || (gathers && me->flying), "its parameters are in use");
     refuse(v, user && *user >= 0, "its slot holds storage %d", user ? *user : -1);
-    refuse(v, a->near && !me->gathered, "no gather has made the copies");
+    // a pass that does not train uses the copies if they exist
+    refuse(v, a->near && !me->gathered && !v->program->forward_only,
+           "no gather has made the copies");
     if (user) { *user = a->storage; }
     me->flying = me->gathered = gathers;
 }

@@ -235,6 +235,7 @@ static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add,
     exchange_finish(s, p);
     exchange_send_on(s, &s->exchange[1 - index]);
     p->bucket = b;
+    p->next = b->first;
     p->add = add;
     p->step = step;
     char *at = s->exchange_base + index * s->exchange_bytes;
@@ -262,6 +263,8 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
     const Bucket *b = &s->buckets[s->bucket_of[storage]];
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
+    assert(p->bucket == b && p->next == storage); // the validator proves it
+    p->next--;
     for (int l = 0; l < all->locals; l++) {
         char *out = p->sent[0] + b->hop[0].to[l];
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }

@@ -174,10 +174,14 @@ static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int stora
                              offload_has(z->offload, storage, STATE_GRADIENT))
                : -1;
 }
+// Returns the slot of borrowed parameters that a pass without training brings a storage into. The
+// two storages of a unit have different slots, since both must be there before the unit computes.
+static inline int borrowed_slot(const GptModel *m, int storage) {
+    return storage == m->classifier ? 0 : storage >= m->first_after ? 1 : storage % BORROWED_SLOTS;
+}
 static inline int zero_param_slot(const GptModel *m, const ZeroPolicy *z, const Owners *h,
                                   int storage) {
-    // the two of a unit lie in both
-    if (z->p2p && z->p2p->borrows) { return storage == m->storages - 1 ? 1 : storage % 2; }
+    if (z->p2p && z->p2p->borrows) { return borrowed_slot(m, storage); }
     return zero_gathers(z, h, storage)
                ? shared_slot(h, storage, zero_param_apart(z), zero_param_on_host(z, storage))
                : -1;

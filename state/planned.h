@@ -38,7 +38,8 @@ typedef struct {
     int64_t *to, *from; // [group->n + 1] bounds in bytes of what each rank gets; of what each sends
 } RecordExchange;
 // Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
-// in this order, by two exchanges: inside nodes, then between them.
+// in this order, one directly after another (zero_buckets), by two exchanges: inside nodes, then
+// between them.
 enum { HOPS = 2 };
 typedef struct {
     const ProcessGroup *process_group; // owners of the storages
@@ -49,6 +50,7 @@ typedef struct {
 typedef struct {
     const Bucket *bucket; // NULL: none
     int hop;              // 0: being filled; 1: exchange inside the node; 2: between nodes
+    int next;             // storage that is reduced next
     bool add;             // the slices hold sums of earlier micro-steps
     int64_t step;
     CommRequest request;
@@ -251,33 +253,40 @@ static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ?
 static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
     return round_up(bounds[x->group->n], 64);
 }
-// Plans the buckets. The storages of a bucket are neighbours and have the same process group.
-static inline void store_plan_buckets(Store *s) {
+// Fills first[] ([storages]) with the first storage of each storage's bucket; -1: it is in none. The
+// storages of a bucket are neighbours, have the same owners, and are always reduced one directly
+// after another. So tied ones, which are reduced at the end of the step, are apart from the others;
+// and so is the head's own table, whose gradient the head's input part makes: in a zero-bubble
+// schedule the head's other gradients follow micro-batches later.
+static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Owners *h,
+                                int *first) {
     int64_t elements = 0;
-    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
-        const ProcessGroup *process_group = store_process_group(s, storage);
-        s->bucket_of[storage] = -1;
-        if (!s->policy.quantized_gradients || process_group->all.me < 0 ||
-            process_group->all.n == 1) {
-            continue;
-        }
-        if (!elements) { first = storage; }
-        elements += gpt_storage_elements(s->model, storage);
-        s->bucket_of[storage] = s->bucket_count;
-        if (elements < BUCKET_ELEMENTS && storage &&
-            store_process_group(s, storage - 1) == process_group) {
-            continue;
-        }
+    for (int i = m->storages - 1; i >= 0; i--) {
+        const bool alike = i + 1 < m->storages && h->of[i] == h->of[i + 1] &&
+                           h->tied[i] == h->tied[i + 1] && i + 1 != m->classifier,
+                   joins = alike && elements < BUCKET_ELEMENTS;
+        elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
+        first[i] = !z->quantized_gradients || holders_of(h, i) == 1 ? -1 : joins ? first[i + 1] : i;
+    }
+}
+// Plans the buckets of the storages that this rank owns.
+static inline void store_plan_buckets(Store *s) {
+    int *first = new_array(int, s->model->storages, "buckets");
+    zero_buckets(s->model, &s->policy, &s->layout.owners, first);
+    for (int last = s->model->storages - 1; last >= 0; last--) {
+        const bool mine = first[last] >= 0 && store_holds(s, last);
+        s->bucket_of[last] = mine ? s->bucket_count : -1;
+        if (!mine || (last && first[last - 1] == first[last])) { continue; }
         Bucket *b = &s->buckets[s->bucket_count++];
-        *b = store_plan_bucket(s, first, storage);
+        *b = store_plan_bucket(s, first[last], last);
         int64_t bytes = 0;
         for (int h = 0; h < bucket_hops(b); h++) {
             bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +
                      exchange_bytes(&b->hop[h], b->hop[h].from);
         }
         s->exchange_bytes = max_i64(s->exchange_bytes, bytes);
-        elements = 0;
     }
+    free(first);
 }
 
 // Returns whether updates are delayed: the device computes with parameters that are one update

@@ -279,7 +279,8 @@ static inline void prove_piece(Proof *p, const Action *a) {
     validate_reduce(&p->v, a);
     refuse(&p->v, !made_is(m, a->storage, a->micro, in, in) || m->whole,
            "its gradient is not here");
-    refuse(&p->v, a->storage == 0 && !m->part && !(head->done & DONE_INPUT),
+    const bool tied = p->v.map->classifier == 0;
+    refuse(&p->v, tied && a->storage == 0 && !m->part && !(head->done & DONE_INPUT),
            "the head's part is missing");
     m->whole = true;
     if (whole != m) { prove_add_piece(p, a, m, whole); }

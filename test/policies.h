@@ -5,6 +5,19 @@
 
 #include "state/layout.h" // ZeroPolicy
 
+// A small model of any architecture: rows of `architectures` are counted on and on. Every second
+// program that is drawn has a head with a table of its own, of even and odd numbers of layers.
+static inline GptConfig config_of(int arch, int layers) {
+    const GptConfig config = {.layers = layers,
+                              .heads = 1,
+                              .channels = 4,
+                              .vocab = 8,
+                              .padded_vocab = 128,
+                              .max_seq_len = 4,
+                              .arch = arch % ARCHITECTURES};
+    return config;
+}
+
 // quantized: weights and gradients.
 #define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, p2p, offload)        \
     {                                                                                              \

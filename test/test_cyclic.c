@@ -21,9 +21,13 @@ enum { MOST = 32 }; // stages that the tests go up to
 // -------------------------------------------------------------------------------------------------
 // Plans and programs, as train_gpt.c makes them
 
-static GptModel model_of(int units) {
-    GptConfig config = {units - 2, 1, 4, 8, 128, 4};
-    return gpt_model(config);
+static GptModel model_of(int units) { return gpt_model(config_of(0, units - 2)); }
+// Models of all architectures in turn, with the plan of theirs.
+static GptModel next_model(CyclicPlan *plan, int units) {
+    static int models;
+    const GptModel m = gpt_model(config_of(models++, units - 2));
+    plan->untied = !gpt_is_tied(&m);
+    return m;
 }
 // Stages of a unit each, or of `units` in all.
 static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, int units) {
@@ -48,7 +52,9 @@ static CyclicPlan triangle_of(CyclicRule rule, int N, int slack, int units, int 
 static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) {
     return plan_of(rule, mode, N, slack, (int)max_i64(N, 3));
 }
-static Program window_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
+// training: the window of a step; else a pass that does not train, over the same samples.
+static Program program_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples,
+                                bool training) {
     P2p p2p = cyclic_p2p(plan, m, 0);
     Placement placement = plan->mode == CYCLIC_MODEL
                               ? cyclic_placement(plan)
@@ -59,10 +65,18 @@ static Program window_of_model(const CyclicPlan *plan, const GptModel *m, int64_
     p.map = unit_map(m, &policy, &placement, false);
     p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
-    schedule_cyclic(&p, plan, samples, 0);
+    if (training) {
+        schedule_cyclic(&p, plan, samples, 0);
+    } else {
+        schedule_sequential(&p, samples, 2, false);
+        zero_lower(&p, &policy, false);
+    }
     placement_free(&placement);
     p2p_free(&p2p, m->storages);
     return p;
+}
+static Program window_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
+    return program_of_model(plan, m, samples, true);
 }
 static Program window_of(const CyclicPlan *plan, int64_t samples) {
     const Stage *last = &plan->cut.stage[plan->N - 1];
@@ -715,12 +729,24 @@ static void test_owners(void **state) {
 // -------------------------------------------------------------------------------------------------
 // Proof
 
-static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
-    const GptModel m = model_of(units);
+// A pass that does not train. (In mode model it is a pipeline's: test_pipeline.c.)
+static void check_evaluation(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
+    char error[400];
+    if (plan->mode == CYCLIC_MODEL) { return; }
+    Program p = program_of_model(plan, m, samples, false);
+    if (!schedule_validate(&p, error, sizeof error)) {
+        fail_msg("%s of %d units, mode %d N %d, evaluated: %s", m->arch->name, m->units, plan->mode,
+                 plan->N, error);
+    }
+    program_free(&p);
+}
+static void check_valid(CyclicPlan *plan, int units, int steps, int pause) {
+    const GptModel m = next_model(plan, units);
     char error[400];
     // some have no samples
-    Program window =
-        window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1);
+    const int64_t samples = plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1;
+    Program window = window_of_model(plan, &m, samples);
+    check_evaluation(plan, &m, samples);
     if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
         fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute "
                  "%d: %s",
@@ -753,10 +779,10 @@ static void test_all_are_valid(void **state) {
 
 // Mode data in orders in which ranks put store work aside, drawn by lot: nobody waits for ever, no
 // place is written while a message uses it, and all rules hold.
-static void check_late(const CyclicPlan *plan, int units, int pause, uint64_t seed) {
-    const GptModel m = model_of(units);
+static void check_late(CyclicPlan *plan, int units, int pause, uint64_t seed) {
+    const GptModel m = next_model(plan, units);
     char error[400];
-    Program window = window_of(plan, plan->N * plan->pieces + 1);
+    Program window = window_of_model(plan, &m, plan->N * plan->pieces + 1);
     if (!cyclic_prove_in_order(&window, plan, &m, 5, pause, true, seed, error, sizeof error)) {
         fail_msg("rule %d N %d slack %d pieces %d waits %d pause %d seed %" PRIu64 ": %s",
                  plan->rule, plan->N, plan->slack, plan->pieces, plan->waits, pause, seed, error);
@@ -806,14 +832,14 @@ static void check_shared(const CyclicPlan *plan, const GptModel *m, int pause) {
 }
 static void test_shared_blocks_are_valid(void **state) {
     (void)state;
-    const GptConfig config = {6, 1, 4, 8, 128, 4};
     const GptShare shares[] = {gpt_share(6, 6, 2), gpt_share(6, 6, 3), gpt_share(6, 2, 0),
                                gpt_share(6, 4, 0), gpt_share(6, 6, 0)};
     for (int i = 0; i < 5 * 5 * 3 * 4 * 2; i++) {
         const int N = 1 + i / 5 % 5, rule = i / 75 % 4; // v1, v1 that waits, v2, with slack
-        const GptModel m = gpt_model_shared(config, shares[i % 5]);
+        const GptModel m = gpt_model_shared(config_of(i / 3, 6), shares[i % 5]);
         CyclicPlan plan =
             plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3, m.units);
+        plan.untied = !gpt_is_tied(&m);
         plan.waits = rule == 1;
         plan.pauses = i / 300;
         plan.pieces = 1 + i / 25 % 3;
@@ -909,7 +935,7 @@ static void check_layout(uint64_t seed, bool large) {
     if (ranks == 1 && mode != CYCLIC_SINGLE) { return; } // as single
     if (cuts && !draw_cut(&d, units, N, run, cut, sizeof cut)) { return; }
     const int width = 4 << draw(&d, 0, 2), vocab = 128 << draw(&d, 0, 3);
-    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8};
+    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8, draw(&d, 0, ARCHITECTURES - 1)};
     const GptModel m = gpt_model_shared(config, share);
     Options o;
     memset(&o, 0, sizeof o);
@@ -927,14 +953,15 @@ static void check_layout(uint64_t seed, bool large) {
                   micro = draw(&d, 1, 3), samples = max_i64(1, draw(&d, 1, N) * pieces * micro);
     CyclicPlan plan = cyclic_plan(&o, &m, ranks, samples, mode == CYCLIC_ZERO ? samples : micro);
     Program window = window_of_model(&plan, &m, samples);
+    check_evaluation(&plan, &m, samples);
     if (!cyclic_prove_all(&window, &plan, &m, error, sizeof error)) {
-        fail_msg("seed %" PRIu64 " large %d: mode %d rule %d N %d ranks %d slack %d pieces %d "
+        fail_msg("seed %" PRIu64 " large %d: %s mode %d rule %d N %d ranks %d slack %d pieces %d "
                  "waits %d pauses %d recompute %d share %d x %d cut %s samples %d of %d units, "
                  "width %d, "
                  "vocab %d: %s",
-                 seed, large, plan.mode, plan.rule, plan.N, plan.ranks, plan.slack, plan.pieces,
-                 plan.waits, plan.pauses, plan.recompute, (int)share.run, (int)share.cycle, cut,
-                 (int)samples, units, width, vocab, error);
+                 seed, large, m.arch->name, plan.mode, plan.rule, plan.N, plan.ranks, plan.slack,
+                 plan.pieces, plan.waits, plan.pauses, plan.recompute, (int)share.run,
+                 (int)share.cycle, cut, (int)samples, units, width, vocab, error);
     }
     check_at_start(&window, &plan, true, "a layout");
     program_free(&window);

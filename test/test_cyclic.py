@@ -60,6 +60,7 @@ from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 RUN = dict(
     model=MODEL, seed=3, steps=6, shuffle=1, micro_batch=8, threads=1
 )  # so many threads, so many sums; no micro-batch is longer
+SHAPE = "heads=2,channels=16,vocab=101"
 V1, V1_FREE, V2 = (
     dict(cyclic="v1"),
     dict(cyclic="v1", grad_clip=0),
@@ -104,10 +105,14 @@ def zero(N, **changes):
 MODES = (single, data, model, triangle, zero)
 
 
+def any_depth(draw):
+    return harness.any_model(draw, layers=draw.choice((4, 5)))
+
+
 class Check(harness.TestCase):
     def trained(self, cases):
-        """The jobs of these cases, each with a file `export` of its weights."""
-        cases = [dict(case, export=os.path.join(scratch(), "export.bin")) for case in cases]
+        """The jobs of these cases, each with an `export` of its weights."""
+        cases = [dict(case, export=harness.export_of(case)) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -120,7 +125,9 @@ class Check(harness.TestCase):
             expected.steps("step", "loss", "grad_norm", "lr"),
             what,
         )
-        self.assertTrue(get(job.export) == get(expected.export), f"weights of {what}")
+        self.assertEqual(job.of("val"), expected.of("val"), what)
+        same = harness.exported(job.export) == harness.exported(expected.export)
+        self.assertTrue(same, f"weights of {what}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -160,19 +167,19 @@ class Equality(Check):
 
     def test_single_is_data(self):
         """Every rule x N x variant; a sample has each rule and each N, as many variants as rules,
-        and of triangles, which have many ranks, some."""
+        and of triangles, which have many ranks, some. Models of every kind are drawn."""
+        draw = random.Random(SEED)
         cases = [
-            (N, dict(rule, **variant))
+            (N, dict(rule, **{"model": any_depth(draw), **variant}))
             for N in (1, 2, 3, 4)
             for rule in RULES
             for variant in self.VARIANTS
         ]
         if not ALL:
-            draw = random.Random(SEED)
             rules = draw.sample(RULES, len(RULES))
             variants = draw.sample(self.VARIANTS, len(RULES))
             cases = [
-                (1 + (i + 1) % 4, dict(rule, **variant))
+                (1 + (i + 1) % 4, dict(rule, **{"model": any_depth(draw), **variant}))
                 for i, (rule, variant) in enumerate(zip(rules, variants))
             ]
         for begin in range(0, len(cases), 64):
@@ -204,7 +211,8 @@ class Equality(Check):
         """Of any length: the first alone the embedding, the last alone the head, one with all
         blocks."""
         for cut in sample(["1,3,2", "1,4,1", "4,1,1", "2,3,1"], 2):
-            rule = random.Random(SEED).choice(RULES)
+            draw = random.Random(f"{SEED}{cut}")
+            rule = dict(draw.choice(RULES), model=harness.any_model(draw, layers=4))
             one, *others = self.trained([mode(3, **rule, cyclic_cut=cut) for mode in MODES])
             for job, mode in zip(others, MODES[1:]):
                 self.assert_same(job, one, (mode.__name__, cut, rule))
@@ -219,7 +227,8 @@ class Equality(Check):
     def test_blocks_that_share(self):
         """Two blocks of each stage: one computation in every mode. Blocks of all stages, in v1,
         where all versions are old: whatever N is."""
-        rule = random.Random(SEED).choice(RULES)
+        draw = random.Random(SEED)
+        rule = dict(draw.choice(RULES), model=harness.any_model(draw, layers=4))
         one, *others = self.trained(
             [mode(2, **rule, share="2", cyclic_cut="3,3") for mode in MODES]
         )
@@ -235,6 +244,22 @@ class Equality(Check):
             )
             for job in several[:2]:
                 self.assert_close(job.losses(), alone.losses(), SAME, share)
+
+    def test_validation(self):
+        """A pass that does not train brings its parameters itself: those of the owners, of one rank
+        and of a stage for each, of every architecture and depth."""
+        kinds = harness.ARCHITECTURES
+        models = [(kind, layers) for kind in kinds for layers in (2, 3)]
+        if not ALL:  # where lnf's number and that of the head's table are even and odd
+            untied = [(kind, 2) for kind in kinds if "tie=0" in kind]
+            models = sample(untied, 1) + sample(models, 2)
+        for kind, layers in models:
+            case = dict(V2, model=f"arch={kind},layers={layers},{SHAPE}", steps=2, lr=0.02)
+            case.update(val_every=1, val_batches=2, optimizer="sgd")
+            alone, *others = self.trained([mode(3, **case) for mode in (single, zero, data)])
+            self.assertEqual(len(alone.of("val")), 3)
+            for job in others:
+                self.assert_same(job, alone, case)
 
     def test_blocks_that_share_in_pieces(self):
         """Where storages alternate, a piece has gradients of several in the making. The pieces of a
@@ -518,6 +543,7 @@ class Resume(Check):
                 dtype=draw.choice(("fp32", "bf16")),
                 recompute=draw.choice(("none", "block")),
                 batch_tokens=draw.randrange(1, 9) * T,
+                model=any_depth(draw),
                 save_every=3,
                 val_every=2,
                 val_batches=2,

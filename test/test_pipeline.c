@@ -23,6 +23,8 @@ static unsigned char stashed_blocks[] = {0,
                                          1 << STATE_ACTIVATIONS,
                                          0};
 static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false, 7);
+static const ZeroPolicy quantized = ZERO_POLICY(0, 1, true, true, false, NULL, NULL),
+                        quantized_two = ZERO_POLICY(2, 1, true, true, false, NULL, NULL);
 static const ZeroPolicy stashing = ZERO_STAGE(0, false, &stashed);
 static Program empty_program_of(const GptModel *m, const Placement *placement, int ranks,
                                 const ZeroPolicy *policy, bool clips) {
@@ -33,15 +35,10 @@ static Program empty_program_of(const GptModel *m, const Placement *placement, i
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program empty_shared_program(const Placement *placement, GptShare share, int layers,
-                                    int ranks, const ZeroPolicy *policy, bool clips) {
-    GptConfig config = {layers, 1, 4, 8, 128, 4};
-    GptModel m = gpt_model_shared(config, share);
-    return empty_program_of(&m, placement, ranks, policy, clips);
-}
 static Program empty_program(const Placement *placement, int layers, int ranks,
                              const ZeroPolicy *policy) {
-    return empty_shared_program(placement, GPT_SHARE_NONE, layers, ranks, policy, false);
+    const GptModel m = gpt_model(config_of(0, layers));
+    return empty_program_of(&m, placement, ranks, policy, false);
 }
 // the third with policy B
 static const PipelineKind kinds[4] = {PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_DAPPLE,
@@ -278,11 +275,27 @@ static void check_messages(const Program *p, const PipelinePlan *plan) {
         assert_true(messages <= 2 * p->micro_batches * overlaps);
     }
 }
+static void check_evaluation(const PipelinePlan *plan, const GptModel *m, int ranks,
+                             int64_t samples, const ZeroPolicy *policy) {
+    char error[400], text[100];
+    Program p = empty_program_of(m, &plan->placement, ranks, policy, false);
+    if (plan->recompute) { unit_map_recomputes(&p.map, &plan->placement); }
+    schedule_pipeline(&p, plan, samples, false);
+    zero_lower(&p, policy, false);
+    write_placement(&plan->placement, text, sizeof text);
+    if (!schedule_validate(&p, error, sizeof error)) {
+        fail_msg("%s %s M %d rows %d samples %d evaluated: %s", m->arch->name, text,
+                 plan->micro_batches, (int)plan->micro_rows, (int)samples, error);
+    }
+    program_free(&p);
+}
 // One plan, with everything that is lowered. tight: also that one place less is refused.
-static void check_plan(const PipelinePlan *plan, int kind, GptShare share, int layers, int ranks,
+static void check_plan(const PipelinePlan *plan, int kind, const GptModel *m, int ranks,
                        int64_t samples, const ZeroPolicy *policy, bool clips, bool tight) {
     char error[400];
-    Program p = empty_shared_program(&plan->placement, share, layers, ranks, policy, false);
+    const GptShare share = m->share;
+    check_evaluation(plan, m, ranks, samples, policy);
+    Program p = empty_program_of(m, &plan->placement, ranks, policy, false);
     schedule_pipeline(&p, plan, samples, true);
     check_peaks(&p, plan, kind);
     check_turns(&p, kind);
@@ -297,9 +310,9 @@ static void check_plan(const PipelinePlan *plan, int kind, GptShare share, int l
     if (!schedule_validate(&p, error, sizeof error)) {
         char text[100];
         write_placement(&plan->placement, text, sizeof text);
-        fail_msg("%s share %d x %d M %d rows %d samples %d kind %d depth %d clips %d: %s", text,
-                 (int)share.run, (int)share.cycle, plan->micro_batches, (int)plan->micro_rows,
-                 (int)samples, kind, (int)plan->depth, clips, error);
+        fail_msg("%s %s share %d x %d M %d rows %d samples %d kind %d depth %d clips %d: %s",
+                 m->arch->name, text, (int)share.run, (int)share.cycle, plan->micro_batches,
+                 (int)plan->micro_rows, (int)samples, kind, (int)plan->depth, clips, error);
     }
     for (int r = 0; tight && r < ranks; r++) {
         p.limits[r].in_flight--;
@@ -346,10 +359,11 @@ static void test_all_plans(void **state) {
                                    stashes = kind < 3 && !clips && plans % 3 == 0;
                         const GptShare share =
                             clips || stashes ? GPT_SHARE_NONE : shares[plans / 8 % 5];
-                        check_plan(&plan, kind, share, 4, ranks, samples,
+                        const GptModel m = gpt_model_shared(config_of(plans / 3, 4), share);
+                        check_plan(&plan, kind, &m, ranks, samples,
                                    stashes         ? &stashing
-                                   : plans % 2     ? &plain
-                                   : plans / 4 % 2 ? &stage_two
+                                   : plans % 2     ? (plans % 5 ? &plain : &quantized)
+                                   : plans / 4 % 2 ? (plans % 5 ? &stage_two : &quantized_two)
                                                    : &stage_three,
                                    clips, plans % 16 == 0);
                         placement_free(&plan.placement);
@@ -372,21 +386,14 @@ static int64_t rows_of_kind(const Program *p, ActionKind kind, int unit) {
     }
     return rows;
 }
-// One plan that clips, of a model with a tied table (`arch` gpt2) or not. Each sample's norm comes
+// One plan that clips, of a model with a tied table or not. Each sample's norm comes
 // to the first stage, and its factor back, once, from the stages that share a norm with it; with
 // fewer places than the limits say, of which the last stage needs all, it is refused.
-static void check_clipped_plan(const PipelinePlan *plan, const char *arch, int ranks,
-                               int64_t samples, const ZeroPolicy *policy) {
+static void check_clipped_plan(const PipelinePlan *plan, int arch, int ranks, int64_t samples,
+                               const ZeroPolicy *policy) {
     char error[400], text[100];
     const int S = plan->placement.stages, last = plan->placement.stage[S - 1].ranks[0];
-    const GptConfig config = {.layers = 4,
-                              .heads = 1,
-                              .channels = 4,
-                              .vocab = 8,
-                              .padded_vocab = 128,
-                              .max_seq_len = 4,
-                              .arch = gpt_architecture(arch, strlen(arch), -1)};
-    const GptModel m = gpt_model(config);
+    const GptModel m = gpt_model(config_of(arch, 4));
     const bool tied = gpt_is_tied(&m);
     Program p = empty_program_of(&m, &plan->placement, ranks, policy, true);
     schedule_pipeline(&p, plan, samples, true);
@@ -433,7 +440,7 @@ static void test_clipped_plans(void **state) {
                         plan.clips = (Clips)(CLIPS_UNITS + i / 18);
                         plan.recompute = plan.clips == CLIPS_UNITS && plans % 3 == 0;
                         check_clipped_plan(
-                            &plan, plans % 5 > 1 ? "gpt2" : "nano", ranks,
+                            &plan, plans / 5, ranks,
                             M == 1 && plans % 2 ? 0 : (int64_t)M * rows - plans % 2 * (rows > 1),
                             plans % 2       ? &plain
                             : plans / 4 % 2 ? &stage_two
@@ -457,8 +464,9 @@ static void test_unequal_replicas(void **state) {
         const int kind = i / 6 % 4;
         PipelinePlan plan = plan_of(wide[i % 6], units[i % 6], 16, kinds[kind],
                                     kind == 2 ? WARMUP_B : WARMUP_A, rows[i / 24], 5);
-        check_plan(&plan, kind, GPT_SHARE_NONE, units[i % 6] - 2, 16,
-                   max_i64(1, 5 * rows[i / 24] - 3), &plain, false, i % 5 == 0);
+        const GptModel m = gpt_model(config_of(i / 6, units[i % 6] - 2));
+        check_plan(&plan, kind, &m, 16, max_i64(1, 5 * rows[i / 24] - 3), &plain, false,
+                   i % 5 == 0);
         placement_free(&plan.placement);
     }
     // parts of 16 samples: 1 1 2 1 2 1 2 1 2 1 2 and 3 3 3 3 4

@@ -47,39 +47,64 @@ static const ZeroPolicy everything_far = ZERO_STAGE(0, false, &all_on_host);
 static const ZeroPolicy host_updates = ZERO_STAGE(0, false, &far_away);
 static const ZeroPolicy device_reads = ZERO_STAGE(0, false, &stored);
 static const ZeroPolicy host_reads = ZERO_STAGE(0, false, &stored_far);
+static const ZeroPolicy quantized = ZERO_POLICY(2, 1, true, true, false, NULL, NULL);
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
-static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
-    GptConfig config = {layers, 1, 4, 8, 128, 4};
-    GptModel m = gpt_model(config);
-    Placement placement = pipeline_placement("1", m.units, ranks);
-    UnitMap map = unit_map(&m, policy, &placement, style != NOT_CLIPPED);
-    placement_free(&placement);
-    return map;
-}
-static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
+static Program empty_program_of(const GptModel *m, int ranks, const ZeroPolicy *policy,
+                                ClipStyle style) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = map_of(layers, policy, ranks, style);
+    Placement placement = pipeline_placement("1", m->units, ranks);
+    p.map = unit_map(m, policy, &placement, style != NOT_CLIPPED);
+    placement_free(&placement);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
-                       const ZeroPolicy *policy, ClipStyle style) {
-    Program p = empty_program(layers, ranks, policy, style);
-    schedule_sequential(&p, samples, rows, true);
-    if (recompute) {
+static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
+    const GptModel m = gpt_model(config_of(0, layers));
+    return empty_program_of(&m, ranks, policy, style);
+}
+// How the samples of a step are computed.
+typedef struct {
+    int64_t samples, rows;
+    bool recompute;
+    ClipStyle style;
+} Work;
+static Program lowered(const GptModel *m, int ranks, const ZeroPolicy *policy, Work work) {
+    Program p = empty_program_of(m, ranks, policy, work.style);
+    schedule_sequential(&p, work.samples, work.rows, true);
+    if (work.recompute) {
         schedule_lower_recompute(&p);
         p.map.stash_inputs = p.map.stash != NULL;
     }
-    if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
+    if (work.style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
     schedule_lower_stash(&p);
     return p;
 }
+// A pass that does not train, over the same samples.
+static Program evaluated(const GptModel *m, int ranks, const ZeroPolicy *policy, Work work) {
+    Program p = empty_program_of(m, ranks, policy, work.style);
+    p.map.stash_inputs = work.recompute && p.map.stash;
+    schedule_sequential(&p, work.samples, work.rows, false);
+    zero_lower(&p, policy, false);
+    return p;
+}
+static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
+                       const ZeroPolicy *policy, ClipStyle style) {
+    const GptModel m = gpt_model(config_of(0, layers));
+    const Work work = {samples, rows, recompute, style};
+    return lowered(&m, ranks, policy, work);
+}
 static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
                        const ZeroPolicy *policy) {
     return clipped(layers, ranks, samples, rows, recompute, policy, NOT_CLIPPED);
+}
+// Storages 0 to 6: wte, 4 blocks that share slots, lnf, the head's table.
+static Program evaluation(void) {
+    const GptModel m = gpt_model(config_of(gpt_architecture("llama", 5, 0), 4));
+    const Work work = {4, 1, false, NOT_CLIPPED};
+    return evaluated(&m, 2, &stage_three, work);
 }
 static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
     return sharded(layers, ranks, samples, rows, recompute, &plain);
@@ -186,9 +211,7 @@ static Program private_pipeline(Clips clips, const char *arch) {
     const char *const text = clips == CLIPS_UNITS    ? "2:1,2:2"
                              : clips == CLIPS_STAGES ? "2:2,2:1"
                                                      : "1:1,2:1,1:1";
-    GptConfig config = {2, 1, 4, 8, 128, 4};
-    config.arch = gpt_architecture(arch, strlen(arch), -1);
-    GptModel m = gpt_model(config);
+    const GptModel m = gpt_model(config_of(gpt_architecture(arch, strlen(arch), -1), 2));
     PipelinePlan plan = {
         pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
     Program p;
@@ -230,6 +253,8 @@ typedef enum {
     BASE_HOST_READS,
     BASE_FAR,
     BASE_FAR_INPUTS,
+    BASE_BUCKETS,
+    BASE_EVALUATION,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -264,6 +289,8 @@ static Program base_program(Base base) {
     case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     case BASE_FAR: return sharded(4, 1, 4, 2, false, &everything_far);
     case BASE_FAR_INPUTS: return sharded(4, 1, 4, 2, true, &everything_far);
+    case BASE_BUCKETS: return sharded(4, 2, 4, 1, false, &quantized);
+    case BASE_EVALUATION: return evaluation();
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -277,8 +304,7 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9,
             rows = 1 + i / 144 % 4, recompute = i / 576;
-        unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
-        for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : STASH_BLOCK; }
+        unsigned char kinds[7];
         const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false, layers + 3);
         const Offload *const of_sums[] = {&sums, &one_step_late},
                              *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
@@ -288,12 +314,20 @@ static void test_sequential_programs_are_valid(void **state) {
             ZeroPolicy policy =
                 ZERO_POLICY(j % 4, partition ? ranks : 1, quantized,
                             ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
-            Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
-            if (!schedule_validate(&p, error, sizeof error)) {
-                fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers,
-                         ranks, samples, rows, recompute, j, error);
+            const GptModel m = gpt_model(config_of(i / 4 + j, layers));
+            const Work work = {samples, rows, recompute, NOT_CLIPPED};
+            for (int s = 0; s < m.storages; s++) {
+                kinds[s] = gpt_storage_is_block(&m, s) ? STASH_BLOCK : FAR_STATES;
             }
-            program_free(&p);
+            Program programs[] = {lowered(&m, ranks, &policy, work),
+                                  evaluated(&m, ranks, &policy, work)};
+            for (int k = 0; k < 2; k++) {
+                if (!schedule_validate(&programs[k], error, sizeof error)) {
+                    fail_msg("%s layers %d ranks %d samples %d rows %d recompute %d policy %d: %s",
+                             m.arch->name, layers, ranks, samples, rows, recompute, j, error);
+                }
+                program_free(&programs[k]);
+            }
         }
     }
 }
@@ -340,14 +374,17 @@ static void test_clipped_programs_are_valid(void **state) {
         ZeroPolicy policy =
             ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows,
                         keeps_gathered, NULL, NULL);
-        Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2,
-                            &policy, style);
+        const GptModel m = gpt_model(config_of(i / 7, layers));
+        Work work = {samples, rows, style == CLIPPED_BY_UNIT && i % 2, style};
+        keeps_gathered &= gpt_is_tied(&m);
+        policy.keeps_gathered = keeps_gathered;
+        Program p = lowered(&m, ranks, &policy, work);
         policy.keeps_gathered = false;
-        Program q =
-            sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
+        work.style = NOT_CLIPPED;
+        Program q = lowered(&m, ranks, &policy, work);
         if (!schedule_validate(&p, error, sizeof error)) {
-            fail_msg("layers %d ranks %d samples %d rows %d stage %d style %d: %s", layers, ranks,
-                     samples, rows, stage, style, error);
+            fail_msg("%s layers %d ranks %d samples %d rows %d stage %d style %d: %s", m.arch->name,
+                     layers, ranks, samples, rows, stage, style, error);
         }
         if (style == CLIPPED_BY_UNIT && !keeps_gathered) {
             check_same_collectives(&p, &q, true, true);
@@ -420,6 +457,26 @@ typedef struct {
 } Damage;
 
 static const Damage damages[] = {
+    // buckets
+    {"a storage of a bucket is left out", BASE_BUCKETS, 0, ACT_REDUCE, 4, 0, DROP, 0,
+     "REDUCE unit -1 storage 3 micro-batch 0: storage 4 is the next one in its bucket"},
+    {"a bucket begins in the middle", BASE_BUCKETS, 0, ACT_REDUCE, 6, 0, DROP, 0,
+     "REDUCE unit -1 storage 5 micro-batch 0: storage 6 is the next one in its bucket"},
+    {"a bucket of two micro-batches", BASE_BUCKETS, 0, ACT_REDUCE, 0, 0, DROP, 0,
+     "REDUCE unit -1 storage 6 micro-batch 1: storage 0 is the next one in its bucket"},
+    // passes that do not train
+    {"a pass without a gather", BASE_EVALUATION, 0, ACT_PREFETCH, 6, -1, DROP, 0,
+     "ACQUIRE unit -1 storage 6 micro-batch -1: no gather is under way"},
+    {"a pass without parameters", BASE_EVALUATION, 1, ACT_ACQUIRE, 3, -1, DROP, 0,
+     "parameters of storage 3 are not acquired"},
+    {"a pass that keeps a slot", BASE_EVALUATION, 1, ACT_RELEASE, 3, -1, DROP, 0,
+     "its slot holds storage 3"},
+    {"a pass that keeps parameters", BASE_EVALUATION, 1, ACT_RELEASE, 6, LAST, DROP, 0,
+     "storage 6 is not updated, or still held, at the end"},
+    {"a pass without a unit", BASE_EVALUATION, 0, ACT_FORWARD, 2, 1, DROP, 0,
+     "FORWARD unit 3 storage -1 micro-batch 1: its input is not there"},
+    {"a pass of one rank in another order", BASE_EVALUATION, 1, ACT_PREFETCH, 0, -1, SWAP, 0,
+     "rank 1: PREFETCH of storage 1 where rank 0 has PREFETCH of storage 0"},
     // rows and samples
     {"backward of other rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, 1,
      "rows differ from its forward's"},
