@@ -136,20 +136,11 @@ static inline void log_object(Log *log, TextBuffer *t) {
 // Progress during training. A terminal shows one line that is redrawn; otherwise a line is printed
 // at most once a second.
 
-// Returns whether output goes to a terminal. mpirun gives its ranks a terminal even when its own
-// output goes to a file, so mpirun's output is checked too.
-static inline bool output_is_terminal(void) {
-    char link[64], target[64];
-    snprintf(link, sizeof link, "/proc/%d/fd/1", getppid());
-    ssize_t n = readlink(link, target, sizeof target - 1);
-    return isatty(STDOUT_FILENO) && n > 0 &&
-           (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
-}
 // steps: of the run; first: those done before it; step_s: predicted time of a step.
 // hides: lines must not tell when steps end.
 static inline ProgressBar progress_bar(int64_t steps, int64_t first, double step_s, int64_t every,
                                        bool hides) {
-    const ProgressBar bar = {.terminal = !every && output_is_terminal(),
+    const ProgressBar bar = {.terminal = !every && terminal_columns() > 0,
                              .steps = steps,
                              .first = first,
                              .every = every,

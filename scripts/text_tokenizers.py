@@ -1,10 +1,12 @@
 """text_tokenizers.py: the tokenizers of prepare_data.py.
 
 `vocabulary` is the bytes of each token; `encode` gives the tokens of an item (a text, or an image)
-as `width` bytes each, little-endian; `labels` is what a shard's header says of them: how many, and
+as `width` bytes each, little-endian; `encode_after` the same for the rest of a text, and how many of
+its bytes do not come back; `labels` is what a shard's header says of them: how many, and
 the first; `json` is the tokenizer.json that goes beside the shards, if there is one.
 """
 
+import difflib
 import importlib.util
 import json
 import os
@@ -32,6 +34,7 @@ ENDS_OF_TEXT = (
     "<|eos|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+SIGNS = 160  # characters among which a difference of texts is looked for
 WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Unicode's White_Space
 
 
@@ -63,6 +66,12 @@ class TextTokenizer:
     labels, json = (0, 0), None
     forbidden = None  # a character that a text may not have
     width = 2
+    whole = False  # whether a text has to be tokenized in one piece
+
+    def encode_after(self, before, item):
+        """(the tokens of an item, how many bytes of it they do not give back); `before` is the end of
+        the text before it. Bytes give everything back, at any border that last_word() finds."""
+        return self.encode(item), 0
 
     def pack(self, tokens):
         return struct.pack(f"<{len(tokens)}{'H' if self.width == 2 else 'I'}", *tokens)
@@ -198,6 +207,41 @@ def json_vocabulary(path, data):
     return vocabulary, end
 
 
+def bytes_changed(text, other):
+    """Bytes of a text that another has not, or has changed; bytes of the other where it has more."""
+    i = j = count = 0
+    while i < len(text) or j < len(other):
+        for size in (4096, 64, 1):
+            if text[i : i + size] == other[j : j + size]:
+                m = n = size
+                break
+        else:
+            m, n = unequal(text[i : i + SIGNS], other[j : j + SIGNS])
+            further = text.find(other[j : j + 24], i, i + (1 << 16)) if n == SIGNS else -1
+            if further >= 0:  # a long part is gone
+                m, n = further - i, 0
+            count += signs_changed(text[i : i + m], other[j : j + n])
+        i, j = i + m, j + n
+    return count
+
+
+def unequal(a, b):
+    """How many signs of each come before those that both have."""
+    for both in range(1, 9):
+        for m in range(both + 1):
+            if a[m : m + 8] == b[both - m : both - m + 8]:
+                return m, both - m
+    match = difflib.SequenceMatcher(None, a, b, autojunk=False).find_longest_match()
+    return (match.a, match.b) if match.size >= 4 else (len(a), len(b))
+
+
+def signs_changed(a, b):
+    """bytes_changed of short texts."""
+    parts = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if a and b else []
+    changed = [(a[i:j], b[k:n]) for kind, i, j, k, n in parts if kind != "equal"] or [(a, b)]
+    return sum(len(x.encode()) or len(y.encode()) for x, y in changed)
+
+
 class JsonTokenizer(TextTokenizer):
     """Any tokenizer.json, by the PyPI package tokenizers. What a text spells is text: a special
     token in it is none."""
@@ -221,9 +265,49 @@ class JsonTokenizer(TextTokenizer):
         except Exception as error:  # tokenizers raises Exception itself, the rest what it likes
             raise Failure(EXIT_INPUT, f"{path}: no tokenizer.json: {error}") from error
         self.width = token_width(self.vocabulary)
+        # A token may reach over the borders that last_word() finds.
+        self.whole = any(re.search(rb"[^ \t-\r] ", text) for text in self.vocabulary)
+        self.adds_space = self.joined(self.ids("a")) == " a"
+        tokens = self.ids("a b")
+        self.is_joined = self.model.decode(tokens, skip_special_tokens=False).strip() != "a b"
+        self.is_joined &= self.without_space(self.joined(tokens)) == "a b"
+
+    def ids(self, text):
+        return self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode(self, text):
-        return self.pack(self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return self.pack(self.ids(text))
+
+    def encode_after(self, before, text):
+        """As the text has them as a whole: tokenizers add a space to the begin of one, or remove it.
+        So `before` is tokenized again, and its tokens are taken away."""
+        first = self.ids(before) if before else []
+        tokens = self.ids(before + text)
+        if tokens[: len(first)] != first:  # they depend on more than what is before them
+            tokens = first + self.ids(text)
+        lost = self.lost(before + text, tokens)
+        if lost and before:
+            lost = max(0, lost - self.lost(before, first))
+        return self.pack(tokens[len(first) :]), lost
+
+    def joined(self, tokens):
+        return b"".join([self.vocabulary[token] for token in tokens]).decode("utf-8", "replace")
+
+    def without_space(self, text):
+        return text.removeprefix(" ") if self.adds_space else text
+
+    def lost(self, text, tokens):
+        """How many bytes of a text its tokens do not give back, by the decoder of the file; by the
+        texts of the tokens, as the program has them, where that is incomplete."""
+        joined = self.joined(tokens)
+        if not self.adds_space and joined == text:
+            return 0
+        decoded = (
+            self.without_space(joined)
+            if self.is_joined
+            else self.model.decode(tokens, skip_special_tokens=False)
+        )
+        return 0 if decoded == text else bytes_changed(text, decoded)
 
 
 def trained_tokenizer(texts, size):
