@@ -116,7 +116,8 @@ install() {
 
 # check_mpi TABLE: Fedora's MPI is in no path until its module is loaded.
 check_mpi() {
-    if [[ $1 = *mpicc* ]] && ! command -v mpicc >/dev/null && [ -x /usr/lib64/openmpi/bin/mpicc ]; then
+    if [[ $1 = *mpicc* ]] && ! command -v mpicc >/dev/null &&
+        [ -x /usr/lib64/openmpi/bin/mpicc ]; then
         say "please type first:  module load mpi/openmpi-$(uname -m)"
         exit 3
     fi
