@@ -1,12 +1,19 @@
 # train_gpt: everything a user types is a target here; `make help` lists them.
 #
-#   CC       the MPI compiler
+#   MPI=0    programs for one rank, without MPI
+#   CC       the compiler: mpicc, or with MPI=0 cc
 #   MATMUL   the library of matrix products on the CPU: onednn (default where it is), or cblas
 #   PORTABLE=1   a program for every x86-64 CPU with AVX2, or every 64-bit ARM, not for this
 #            machine's alone; oneDNN's products use what the CPU has all the same
 #   BLAS     for MATMUL=cblas: openblas (default), blis or mkl; any library with a CBLAS interface
 #   RUN      flags added to the default training run, e.g. make run RUN='--steps 100'
-CC     = mpicc
+MPI    = 1
+WITHOUT_MPI = $(if $(filter 0,$(MPI)),-DWITHOUT_MPI)
+CC     = $(if $(WITHOUT_MPI),cc,mpicc)
+has_cc = $(shell command -v $(firstword $(CC)))
+ifneq ($(filter-out 0 1,$(MPI)),)
+$(error MPI=$(MPI): expected 0 or 1)
+endif
 # $(call if_header,HEADER,TEXT): TEXT if the compiler finds the header
 if_header = $(shell echo '\#include <$(1)>' | $(CC) -E - >/dev/null 2>&1 && echo '$(2)')
 MATMUL := $(or $(call if_header,dnnl.h,onednn),cblas)
@@ -51,7 +58,8 @@ HOST   = $(subst $(empty) ,$(comma),$(strip $(HOST_FLAGS)))
 OPTIMISE = -O3
 NVCCFLAGS = -std=c++17 $(OPTIMISE) --threads 0 $(GPUS) -Werror all-warnings \
             -D_GNU_SOURCE -Xcompiler $(HOST) -I. $(if $(TF32),-DUSE_TF32)
-MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) \
+CUDA_MPI = $(or $(WITHOUT_MPI),$(if $(has_cc),$(MPI_FLAGS),-DWITHOUT_MPI))
+MPI_FLAGS = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) \
          $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
 CUDNN  = -DUSE_CUDNN \
          $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) \
@@ -64,10 +72,11 @@ CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
 # Longest to compile first, so that none is left alone at the end.
 TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
-    build/train_gpt_faulty build/train_gpt_sanitized build/train_gpt_cpp build/test_ops_checked \
-    build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic build/bench_kernels_emu \
-    build/bench_attention_emu build/test_comm_nccl build/test_emu build/test_emu_checks \
-    build/jumping_clock.so build/encode_text $(UNIT_TESTS)
+    build/train_gpt_faulty build/train_gpt_alone build/train_gpt_sanitized build/train_gpt_cpp \
+    build/test_ops_checked build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic \
+    build/bench_kernels_emu build/bench_attention_emu build/test_comm_nccl build/test_emu \
+    build/test_emu_checks build/jumping_clock.so build/encode_text build/test_mpi_alone \
+    $(UNIT_TESTS)
 
 .PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers \
     bench-gpu sanitize install uninstall clean help
@@ -81,27 +90,32 @@ all: train_gpt
 # While it compiles a program, the compiler writes down which headers it includes (build/*.d): when
 # one changes, what includes it is built again, and nothing else. For GPUs every header counts.
 DEPENDS   = -MMD -MP -MF build/$(@F).d -MT $@
-c         = $(CC) $(CFLAGS) $(DEPENDS) $< -o $@ $(LIBS)
+c         = $(CC) $(CFLAGS) $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(LIBS)
+alone     = cc $(CFLAGS) -DWITHOUT_MPI $(DEPENDS) $< -o $@ $(LIBS)
 cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O0 -march=native -fopenmp $(WARN) -I. \
             $(DEPENDS) $< -o $@ $(LIBS)
 # with the other library, so that both are tested
 sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined \
-            -fno-sanitize-recover=all -I. $(DEPENDS) $< -o $@ $(MATMUL_cblas) -lm
+            -fno-sanitize-recover=all -I. $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(MATMUL_cblas) -lm
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@
 checked   = $(emu_object) && \
             OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
 emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 \
             $(DEPENDS) -c $< -o build/checked_$(@F).o
-cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) \
+cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) \
             $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
-cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
+cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-KINDS = arm64 c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
+KINDS = alone arm64 c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
+# What a kind that calls MPI's compiler says where there is none.
+no_mpi = $(if $(shell command -v mpicc),,echo "mpicc is missing: scripts/setup.sh build installs" \
+         "MPI; make MPI=0 builds for one rank, without MPI" >&2; exit 2;)
 $(KINDS:%=build/flags-%): build/flags-%: FORCE
-	+@mkdir -p build; line='$(subst ','\'',$($*))'; \
+	+@$(if $(filter mpicc mpicxx,$($*)),$(no_mpi)) mkdir -p build; \
+	line='$(subst ','\'',$($*))'; \
 	[ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
 -include $(wildcard build/*.d)
@@ -113,9 +127,11 @@ train_gpt: train_gpt.c build/flags-c
 	$(c) $(COMMIT)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
-##              USE_CUDNN=1: attention by cuDNN
+##              MPI=0, or without mpicc: for one rank; USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
+	@$(if $(WITHOUT_MPI)$(has_cc),,echo "mpicc is missing: train_gpt_cuda is built for one rank," \
+	    "as with MPI=0")
 	$(cuda) $(COMMIT)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
@@ -157,7 +173,7 @@ uninstall:
 
 ## run          install what is missing, build, prepare the data, train for one to four minutes
 run:
-	@scripts/setup.sh build
+	@scripts/setup.sh $(if $(WITHOUT_MPI),alone,build)
 # Python's packages are fetched while the compiler works.
 	@scripts/setup.sh python & \
 	$(MAKE) --no-print-directory train_gpt; status=$$?; wait; exit $$status
@@ -171,6 +187,7 @@ data:
 
 ## test         install what is missing, lint, build, run the tests: of the exhaustive ones a sample
 test test-all:
+	@$(if $(WITHOUT_MPI),echo "make $@ needs MPI; it also tests the build without MPI" >&2; exit 2)
 	@scripts/setup.sh test
 	@scripts/setup.sh python
 	@scripts/setup.sh data
@@ -190,11 +207,13 @@ test-gpu:
 build/test_noise: private LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time. (test_cyclic compares its own
 # numbers with the program's, bit by bit, so it is compiled as the program is.)
-QUICK = checkpoint comm comm_store dataloader gpt offload options pipeline privacy report \
-        schedule
+QUICK = checkpoint comm comm_store dataloader gpt mpi mpi_alone offload options pipeline privacy \
+        report schedule
 $(QUICK:%=build/test_%): private FAST = -O1 -march=native
 build/test_comm: test/test_comm.c build/flags-c
 	$(c)
+build/test_mpi_alone: test/test_mpi.c build/flags-alone
+	$(alone) -lcmocka
 build/test_%: test/test_%.c build/flags-c
 	$(c) -lcmocka
 build/test_ops_emu: test/test_ops.cu build/flags-emu
@@ -234,6 +253,9 @@ build/train_gpt_checked: test/train_gpt_checked.cu build/emu_checks.o build/emu_
 	$(checked)
 build/bench_%: test/bench_%.c build/flags-c
 	$(c)
+# The program without MPI, for test_alone.py.
+build/train_gpt_alone: train_gpt.c build/flags-alone
+	$(alone)
 # The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of
 # bad input: they compute little, and -O1 takes four times as long to compile.
 build/train_gpt_cpp: train_gpt.c build/flags-cpp

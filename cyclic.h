@@ -29,6 +29,7 @@
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
+#include "comm/mpi.h"        // HINT_ON_RANKS
 #include "state/layout.h"    // storages, stages
 #include "engine/schedule.h" // actions
 
@@ -285,7 +286,8 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
             "--cyclic-mode single runs on one rank, not on %d", ranks);
     }
     if (cyclic_by_micro(&p) && p.N != ranks) {
-        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out",
+        die(EXIT_INPUT,
+            HINT_ON_RANKS(ranks, "start as many ranks as stages, or leave --cyclic-stages out"),
             "--cyclic-mode %s has a rank for each micro-batch: %d stages, %d ranks",
             p.mode == CYCLIC_ZERO ? "zero" : "data", p.N, ranks);
     }
@@ -296,7 +298,8 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
             ceil_div(samples, p.N), micro);
     }
     if (p.mode == CYCLIC_MODEL && p.N != ranks && (int64_t)p.N * (p.N + 1) / 2 != ranks) {
-        die(EXIT_INPUT, "start N ranks, or N (N + 1) / 2, with --cyclic-stages N",
+        die(EXIT_INPUT,
+            HINT_ON_RANKS(ranks, "start N ranks, or N (N + 1) / 2, with --cyclic-stages N"),
             "--cyclic-mode model has a rank for each stage, or N - j for stage j: %d stages, %d "
             "ranks",
             p.N, ranks);

@@ -29,6 +29,7 @@
 #define PIPELINE_H
 
 #include "comm/group.h"      // Placement
+#include "comm/mpi.h"        // HINT_ON_RANKS
 #include "engine/schedule.h" // actions
 
 // in the order of --pipeline-schedule's choices
@@ -141,7 +142,8 @@ static inline Placement pipeline_placement(const char *text, int units, int rank
     Placement placement;
     char error[300];
     if (!pipeline_parse(text, units, ranks, &placement, error, sizeof error)) {
-        die(EXIT_INPUT, "--pipeline N, or units:replicas per stage, e.g. 5:3,3:1",
+        die(EXIT_INPUT,
+            HINT_ON_RANKS(ranks, "--pipeline N, or units:replicas per stage, e.g. 5:3,3:1"),
             "--pipeline %.100s: %s", text, error);
     }
     return placement;

@@ -40,7 +40,7 @@ static inline Group group_all(const Comm *c) {
 // Starts MPI, fills in ranks and nodes, and allocates the requests. All ranks call it.
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
-    c->transport.name = "mpi";
+    c->transport.name = HAS_MPI ? "mpi" : "none";
     int provided;
     // By default ("put") Open MPI sends a long message over TCP in one piece. The control message
     // that releases the next one waits behind it, and the link idles a quarter of the time. With

@@ -1,6 +1,8 @@
 // comm_nccl.cuh: collectives and messages between the memories of GPUs, as transports of comm.h.
 // NCCL is used if each rank has a GPU of its own. NCCL refuses ranks that share a GPU; then data
-// are staged (comm_staged.cuh).
+// are staged (comm_staged.cuh). For tests on one GPU, TRAIN_GPT_NCCL_SHARED=1 (environment) makes
+// ranks that share a GPU use NCCL all the same (nccl_share_gpus()), and a single rank open a
+// communicator.
 //
 // NCCL
 //   Groups     Each group has one communicator, made once. The first member makes an id, which MPI
@@ -77,6 +79,7 @@ typedef struct {
     Group joined[NCCL_GROUPS]; // groups with a communicator: all ranks, then others
     NcclShared shared[NCCL_SHARED];
     int groups, shares;
+    bool alone;            // a group of one member has a communicator, too
     ncclComm_t talkers;    // the communicator of messages; NULL: no rank sends any
     bool *connected;       // [ranks] this rank exchanges messages with the other one
     const CommOp *calling; // operation whose NCCL call is in progress; NULL: none
@@ -227,10 +230,10 @@ static inline ncclComm_t nccl_connect(Comm *c, const Group *g) {
     return communicator;
 }
 // Joins a group. Groups of the same ranks share a communicator, also those of later stores. A group
-// of one member has none.
+// of one member has none, unless a test asks for it.
 static inline void nccl_join(Comm *c, Group *g) {
     Nccl *n = nccl_state(c);
-    if (g->me < 0 || g->n <= 1) { return; }
+    if (g->me < 0 || (g->n == 1 && !n->alone)) { return; }
     for (int i = 0; i < n->groups && !g->channel; i++) {
         const Group *joined = &n->joined[i];
         if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) {
@@ -312,7 +315,7 @@ static inline void nccl_carry(Comm *c, const CommOp *op) {
     cudaStream_t carrier = nccl_state(c)->lanes[0].carrier;
     const Group *g = op->group;
     ncclComm_t communicator = nccl_channel(g);
-    const bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
+    const bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16 && g->n > 1;
     const ncclDataType_t type = packed ? ncclBfloat16 : ncclFloat32;
     const size_t size = packed ? 2 : op->element_bytes, all = (size_t)op->bounds[g->n];
     char *in = packed ? c->staging : (char *)(uintptr_t)op->in, *mine = op->slice;
@@ -398,7 +401,7 @@ static inline int64_t nccl_begin_message(Comm *c, const CommOp *op) {
 static inline int64_t nccl_begin(Comm *c, const CommOp *op) {
     Nccl *n = nccl_state(c);
     if (op->kind == COMM_SEND) { return nccl_begin_message(c, op); }
-    if (op->group->n == 1) { return copy_to_myself(n->stream, op); }
+    if (op->group->n == 1 && !n->alone) { return copy_to_myself(n->stream, op); }
     comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds,
                     comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes,
                     c->bytes[op->kind]);
@@ -446,9 +449,16 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     ops_wait(n->stream);
     ops_free(bytes);
 }
+// Returns whether TRAIN_GPT_NCCL_SHARED asks for NCCL where it is not needed, or would refuse. All
+// ranks call it and get the same result.
+static inline bool nccl_asked(Comm *c) {
+    const char *text = getenv("TRAIN_GPT_NCCL_SHARED");
+    return comm_agree_max(c, text && *text && strcmp(text, "0"));
+}
 static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
     Nccl *n = new_array(Nccl, 1, "NCCL");
     n->stream = s;
+    n->alone = c->ranks == 1 && nccl_asked(c);
     n->connected = new_array(bool, c->ranks, "NCCL");
     for (int i = 0; i < 2; i++) { lane_open(&n->lanes[i]); }
     const CommTransport t = {.name = "nccl",
@@ -492,13 +502,35 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
+// Makes NCCL accept ranks that share a GPU. It refuses two ranks whose host and GPU are the same
+// ("Duplicate GPU detected"), and takes NCCL_HOSTID, where it is set, for the name of the host. So
+// each rank seems to be on a host of its own, and data go through sockets of the loopback device.
+// Direct copies and shared memory, which hosts do not have, are disabled by name, too. NCCL reads
+// the environment once, at its first call, so this comes before it. A network that the user has
+// chosen stays.
+static inline void nccl_share_gpus(const Comm *c) {
+    char host[32];
+    snprintf(host, sizeof host, "train_gpt rank %d", c->rank);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    setenv("NCCL_SHM_DISABLE", "1", 1);
+    setenv("NCCL_NET", "Socket", 0);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+}
+// Returns whether NCCL connects the ranks: each has a GPU of its own, or a test asks for it.
+// *sharing: as gpus_apart(). All ranks call it, before the first call of NCCL.
+static inline bool nccl_connects(Comm *c, int *sharing) {
+    const bool apart = gpus_apart(c, sharing), asked = nccl_asked(c);
+    if (asked && !apart) { nccl_share_gpus(c); }
+    return apart || asked;
+}
 // Opens the transport for counted collectives and messages on this rank's GPU. elements: most fp32
 // elements of a collective, with padding; records: most bytes of records sent and received;
 // traffic: bounds of the messages. All ranks call it.
 static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records,
                                   const CommTraffic *traffic) {
     int sharing;
-    if (gpus_apart(c, &sharing)) {
+    if (nccl_connects(c, &sharing)) {
         size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
         comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
         nccl_open(c, s, traffic);

@@ -6,8 +6,7 @@
 // groups; included first, because base.h below it requests the GNU extensions
 #include "comm/group.h"
 
-#define OMPI_SKIP_MPICXX 1 // the C interface only
-#include <mpi.h>           // point-to-point messages
+#include "comm/mpi.h" // point-to-point messages
 
 enum {
     COMM_QUEUE = 1024,    // limit of collectives begun and not complete
@@ -100,7 +99,7 @@ typedef struct {
 // Carries operations over memory that MPI does not reach. With MPI alone all functions are NULL.
 typedef struct Comm Comm;
 typedef struct {
-    const char *name; // "mpi", "nccl", "staged"
+    const char *name; // "mpi", "nccl", "staged"; "none": one rank, built without MPI
     // Prepares a group. All members call it before the first collective of the group. May be NULL.
     void (*join)(Comm *c, Group *g);
     // Announces memory over which collectives of the group will run; may be NULL.

@@ -4,6 +4,7 @@
 #define OPTION_HELP_H
 
 #include "base/files.h"      // Text
+#include "comm/mpi.h"        // MPIRUN
 #include "engine/cluster.h"  // keys of --cluster
 #include "engine/readable.h" // print_words
 #include "options.h"         // the table
@@ -65,7 +66,7 @@ static const int help_most_used[] = {
     OPTION_INDEX_micro_batch, OPTION_INDEX_batch_tokens, OPTION_INDEX_steps, OPTION_INDEX_lr,
     OPTION_INDEX_out,         OPTION_INDEX_resume,       OPTION_INDEX_dtype, OPTION_INDEX_zero,
     OPTION_INDEX_config,      OPTION_INDEX_dry_run};
-static const char help_usage[] = "mpirun -np RANKS ./train_gpt [--flag value ...]";
+static const char help_usage[] = MPIRUN "./train_gpt [--flag value ...]";
 static const char help_exit_codes[] =
     "Exit codes: 0 done, 2 bad input, 3 resources (memory, disk), 4 a peer was lost.";
 enum { HELP_INDENT = 30, HELP_SHORT_INDENT = 22 };

@@ -3,7 +3,8 @@
 #ifndef OPTION_HINTS_H
 #define OPTION_HINTS_H
 
-#include "options.h" // names
+#include "comm/mpi.h" // ONE_RANK_HINT
+#include "options.h"  // names
 
 enum { OPTION_NAME_MAX = 63 };
 // Names of nanoGPT, llm.c, Hugging Face, DeepSpeed, Megatron-LM, torchrun and Opacus, in lower case
@@ -35,9 +36,9 @@ static const OptionSynonym option_synonyms[] = {
      "build with make cuda TF32=1; with --dtype bf16 master weights are always kept"},
     {"gpus ngpu num-gpus n-gpus nproc nproc-per-node nprocs world-size num-processes ranks np pn "
      "workers devices",
-     "use mpirun -np N before the program: N ranks, on GPUs one for each"},
+     "use mpirun -np N before the program: N ranks, on GPUs one for each" ONE_RANK_HINT},
     {"nodes nnodes num-nodes hosts hostfile master-port master-addr local-rank rdzv-endpoint",
-     "use mpirun -np N --hostfile FILE before the program"},
+     "use mpirun -np N --hostfile FILE before the program" ONE_RANK_HINT},
     {"epochs num-epochs num-train-epochs max-epochs", "--steps N; --steps -1 is one epoch"},
     {"max-steps max-iters num-steps num-iterations iterations iters train-iters n-steps "
      "training-steps total-steps",

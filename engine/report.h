@@ -307,10 +307,11 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   gflops);
     } else {
         print_row("placement",
-                  "%d rank%s on %d node%s, %d thread%s each, messages by %s; %.1f "
-                  "GFLOP/s measured peak a rank",
+                  "%d rank%s on %d node%s, %d thread%s each, %s%s; %.1f GFLOP/s measured peak a "
+                  "rank",
                   comm->ranks, plural(comm->ranks), comm->nodes, plural(comm->nodes), m->threads,
-                  plural(m->threads), comm->transport.name, gflops);
+                  plural(m->threads), HAS_MPI ? "messages by " : "built without MPI",
+                  HAS_MPI ? comm->transport.name : "", gflops);
     }
     if (*m->rates.device) {
         print_row("device", "%s; MFU is the share of %.4g TFLOP/s", m->rates.device,
@@ -639,7 +640,8 @@ static inline void report_resumed(const char *path, const Progress *p, int64_t s
 // already.
 static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv,
                                         bool resumes) {
-    printf("stopped at step %" PRId64 ". To go on: %smpirun -np %d", step, root_needs(), ranks);
+    printf("stopped at step %" PRId64 ". To go on:", step);
+    if (HAS_MPI) { printf(" %smpirun -np %d", root_needs(), ranks); }
     for (int i = 0; i < argc; i++) {
         if (!strcmp(argv[i], "--dp-key")) { // kept in OUT/dp_key
             i++;

@@ -2,9 +2,9 @@
 #ifndef VERSION_H
 #define VERSION_H
 
+#include "comm/mpi.h"           // MPI_Get_library_version
 #include "engine/option_help.h" // --help
 #include "ops/ops.h"            // libraries of the operations
-#include <mpi.h>                // MPI_Get_library_version
 
 #define TRAIN_GPT_VERSION "2.0"
 #ifndef COMMIT // the Makefile gives it

@@ -10,6 +10,7 @@ python=python3
 [ ! -x .venv/bin/python ] || python=.venv/bin/python
 ranks=$(nproc)
 ((ranks <= 8)) || ranks=8 # a step has 8 samples
+! without_mpi ./train_gpt || ranks=1
 out=out/shakespeare
 mkdir -p "$out"
 recipe "$ranks" ./train_gpt \

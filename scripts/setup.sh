@@ -2,6 +2,7 @@
 # setup.sh: gets what the project needs from outside. The only list of packages is the one below.
 #
 #   scripts/setup.sh build     compiler, MPI, oneDNN, Python
+#   scripts/setup.sh alone     the same without MPI, for make MPI=0
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
 #   scripts/setup.sh data      those for Parquet, Arrow, .zst and tokenizer.json, in .venv
@@ -26,10 +27,12 @@ build_needs='
 gcc                     gcc               command  gcc
 g++                     gcc-c++           command  g++
 make                    make              command  make
-libopenmpi-dev          openmpi-devel     command  mpicc
-openmpi-bin             openmpi           command  mpirun
 python3                 python3           command  python3
 python3-venv            python3           module   ensurepip
+'
+mpi_needs='
+libopenmpi-dev          openmpi-devel     command  mpicc
+openmpi-bin             openmpi           command  mpirun
 '
 # Matrix products on the CPU: oneDNN, or else any BLAS, which is slower.
 products_best='libdnnl-dev onednn-devel header dnnl.h'
@@ -111,9 +114,10 @@ install() {
     exit 3
 }
 
-# Fedora's MPI is in no path until its module is loaded.
+# check_mpi TABLE: Fedora's MPI is in no path until its module is loaded.
 check_mpi() {
-    if ! command -v mpicc >/dev/null && [ -x /usr/lib64/openmpi/bin/mpicc ]; then
+    if [[ $1 = *mpicc* ]] && ! command -v mpicc >/dev/null &&
+        [ -x /usr/lib64/openmpi/bin/mpicc ]; then
         say "please type first:  module load mpi/openmpi-$(uname -m)"
         exit 3
     fi
@@ -121,7 +125,7 @@ check_mpi() {
 
 setup_system() { # TABLE
     local missing packages
-    check_mpi
+    check_mpi "$1"
     missing=$(missing_from "$1")
     if [ -z "$missing" ]; then return; fi
     if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
@@ -130,7 +134,7 @@ setup_system() { # TABLE
     elif command -v dnf >/dev/null; then
         packages=$(cut -d' ' -f2 <<<"$missing" | sed '/^-$/d' | paste -sd' ')
         install "" "dnf install -y" "$packages"
-        check_mpi
+        check_mpi "$1"
     else
         say "please install: $(cut -d' ' -f3- <<<"$missing" | paste -sd, - | sed 's/,/, /g')"
         exit 3
@@ -210,12 +214,16 @@ setup_arm64() {
 }
 
 case ${1-} in
-build)
+alone)
     setup_system "$build_needs"
     setup_products
     ;;
+build)
+    setup_system "$build_needs$mpi_needs"
+    setup_products
+    ;;
 test)
-    setup_system "$build_needs$test_needs"
+    setup_system "$build_needs$mpi_needs$test_needs"
     setup_products
     ;;
 python) setup_python "$python_needs" "$python_data" ;;
@@ -224,7 +232,7 @@ cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
 cudnn) setup_python "" "$cudnn_data" ;;
 arm64) setup_arm64 ;;
 *)
-    say "usage: scripts/setup.sh build|test|python|data|cuda|cudnn|arm64"
+    say "usage: scripts/setup.sh build|alone|test|python|data|cuda|cudnn|arm64"
     exit 2
     ;;
 esac

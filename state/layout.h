@@ -19,6 +19,7 @@
 #define LAYOUT_H
 
 #include "comm/group.h"   // ranks, stages
+#include "comm/mpi.h"     // HINT_ON_RANKS
 #include "model/gpt.h"    // storages
 #include "state/policy.h" // ZeroPolicy
 
@@ -344,7 +345,9 @@ static inline Layout layout_make(const GptModel *m, const Group *ranks, const Pl
     Layout l = {m, z->p2p ? owners_of_p2p(m, z->p2p->owner) : owners_make(m, placement), NULL};
     for (int s = 0; s < placement->stages; s++) {
         if (z->partition > placement->stage[s].replicas) {
-            die(EXIT_INPUT, "a partition is some of a stage's ranks, those of a node",
+            die(EXIT_INPUT,
+                HINT_ON_RANKS(placement->stage[s].replicas,
+                              "a partition is some of a stage's ranks, those of a node"),
                 "--zero-hpz-partition-size %d is more than the %d ranks of stage %d", z->partition,
                 placement->stage[s].replicas, s);
         }

@@ -14,6 +14,9 @@
 //            The members' descriptions of a collective (kind, count, type, position in the order)
 //            are compared. EMU_NCCL_ERROR=N (environment) makes the N-th query for asynchronous
 //            errors find one.
+// Hosts      Two members on one GPU of one host are refused. NCCL_HOSTID (environment, read once, at
+//            the first call) takes the place of the host's name. Members that share a GPU all the
+//            same must have been told to use sockets.
 #ifndef EMU_NCCL_H
 #define EMU_NCCL_H
 
@@ -28,6 +31,7 @@ typedef enum {
     ncclSystemError = 2,
     ncclInternalError = 3,
     ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
     ncclRemoteError = 6,
     ncclInProgress = 7
 } ncclResult_t;
@@ -230,11 +234,48 @@ static int emu_nccl_collectives; // collectives called so far
 static std::vector<ncclComm_t> emu_nccl_touched;
 
 static inline const char *ncclGetErrorString(ncclResult_t r) {
-    return r == ncclRemoteError ? "remote process exited or there was a network error" : "error";
+    return r == ncclRemoteError    ? "remote process exited or there was a network error"
+           : r == ncclInvalidUsage ? "invalid usage"
+                                   : "error";
 }
 static inline const char *ncclGetLastError(ncclComm_t) { return "emulated"; }
+// What a member tells the others about itself.
+struct EmuNcclMember {
+    int me, world, device;      // index in the communicator; rank of the job; GPU
+    char host[64], machine[64]; // what NCCL takes for the host; the host
+    bool sockets;               // uses nothing but sockets
+};
+// Reads the environment at the first call.
+static inline const EmuNcclMember &emu_nccl_process() {
+    static const EmuNcclMember found = [] {
+        EmuNcclMember m;
+        memset(&m, 0, sizeof m);
+        const auto is = [](const char *name, const char *value) {
+            const char *text = getenv(name);
+            return text && !strcmp(text, value);
+        };
+        const char *host = getenv("NCCL_HOSTID");
+        gethostname(m.machine, sizeof m.machine - 1);
+        snprintf(m.host, sizeof m.host, "%s", host ? host : m.machine);
+        m.sockets = is("NCCL_P2P_DISABLE", "1") && is("NCCL_SHM_DISABLE", "1") &&
+                    is("NCCL_NET", "Socket") && is("NCCL_SOCKET_IFNAME", "lo");
+        return m;
+    }();
+    return found;
+}
+// Returns whether another member is on the same GPU, as NCCL sees it.
+static inline bool emu_nccl_duplicate(const std::vector<EmuNcclMember> &members, int me) {
+    for (const EmuNcclMember &m : members) {
+        const EmuNcclMember &mine = members[(size_t)me];
+        if (m.me == me || m.device != mine.device || strcmp(m.machine, mine.machine)) { continue; }
+        if (!strcmp(m.host, mine.host)) { return true; }
+        if (!mine.sockets) { emu_fail("NCCL: members on one GPU have other ways than sockets"); }
+    }
+    return false;
+}
 static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int made;
+    emu_nccl_process();
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     const int numbers[2] = {rank, 100 + 64 * made++ + rank};
@@ -242,37 +283,47 @@ static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memcpy(id->internal, numbers, sizeof numbers);
     return ncclSuccess;
 }
-// The members send their numbers to the rank that made the id, which sends all ranks back.
+// The members describe themselves to the rank that made the id, which sends all of them back.
+static inline void emu_nccl_meet(EmuNcclComm *c, int root, std::vector<EmuNcclMember> &members) {
+    EmuNcclMember mine = emu_nccl_process();
+    const int bytes = (int)sizeof mine, n = c->n;
+    MPI_Comm_rank(MPI_COMM_WORLD, &mine.world);
+    mine.me = c->me;
+    (void)cudaGetDevice(&mine.device);
+    members.resize((size_t)n);
+    members[(size_t)c->me] = mine;
+    if (mine.world != root) {
+        MPI_Send(&mine, bytes, MPI_BYTE, root, c->tag, MPI_COMM_WORLD);
+        MPI_Recv(members.data(), n * bytes, MPI_BYTE, root, c->tag, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
+        return;
+    }
+    for (int i = 1; i < n; i++) {
+        EmuNcclMember m;
+        MPI_Recv(&m, bytes, MPI_BYTE, MPI_ANY_SOURCE, c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        members[(size_t)m.me] = m;
+    }
+    for (const EmuNcclMember &m : members) {
+        if (m.me != c->me) {
+            MPI_Send(members.data(), n * bytes, MPI_BYTE, m.world, c->tag, MPI_COMM_WORLD);
+        }
+    }
+}
 static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int me,
                                                   ncclConfig_t *config) {
-    int numbers[2], world, mine[2];
+    int numbers[2];
+    std::vector<EmuNcclMember> members;
     memcpy(numbers, id.internal, sizeof numbers);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world);
     EmuNcclComm *c = *comm = new EmuNcclComm();
     c->me = me;
     c->n = n;
     c->tag = numbers[1];
-    c->ranks.resize((size_t)n);
     c->sends.resize((size_t)n);
     c->receives.resize((size_t)n);
     c->in_progress = true;
-    c->ranks[(size_t)me] = world;
-    mine[0] = me;
-    mine[1] = world;
-    if (world != numbers[0]) {
-        MPI_Send(mine, 2, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD);
-        MPI_Recv(c->ranks.data(), n, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE);
-    }
-    for (int i = 1; world == numbers[0] && i < n; i++) {
-        MPI_Recv(mine, 2, MPI_INT, MPI_ANY_SOURCE, c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        c->ranks[(size_t)mine[0]] = mine[1];
-    }
-    for (int i = 0; world == numbers[0] && i < n; i++) {
-        if (i != me) {
-            MPI_Send(c->ranks.data(), n, MPI_INT, c->ranks[(size_t)i], c->tag, MPI_COMM_WORLD);
-        }
-    }
+    emu_nccl_meet(c, numbers[0], members);
+    for (const EmuNcclMember &m : members) { c->ranks.push_back(m.world); }
+    if (emu_nccl_duplicate(members, me)) { return ncclInvalidUsage; }
     // only what the program uses is emulated
     return config->blocking ? ncclInvalidArgument : ncclInProgress;
 }

@@ -361,7 +361,7 @@ def command_line(changes, emulated=False):
 
 
 class Job:
-    """A launch: of TRAIN with changes, or of `words` as they are."""
+    """A launch: of TRAIN with changes, or of `words` as they are. ranks 0: without mpirun."""
 
     even_steps = True  # False: a private run, whose steps draw more micro-batches or fewer
 
@@ -386,14 +386,8 @@ class Job:
             if words is None
             else words
         )
-        command = shell or [
-            "mpirun",
-            "--oversubscribe",
-            "-np",
-            str(ranks),
-            binary,
-            *map(str, words),
-        ]
+        launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks else []
+        command = shell or [*launch, binary, *map(str, words)]
         self.command = command if shell else " ".join(command)
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             self.process = subprocess.Popen(

@@ -77,6 +77,9 @@ def commands(env):
                 left_out = 3 + int(env["TEST_SEED"]) % 2
             for ranks in {1, 2, 3, 4} - {left_out}:
                 yield f"{name}, {ranks} ranks", [*launch, str(ranks), program]
+            for ranks in (1, 2) if name == "test_comm_nccl" else ():
+                on_one_gpu = ["env", "TRAIN_GPT_NCCL_SHARED=1", "EMU_GPUS=1"]
+                yield f"{name}, {ranks} ranks on a GPU", [*on_one_gpu, *launch, str(ranks), program]
         else:
             yield name, [program]
         if name == "test_ops":

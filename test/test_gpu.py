@@ -470,6 +470,25 @@ class Ranks(TestCase):
             self.check_run(2, 4, "nccl", SAME)
             self.check_run(4, 4, "nccl", SAME, ranks_per_node=2)
 
+    def test_nccl_on_one_gpu(self):
+        """TRAIN_GPT_NCCL_SHARED=1: NCCL between ranks that share a GPU, and with a single rank. The
+        emulation refuses two members on one GPU of a host, and ways between them but sockets."""
+        asked = {"TRAIN_GPT_NCCL_SHARED": "1"}
+        cases = [
+            (2, 1, dict(recompute="block", micro_batch=1)),
+            (3, 1, dict(zero=3, micro_batch=1)),
+            (3, 2, dict(pipeline=3)),
+            (2, 2, dict(zero=2)),  # a GPU each
+        ]
+        for ranks, gpus, changes in [cases[0], *sample(cases[1:], 1)]:
+            changes = dict(dict(steps=4, val_every=0), **changes)
+            self.check_run(ranks, gpus, "nccl", SAME, environment=asked, **changes)
+        self.check_run(2, 1, "staged", SAME, {"TRAIN_GPT_NCCL_SHARED": "0"}, steps=1, val_every=0)
+        for changes in (dict(), dict(dtype="bf16", reduce_dtype="bf16")):
+            changes = dict(changes, steps=3, val_every=0)
+            alone = run("train_gpt_emu", environment=asked, **changes)
+            self.assertEqual(alone, run("train_gpt_emu", **changes), "the same bits")
+
     def test_memory_that_one_rank_cannot_register(self):
         """NCCL wants a buffer registered by all members of a communicator or by none: the emulation
         compares their counts."""

@@ -2,8 +2,8 @@
 """test_gpu_device.py: the GPU build on a GPU (`make test-gpu`), and what is for GPUs only and can
 be tried without one.
 
-Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU,
-            graphs, resume, too little memory.
+Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU, also
+            by NCCL, graphs, resume, too little memory.
             Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
 Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
 Recipes     scripts/recipes: every flag is one, and what their headers say of tokens, memory and
@@ -21,7 +21,7 @@ import unittest
 
 import harness
 from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
-from test_gpu import ENVIRONMENT, SAME_BF16, run
+from test_gpu import ENVIRONMENT, SAME_BF16, job, losses_of, run
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import bench_gpu  # noqa: E402
@@ -60,6 +60,23 @@ class Device(TestCase):
                 found = run(PROGRAM, ranks, val_every=0, **changes)
                 self.assert_close(found[0], losses, SAME)
                 self.assert_close(found[1], norms, SAME_NORM)
+
+    def test_nccl_on_one_gpu(self):
+        """NCCL itself, between two ranks that share the GPU and in a run of one rank: what ranks
+        compute whose messages are staged, or which have none."""
+        for ranks in (1, 2):
+            for changes in (dict(), dict(zero=3, recompute="block"), dict(dtype="bf16")):
+                changes = dict(micro_batch=1, val_every=0, **changes)
+                found = {}
+                for asked in "01":
+                    environment = {"TRAIN_GPT_NCCL_SHARED": asked}
+                    events, _ = job(PROGRAM, ranks, environment=environment, **changes)
+                    expected = "staged" if ranks > 1 and asked == "0" else "nccl"
+                    self.assertEqual(events[0]["transport"], expected)
+                    found[asked] = losses_of(events)
+                with self.subTest(ranks=ranks, **changes):
+                    self.assert_close(found["1"][0], found["0"][0], SAME)
+                    self.assert_close(found["1"][1], found["0"][1], SAME_NORM)
 
     def test_bf16(self):
         losses = run(PROGRAM, val_every=0, dtype="bf16")[0]

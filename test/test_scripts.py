@@ -9,11 +9,13 @@ packages are needed for is skipped, by name, where they are missing.
 """
 
 import gzip
+import itertools
 import json
 import os
 import pickle
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -1306,7 +1308,7 @@ static int many(int a,
 
 
 class Headers(unittest.TestCase):
-    """Each header compiles alone, as C11 and as C++17."""
+    """Each header compiles alone, as C11 and as C++17, with MPI and without."""
 
     LANGUAGES = (("c", "-std=gnu11"), ("c++", "-std=c++17"))
 
@@ -1320,11 +1322,15 @@ class Headers(unittest.TestCase):
         )
         self.assertGreater(len(headers), 50)
         found = subprocess.run(["mpicc", "--showme:compile"], capture_output=True, text=True)
-        flags = ["-fsyntax-only", "-fopenmp", "-D_GNU_SOURCE", "-I.", *found.stdout.split()]
+        flags = ["-fsyntax-only", "-fopenmp", "-D_GNU_SOURCE", "-I."]
         flags += ["-Werror=implicit-function-declaration"]
-        for header in harness.sample(headers, 6):
-            for language in self.LANGUAGES:
-                command = ["gcc", "-x", *language, *flags, header]
+        without = ["comm/mpi_alone.h", "comm/comm.h", *harness.sample(headers, 2)]
+        for mpi, some in (
+            (found.stdout.split(), harness.sample(headers, 6)),
+            (["-DWITHOUT_MPI"], headers if harness.ALL else without),
+        ):
+            for header, language in itertools.product(some, self.LANGUAGES):
+                command = ["gcc", "-x", *language, *flags, *mpi, header]
                 done = subprocess.run(command, cwd=root, capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, f"{header}: {done.stderr[:1000]}")
 
@@ -1352,6 +1358,7 @@ done
         "build/train_gpt_sanitized",
         "build/train_gpt_faulty",
         "build/train_gpt_faulty_emu",
+        "build/train_gpt_alone",
         "build/jumping_clock.so",
         "build/test_comm",
         "build/test_noise",
@@ -1379,7 +1386,7 @@ done
 
     def setUp(self):
         super().setUp()
-        for name in ("mpicc", "mpicxx", "g++", "nvcc", "clang"):
+        for name in ("mpicc", "mpicxx", "g++", "nvcc", "clang", "cc"):
             self.write(f"bin/{name}", self.COMPILER).chmod(0o755)
         for path in ROOT.iterdir():
             if path.suffix in (".c", ".h", ".cu", ".cuh") or path.name in (
@@ -1394,16 +1401,12 @@ done
             ):
                 (self.folder / path.name).symlink_to(path)
 
-    def make(self, *words):
+    def make(self, *words, path=os.environ["PATH"]):
         """What make printed, and which programs were compiled."""
         calls = self.folder / "calls"
         calls.unlink(missing_ok=True)
-        done = run(
-            "make",
-            *words,
-            cwd=self.folder,
-            env=dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"),
-        )
+        path = f"{self.folder}/bin:{path}"
+        done = run("make", *words, cwd=self.folder, env=dict(os.environ, PATH=path))
         self.assertEqual(done.returncode, 0, done.stderr)
         made = re.findall(r" -o (\S+)", calls.read_text()) if calls.exists() else []
         self.assertEqual(len(made), len(set(made)), "each once")
@@ -1414,7 +1417,7 @@ done
         self.assertEqual(self.make(*self.PROGRAMS)[1], everything)
         self.assertEqual(self.make(*self.PROGRAMS)[1], set(), "the flags are the same")
         self.assertNotIn("train_gpt.c", self.make("-n", "train_gpt")[0], "and a dry run says so")
-        shared = {"build/jumping_clock.so"}
+        shared, alone = {"build/jumping_clock.so"}, {"build/train_gpt_alone"}
         by_cc = everything - self.EMULATED - self.CUDA - {"build/train_gpt_cpp"}
         for variables, expected in (
             ("USE_CUDNN=1", {"train_gpt_cuda"}),
@@ -1424,7 +1427,8 @@ done
                 "LIBS=-lother -lm",
                 by_cc - shared - {"build/train_gpt_sanitized"} | {"build/train_gpt_cpp"},
             ),
-            ("CC=clang", by_cc),
+            ("CC=clang", by_cc - alone),
+            ("MPI=0", by_cc - alone | {"train_gpt_cuda", "build/train_gpt_cudnn"}),
             ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
             ("WARN=-w", everything - self.CUDA),
         ):
@@ -1432,6 +1436,69 @@ done
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], expected)
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], set())
                 self.assertEqual(self.make(*self.PROGRAMS)[1], expected, "and back")
+
+    def without_mpi(self):
+        """A PATH of a machine without MPI: the compilers of this test, but not those of MPI."""
+        for name in ("mpicc", "mpicxx"):
+            (self.folder / "bin" / name).unlink()
+        tools = self.folder / "tools"
+        tools.mkdir()
+        for tool in "awk basename cat git make mkdir sh sort touch tr".split():
+            (tools / tool).symlink_to(shutil.which(tool))
+        return str(tools)
+
+    def commands(self):
+        """Of each program that was compiled."""
+        calls = (self.folder / "calls").read_text()
+        return {found[2]: found[1] for found in re.finditer(r"(?m)^(.* -o (\S+).*)$", calls)}
+
+    def test_without_mpi(self):
+        """make MPI=0 needs no MPI's compiler, and gives none of its libraries."""
+        path, programs = self.without_mpi(), {"train_gpt", "train_gpt_cuda"}
+        self.assertEqual(self.make("MPI=0", *programs, path=path)[1], programs)
+        for program, command in self.commands().items():
+            self.assertEqual(command.split()[0], {"train_gpt": "cc"}.get(program, "nvcc"))
+            self.assertIn(" -DWITHOUT_MPI ", command)
+            self.assertNotRegex(command, "mpicc|openmpi|-lmpi")
+        self.assertEqual(self.make("MPI=0", *programs, path=path)[1], set())
+
+    def test_cuda_chooses_by_itself(self):
+        said, made = self.make("cuda")
+        self.assertEqual(made, {"train_gpt_cuda"})
+        with_mpi = self.commands()["train_gpt_cuda"]
+        self.assertIn(" -lmpi ", with_mpi)
+        self.assertNotIn("WITHOUT_MPI", with_mpi)
+        self.assertNotIn("mpicc is missing", said)
+        path = self.without_mpi()
+        said, made = self.make("cuda", path=path)
+        self.assertEqual(made, {"train_gpt_cuda"}, "it is another program now")
+        self.assertEqual(said.count("mpicc is missing: train_gpt_cuda is built for one rank"), 1)
+        command = self.commands()["train_gpt_cuda"]
+        self.assertIn(" -DWITHOUT_MPI ", command)
+        self.assertNotIn("-lmpi", command)
+        self.assertNotIn("mpicc is missing", self.make("cuda", "MPI=0", path=path)[0])
+
+    def refused(self, *words, path=os.environ["PATH"]):
+        environment = dict(os.environ, PATH=f"{self.folder}/bin:{path}")
+        done = run("make", *words, cwd=self.folder, env=environment)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertFalse((self.folder / "calls").exists(), "nothing is compiled")
+        return done.stderr
+
+    def test_mpi_is_missing(self):
+        """One line that says what to type, not what the shell did not find."""
+        path = self.without_mpi()
+        for words in ((), ("emu",), ("sanitize",), ("build/test_options",)):
+            said = self.refused(*words, path=path)
+            self.assertRegex(
+                said,
+                r"\Ampicc is missing: scripts/setup\.sh build installs MPI; make MPI=0 builds for "
+                r"one rank, without MPI\nmake: \*\*\* .* Error 2\n\Z",
+            )
+
+    def test_refused(self):
+        self.assertIn("MPI=no: expected 0 or 1", self.refused("MPI=no"))
+        self.assertIn("make test needs MPI", self.refused("test", "MPI=0"))
 
     def test_without_a_target(self):
         self.assertEqual(self.make()[1], {"train_gpt"})
@@ -1580,6 +1647,14 @@ class Setup(InFolder):
         self.tool("uname", "echo x86_64")
         self.setup_sh("build")
         self.assertEqual(self.called("dnf"), ["dnf install -y gcc-c++ openmpi-devel"])
+
+    def test_without_mpi(self):
+        """`alone` is what make MPI=0 needs."""
+        self.tools(*set(self.COMPLETE) - {"mpicc", "mpirun", "python3"})
+        self.debian()
+        self.setup_sh("alone")
+        install = "apt-get install -y --no-install-recommends python3 python3-venv"
+        self.assertEqual(self.called("apt-get"), ["apt-get update", install])
 
     def test_python_packages_are_optional(self):
         self.tool("python3", 'mkdir -p "$3" && exit 1')
