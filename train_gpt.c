@@ -44,6 +44,7 @@ typedef struct {
     Stream stream;
     Config config;         // what is asked
     ModelSpec spec;        // of which model
+    HfKept kept;           // of the model's folder, for --export
     Data data;             // with which data
     Machine machine;       // on which ranks
     RunPlans plans;        // what will happen
@@ -97,8 +98,8 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here. All ranks call it.
-static ModelSpec read_model(Config *c, Comm *comm) {
+// dtype and shape are read here, and what --export keeps. All ranks call it.
+static ModelSpec read_model(Config *c, HfKept *kept, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
@@ -108,7 +109,7 @@ static ModelSpec read_model(Config *c, Comm *comm) {
     if (huggingface_is(o->model)) {
         spec.file = o->model;
         spec.huggingface = true;
-        config = huggingface_config(o->model, &spec.file_dtype);
+        config = huggingface_config(o->model, &spec.file_dtype, *o->export_file ? kept : NULL);
     } else if (checkpoint_model(o->model, &config, &share, optimizer)) {
         spec.file = o->model;
         if (options_prompts(&c->given)) { o->optimizer = optimizer_named(optimizer); }
@@ -577,7 +578,7 @@ static void finish(Job *j) {
         report_end(r->plan, &measured, j->plans.file_bytes[0] + j->plans.file_bytes[1], &r->privacy,
                    step, &journal->log);
     }
-    const int error = *o->export_file ? export_write(o->export_file, &r->store) : 0;
+    const int error = *o->export_file ? export_write(o->export_file, &j->kept, &r->store) : 0;
     if (error) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->export_file, strerror(error));
         r->save_failed = true;
@@ -599,7 +600,7 @@ static void finish(Job *j) {
 static void perform(Job *j) {
     const Options *o = &j->config.options;
     choose_ranks(&j->machine, o, &j->comm);
-    j->spec = read_model(&j->config, &j->comm);
+    j->spec = read_model(&j->config, &j->kept, &j->comm);
     open_device(j);
     if (o->plan) {
         Placement placement = choose_stages_of_model(j);
