@@ -46,6 +46,7 @@ typedef struct {
     Stream stream;
     Config config;         // what is asked
     ModelSpec spec;        // of which model
+    HfKept kept;           // of the model's folder, for --export
     Data data;             // with which data
     Machine machine;       // on which ranks
     RunPlans plans;        // what will happen
@@ -99,8 +100,9 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here, and sizes that depend on it are chosen. All ranks call it.
-static ModelSpec read_model(Config *c, const Machine *m, Comm *comm) {
+// dtype and shape are read here, and what --export keeps; sizes that depend on the model are chosen.
+// All ranks call it.
+static ModelSpec read_model(Config *c, const Machine *m, HfKept *kept, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;
     GptShare share = GPT_SHARE_NONE;
@@ -111,7 +113,7 @@ static ModelSpec read_model(Config *c, const Machine *m, Comm *comm) {
     if (huggingface_is(o->model)) {
         spec.file = o->model;
         spec.huggingface = true;
-        config = huggingface_config(o->model, &spec.file_dtype);
+        config = huggingface_config(o->model, &spec.file_dtype, *o->export_file ? kept : NULL);
     } else if (checkpoint_model(o->model, &config, &share, optimizer)) {
         spec.file = o->model;
         if (options_prompts(&c->given)) { o->optimizer = optimizer_named(optimizer); }
@@ -673,7 +675,8 @@ static void finish(Job *j) {
                    step, &journal->log);
     }
     const char *useless = diverged(r);
-    const int error = *o->export_file && !useless ? export_write(o->export_file, &r->store) : 0;
+    const int error =
+        *o->export_file && !useless ? export_write(o->export_file, &j->kept, &r->store) : 0;
     if (*o->export_file && useless && first) {
         fprintf(stderr, "warning: %s is not written: %s\n", o->export_file, useless);
     }
@@ -717,7 +720,7 @@ static void perform(Job *j) {
     const Options *o = &j->config.options;
     restart_without_checkpoint(j);
     choose_ranks(&j->machine, o, &j->comm);
-    j->spec = read_model(&j->config, &j->machine, &j->comm);
+    j->spec = read_model(&j->config, &j->machine, &j->kept, &j->comm);
     open_device(j);
     if (o->plan) {
         Placement placement = choose_stages_of_model(j);

@@ -49,17 +49,49 @@ __attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t,
     t->length += n;
 }
 
-// Opens a regular file for reading. Returns NULL with errno otherwise: a pipe would block, and a
-// device has no end.
+static inline const char *file_kind_name(mode_t mode) {
+    switch (mode & S_IFMT) {
+    case S_IFREG: return "a file";
+    case S_IFDIR: return "a folder";
+    case S_IFLNK: return "a symbolic link";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+    }
+}
+// Opens an untrusted file for reading. flags: more of open()'s. Returns -1 with errno if it is no
+// regular file: opening a pipe would block, and a device has no end.
+static inline int open_untrusted(const char *path, int flags, struct stat *info) {
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags);
+    if (fd < 0 || (!fstat(fd, info) && S_ISREG(info->st_mode))) { return fd; }
+    close(fd);
+    errno = S_ISDIR(info->st_mode) ? EISDIR : ENOTSUP;
+    return -1;
+}
 static inline FILE *open_regular(const char *path) {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode)) { return fdopen(fd, "rb"); }
-    if (fd >= 0) {
-        close(fd);
-        errno = ENOTSUP;
+    const int fd = open_untrusted(path, 0, &info);
+    return fd < 0 ? NULL : fdopen(fd, "rb");
+}
+// Returns an untrusted file's content, followed by a 0 that `bytes` does not count; the caller
+// frees it. Ends the program (EXIT_INPUT) if it cannot be read, or has more than `most` bytes.
+static inline char *read_file(const char *path, const char *hint, size_t most, size_t *bytes) {
+    FILE *f = open_regular(path);
+    struct stat info;
+    if (!f) {
+        const bool kind = errno == ENOTSUP && !stat(path, &info);
+        die(EXIT_INPUT, hint, "cannot read %s: %s%s", path, kind ? "it is " : "",
+            kind ? file_kind_name(info.st_mode) : strerror(errno));
     }
-    return NULL;
+    fstat(fileno(f), &info);
+    *bytes = (size_t)info.st_size;
+    if (*bytes > most) { die(EXIT_INPUT, hint, "%s is larger than %zu bytes", path, most); }
+    char *text = (char *)checked_malloc(*bytes + 1, "a file");
+    const size_t got = fread(text, 1, *bytes, f);
+    const bool bad = got != *bytes;
+    fclose(f);
+    if (bad) { die(EXIT_INPUT, hint, "cannot read %s", path); }
+    return text;
 }
 // Creates a new file for writing. Returns -1 with errno on failure. Removes a regular file of this
 // name first (a crash may have left it). Anything else of this name stays, with errno EEXIST.
@@ -84,16 +116,6 @@ static inline void sync_folder(const char *path) { // makes renames in the folde
     if (fd < 0) { return; }
     fsync(fd);
     close(fd);
-}
-static inline const char *file_kind_name(mode_t mode) {
-    switch (mode & S_IFMT) {
-    case S_IFREG: return "a file";
-    case S_IFDIR: return "a folder";
-    case S_IFLNK: return "a symbolic link";
-    case S_IFIFO: return "a pipe";
-    case S_IFSOCK: return "a socket";
-    default: return "a device";
-    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -240,18 +262,14 @@ enum { DATA_HEADER_BYTES = 1024 };
 // unmap_file() unmaps it.
 static inline void *map_file(const char *path, const char *what, const char *hint, int least,
                              size_t *bytes) {
-    // O_NONBLOCK: opening a pipe without a writer would block
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
     struct stat info;
-    if (fstat(fd, &info) != 0) {
-        die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode)) {
+    const int fd = open_untrusted(path, 0, &info);
+    if (fd < 0 && (errno == EISDIR || errno == ENOTSUP)) {
         die(EXIT_INPUT, hint, "%s: expected %s, found %s", path, what,
-            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)"
-                                  : "no regular file");
+            errno == EISDIR ? "a directory (a pattern such as DIR/*.bin names its files)"
+                            : "no regular file");
     }
+    if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
     if (info.st_size < least) {
         die(EXIT_INPUT, hint,
             "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path,

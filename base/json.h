@@ -8,7 +8,7 @@
 #ifndef JSON_H
 #define JSON_H
 
-#include "base/base.h" // die, checked_malloc
+#include "base/files.h" // die, read_file
 
 #include <ctype.h> // isdigit
 
@@ -162,26 +162,11 @@ static inline bool json_parse(Json *j, char *text, size_t bytes) {
            (j->at == j->end || !json_peek(j) ? j->at == j->end || json_fail(j, "a zero byte")
                                              : json_fail(j, "the end was expected"));
 }
-// Reads a file. Ends the program (EXIT_INPUT) if it cannot be read or is no JSON; the message then
-// names `flag`.
+// Reads a file. Ends the program (EXIT_INPUT) if it cannot be read or is no JSON; the hint is then
+// `flag`.
 static inline Json json_open(const char *flag, const char *path) {
-    FILE *f = fopen(path, "rb");
-    if (!f) { die(EXIT_INPUT, flag, "cannot read %s: %s", path, strerror(errno)); }
-    size_t capacity = 1 << 16, bytes = 0;
-    char *text = new_array(char, capacity, "a JSON file");
-    for (size_t got; (got = fread(text + bytes, 1, capacity - bytes, f)) > 0;) {
-        bytes += got;
-        if (bytes < capacity) { continue; }
-        if (capacity >= JSON_BYTES) {
-            die(EXIT_INPUT, flag, "%s is larger than %d bytes", path, JSON_BYTES);
-        }
-        capacity *= 2;
-        text = (char *)realloc(text, capacity);
-        if (!text) { die(EXIT_RESOURCES, NULL, "cannot hold %zu bytes of %s", capacity, path); }
-    }
-    bool bad = ferror(f);
-    fclose(f);
-    if (bad) { die(EXIT_INPUT, flag, "cannot read %s", path); }
+    size_t bytes;
+    char *text = read_file(path, flag, JSON_BYTES, &bytes);
     Json j;
     if (!json_parse(&j, text, bytes)) {
         int line = 1;
@@ -263,14 +248,36 @@ static inline int64_t json_unescape(const char *text, size_t bytes, unsigned cha
     }
     return to - out;
 }
-// Returns the member `name` of an object, or -1.
+// Returns whether a string's text, which may have escapes, means `plain`.
+static inline bool json_means(const char *text, size_t bytes, const char *plain) {
+    unsigned char out[1024];
+    const size_t n = strlen(plain);
+    if (bytes == n && !memcmp(text, plain, n)) { return true; }
+    if (bytes <= n || bytes > sizeof out || !memchr(text, '\\', bytes)) { return false; }
+    return json_unescape(text, bytes, out) == (int64_t)n && !memcmp(out, plain, n);
+}
+// Returns the member `name` of an object, or -1. Of several, the last one counts.
 static inline int json_get(const Json *j, int object, const char *name) {
-    int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1;
-    while (i >= 0 && (j->values[i].name_bytes != strlen(name) ||
-                      memcmp(j->values[i].name, name, strlen(name)) != 0)) {
-        i = json_next(j, object, i);
+    int found = -1;
+    for (int i = json_is(j, object, JSON_OBJECT) ? json_first(j, object) : -1; i >= 0;
+         i = json_next(j, object, i)) {
+        if (json_means(j->values[i].name, j->values[i].name_bytes, name)) { found = i; }
     }
-    return i;
+    return found;
+}
+// Reads a JSON number that is a whole number from 0 to 2^53. Returns false if it is none.
+static inline bool json_whole(const Json *j, int value, int64_t *out) {
+    const double number = json_is(j, value, JSON_NUMBER) ? j->values[value].number : -1;
+    *out = number >= 0 && number <= 0x1p53 ? (int64_t)number : -1;
+    return *out >= 0 && (double)*out == number;
+}
+static inline bool json_text_is(const Json *j, int value, const char *text) {
+    return json_is(j, value, JSON_STRING) &&
+           json_means(j->values[value].text, j->values[value].bytes, text);
+}
+static inline bool json_word_is(const Json *j, int value, const char *word) {
+    return json_is(j, value, JSON_WORD) && j->values[value].bytes == strlen(word) &&
+           !memcmp(j->values[value].text, word, strlen(word));
 }
 
 #endif

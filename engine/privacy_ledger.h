@@ -39,9 +39,8 @@ static inline bool privacy_read(const char *out, const char *name, char *text, s
     char path[1100];
     struct stat info;
     snprintf(path, sizeof path, "%s/%s", out, name);
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-    ssize_t n =
-        fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode) ? read(fd, text, bytes - 1) : -1;
+    const int fd = open_untrusted(path, O_NOFOLLOW, &info);
+    const ssize_t n = fd >= 0 ? read(fd, text, bytes - 1) : -1;
     if (fd >= 0) { close(fd); }
     text[n > 0 ? n : 0] = 0;
     if (n >= 0 && (info.st_mode & 077)) {

@@ -29,6 +29,7 @@ typedef struct {
 typedef struct {
     SafetensorsFile *files;
     int count;
+    Json index; // empty without an index
 } Safetensors;
 // A tensor of at most two dimensions; a vector has one row.
 typedef struct {
@@ -36,21 +37,6 @@ typedef struct {
     TensorDtype dtype;
     int64_t rows, cols;
 } SafeTensor;
-
-// Reads a JSON number that is a whole number from 0 to 2^53. Returns false if it is none.
-static inline bool json_whole(const Json *j, int value, int64_t *out) {
-    const double number = json_is(j, value, JSON_NUMBER) ? j->values[value].number : -1;
-    *out = number >= 0 && number <= 0x1p53 ? (int64_t)number : -1;
-    return *out >= 0 && (double)*out == number;
-}
-static inline bool json_text_is(const Json *j, int value, const char *text) {
-    return json_is(j, value, JSON_STRING) && j->values[value].bytes == strlen(text) &&
-           !memcmp(j->values[value].text, text, strlen(text));
-}
-static inline bool json_word_is(const Json *j, int value, const char *word) {
-    return json_is(j, value, JSON_WORD) && j->values[value].bytes == strlen(word) &&
-           !memcmp(j->values[value].text, word, strlen(word));
-}
 
 __attribute__((noreturn)) static inline void
 safetensors_refuse(const SafetensorsFile *f, const JsonValue *tensor, const char *why) {
@@ -116,16 +102,20 @@ static inline void safetensors_open_file(SafetensorsFile *f, Text path) {
     }
     safetensors_check_ranges(f);
 }
-// Opens the files that an index names, each once.
+static inline int compare_files(const void *a, const void *b) {
+    return strcmp(((const SafetensorsFile *)a)->path.at, ((const SafetensorsFile *)b)->path.at);
+}
+// Opens the files that an index names, each once, in the order of their names.
 static inline void safetensors_open_index(Safetensors *s, const char *folder, const char *path) {
-    Json index = json_open(SAFETENSORS_HINT, path);
-    const int map = json_get(&index, 0, "weight_map");
-    if (!json_is(&index, map, JSON_OBJECT)) {
+    s->index = json_open(SAFETENSORS_HINT, path);
+    const Json *index = &s->index;
+    const int map = json_get(index, 0, "weight_map");
+    if (!json_is(index, map, JSON_OBJECT)) {
         die(EXIT_INPUT, SAFETENSORS_HINT, "%s: it has no weight_map", path);
     }
-    s->files = new_array(SafetensorsFile, (size_t)json_members(&index, map) + 1, "safetensors");
-    for (int i = json_first(&index, map); i >= 0; i = json_next(&index, map, i)) {
-        const JsonValue *v = &index.values[i];
+    s->files = new_array(SafetensorsFile, (size_t)json_members(index, map) + 1, "safetensors");
+    for (int i = json_first(index, map); i >= 0; i = json_next(index, map, i)) {
+        const JsonValue *v = &index->values[i];
         const Text name = text_of("%.*s", (int)min_i64((int64_t)v->bytes, 200), v->text);
         const Text file = text_of("%s/%s", folder, name.at);
         int k = 0;
@@ -139,7 +129,7 @@ static inline void safetensors_open_index(Safetensors *s, const char *folder, co
         }
         if (k == s->count) { safetensors_open_file(&s->files[s->count++], file); }
     }
-    json_free(&index);
+    qsort(s->files, (size_t)s->count, sizeof *s->files, compare_files);
 }
 // Opens model.safetensors of a folder, or the files of its index. Ends the program (EXIT_INPUT) if
 // one of them is bad.
@@ -162,6 +152,7 @@ static inline void safetensors_close(Safetensors *s) {
         json_free(&s->files[i].header);
     }
     free(s->files);
+    json_free(&s->index);
     memset(s, 0, sizeof *s);
 }
 
@@ -193,17 +184,6 @@ static inline SafeTensor safetensors_tensor(const SafetensorsFile *f, int value)
     t.at = f->map + f->data + range[0];
     return t;
 }
-// Finds a tensor by its name. Returns false if no file has it.
-static inline bool safetensors_find(const Safetensors *s, const char *name, SafeTensor *tensor) {
-    for (int i = 0; i < s->count; i++) {
-        const int value = json_get(&s->files[i].header, 0, name);
-        if (value < 0) { continue; }
-        *tensor = safetensors_tensor(&s->files[i], value);
-        return true;
-    }
-    return false;
-}
-
 // Returns the value of half-precision bits.
 static inline float half_to_float(uint16_t bits) {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -221,6 +201,48 @@ static inline float tensor_element(const SafeTensor *t, int64_t element) {
     }
     memcpy(&half, t->at + 2 * element, 2);
     return t->dtype == TENSOR_BF16 ? bf16_to_float(half) : half_to_float(half);
+}
+
+static inline bool tensors_equal(const SafeTensor *a, const SafeTensor *b) {
+    if (a->rows != b->rows || a->cols != b->cols) { return false; }
+    if (a->dtype == b->dtype) {
+        return !memcmp(a->at, b->at, (size_t)(a->rows * a->cols * tensor_dtypes[a->dtype].bytes));
+    }
+    bool equal = true;
+    for (int64_t i = 0; i < a->rows * a->cols && equal; i++) {
+        equal = tensor_element(a, i) == tensor_element(b, i);
+    }
+    return equal;
+}
+// Finds a tensor by its name. Returns false if no file has it. Where several files have it, the
+// index decides; transformers takes the last file, so both must mean the same.
+static inline bool safetensors_find(const Safetensors *s, const char *name, SafeTensor *tensor) {
+    const Json *j = &s->index;
+    const int map = j->count ? json_get(j, json_get(j, 0, "weight_map"), name) : -1;
+    const JsonValue *v = map < 0 ? NULL : &j->values[map];
+    const SafetensorsFile *of = NULL, *last = NULL;
+    SafeTensor other;
+    for (int i = 0; i < s->count; i++) {
+        const SafetensorsFile *f = &s->files[i];
+        const int value = json_get(&f->header, 0, name);
+        if (value < 0) { continue; }
+        last = f;
+        other = safetensors_tensor(f, value);
+        if (!of || !v || json_means(v->text, v->bytes, strrchr(f->path.at, '/') + 1)) {
+            of = f;
+            *tensor = other;
+        }
+    }
+    if (v && !(of && json_means(v->text, v->bytes, strrchr(of->path.at, '/') + 1))) {
+        die(EXIT_INPUT, SAFETENSORS_HINT, "%.*s has no tensor %s, which the index looks for there",
+            (int)min_i64((int64_t)v->bytes, 200), v->text, name);
+    }
+    if (of != last && !tensors_equal(tensor, &other)) {
+        die(EXIT_INPUT, "remove the copy that the index does not name",
+            "tensor %s differs between %s, where the index looks for it, and %s", name, of->path.at,
+            last->path.at);
+    }
+    return of;
 }
 
 #endif
