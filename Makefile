@@ -225,7 +225,7 @@ build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu
 	$(gpu)
 build/cudnn_%: test/%.cu $(CUDA_HEADERS) build/flags-cudnn
 	$(cudnn)
-# The program with cuDNN's attention beside the one without: scripts/gpu_hour.sh compares them.
+# The program with cuDNN's attention beside the one without: scripts/gpu_ten.py compares them.
 build/train_gpt_cudnn: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda_cudnn
 	$(cuda_cudnn)
 build/bench_%_emu: test/bench_%.cu build/flags-emu
@@ -292,15 +292,18 @@ bench-ops: build/bench_ops
 ## bench-peers  the same shapes against current PyTorch, in a virtual environment that it makes
 bench-peers: train_gpt
 	@scripts/bench_peers.sh
-## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory;
-##              against PyTorch where it is installed; own attention against cuDNN's after
-##              scripts/setup.sh cudnn
+## bench-gpu    on a machine with a GPU: GPT-2 124M, 774M, 1558M and Llama 1B in bf16, tokens/s,
+##              MFU, each operation; against PyTorch where it is installed; own attention against
+##              cuDNN's after scripts/setup.sh cudnn
 FRONTEND = $(wildcard .venv/lib/python3*/site-packages/include/cudnn_frontend.h)
-ATTENTIONS = $(if $(FRONTEND),build/cudnn_bench_attention) build/gpu_bench_attention
+TIMED = build/gpu_bench_kernels build/gpu_bench_attention \
+    $(if $(FRONTEND),build/train_gpt_cudnn build/cudnn_bench_attention)
 bench-gpu:
 	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then \
-	    $(MAKE) --no-print-directory cuda $(ATTENTIONS) && \
-	    $(PYTHON) scripts/bench_gpu.py $(ATTENTIONS:%=--attention %); \
+	    $(MAKE) --no-print-directory cuda $(TIMED) && \
+	    { $(PYTHON) scripts/gpu_ten.py run --only machine,ceilings,kernels,124M,1558M,others \
+	          --out build/bench_gpu; \
+	      $(PYTHON) scripts/gpu_ten.py table build/bench_gpu --page -; }; \
 	else echo "bench-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
 ## clean        removes what was built

@@ -182,8 +182,10 @@ class GPT(nn.Module):
 
     def forward(self, x, y):
         h = self.wte(x) + self.wpe.weight[: x.shape[1]]
-        logits = F.linear(self.lnf(self.blocks(h)), self.wte.weight)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        return self.loss(self.lnf(self.blocks(h)), y)
+
+    def loss(self, h, y):
+        return F.cross_entropy(F.linear(h, self.wte.weight).flatten(0, 1), y.flatten())
 
 
 class GPTOfModules(GPT):

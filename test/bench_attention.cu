@@ -1,5 +1,5 @@
 // bench_attention.cu: times the attention of the GPU's operations, as it was built, on shapes of
-// GPT-2. A JSON line per shape; the best of some repetitions, by events. For scripts/bench_gpu.py.
+// GPT-2. A JSON line per shape; the best of some repetitions, by events. For scripts/gpu_ten.py.
 // bench_attention [ROWS T C HEADS]
 #define OPS_IMPLEMENTATION
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations

@@ -1,7 +1,7 @@
 // bench_kernels.cu: times each operation of a training step on the shapes of a GPT, beside two
 // ceilings measured here: a copy in the device's memory and a large product. A JSON line each: the
 // best of some calls, by events. `bytes` and `flops` are what the operation must move and compute
-// at least, not what its kernels do. For scripts/gpu_hour.py.
+// at least, not what its kernels do. For scripts/gpu_ten.py.
 //   bench_kernels [ROWS T C HEADS V PRODUCT]     PRODUCT: the side of the square product
 #define OPS_IMPLEMENTATION
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations

@@ -29,7 +29,6 @@ LONGEST = (
     "test_docs.py",
     "test_ops_emu",
     "test_ops_checked",
-    "test_gpu_hour.py",
     "test_zero.py",
     "test_pipeline.py",
     "test_tools.py",

@@ -278,9 +278,8 @@ class Parsed(unittest.TestCase):
             return self.check_make(words[1:])
         path = ROOT / words[0]
         if words[0].startswith("build/"):
-            return self.assertTrue(
-                list((ROOT / "test").glob(path.name + ".c*")), f"{words[0]} has no source"
-            )
+            sources = [*(ROOT / "test").glob(path.name + ".c*"), ROOT / f"scripts/{path.stem}.py"]
+            return self.assertTrue(any(map(Path.exists, sources)), f"{words[0]} has no source")
         self.assertTrue(path.exists(), f"there is no {words[0]}")
         if words[0].startswith("test/test_"):
             for name in [word for word in words[1:] if not word.isupper()]:

@@ -5,7 +5,6 @@ be tried without one.
 Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU, also
             by NCCL, graphs, resume, too little memory.
             Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
-Bench       scripts/bench_gpu.py on the emulation; its arithmetic on logs written here
 Recipes     scripts/recipes: every flag is one, and what their headers say of tokens, memory and
             time is what the program says
 Peaks       which device has which peak
@@ -15,16 +14,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import harness
 from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
 from test_gpu import ENVIRONMENT, SAME_BF16, job, losses_of, run
-
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-import bench_gpu  # noqa: E402
 
 
 def find_gpu():
@@ -104,49 +99,6 @@ class Device(TestCase):
                 model="gpt3:175B",
                 train=os.path.join(ROOT, "test/golden/gpt_tiny_tokens.bin"),
             )
-
-
-class Bench(unittest.TestCase):
-    def test_dry(self):
-        done = subprocess.run(
-            [sys.executable, os.path.join(ROOT, "scripts/bench_gpu.py"), "--dry", "--rounds", "1"],
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        tables = [
-            [line.split(" | ") for line in table.splitlines()]
-            for table in re.findall(r"(?m)(?:^\|.*\n)+", done.stdout)
-        ]
-        rows = [row for table in tables for row in table]
-        self.assertIn("dry, B=2 T=16", done.stdout)
-        self.assertEqual(sum(row[0].startswith("| B=1 T=40") for row in rows), 1)
-        self.assertEqual(
-            {len(row) for row in rows if "tokens/s" in row or row[0].startswith("| dry")}, {7}
-        )
-
-    def test_arithmetic(self):
-        case = bench_gpu.CASES["124M"]
-        log = [{"event": "start", "device": "d"}] + [
-            {"event": "step", "ms": ms, "mfu": 1 / ms} for ms in (900, 800, 700, 100, 50, 200)
-        ]
-        log += [
-            {
-                "event": "end",
-                "memory": {"predicted": {"device": 3 << 30}, "measured": {"device": 1 << 30}},
-            }
-        ]
-        ours = bench_gpu.read_run([json.dumps(e) for e in log], case)
-        self.assertEqual(ours, bench_gpu.Run(64 * 1024 / 0.1, 1 / 100, "d", 3 << 30, 1 << 30))
-        theirs = bench_gpu.read_run([json.dumps({"event": "step", "ms": 200})] * 9, case)
-        self.assertEqual(theirs, bench_gpu.Run(64 * 1024 / 0.2, None, None, None, None))
-        self.assertEqual(
-            bench_gpu.row("124M", case, [ours] * 3, [theirs] * 3),
-            "| 124M, B=64 T=1024 | 655360 | 1.0 1.0 1.0 | 327680 | 2.00 2.00 2.00 | 3.00 1.00 |"
-            " 1.15 x PyTorch, MFU 50 % |",
-        )
-        self.assertIn("not measured | not measured", bench_gpu.row("124M", case, [ours], None))
 
 
 class Recipes(unittest.TestCase):
