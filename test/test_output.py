@@ -68,7 +68,8 @@ class Start(harness.TestCase):
             self.assertIn(f" {memory['device'] / 2**20:.1f} MiB of the device", shown[0])
             self.assertIn(f"{ranks} rank{'s' * (ranks > 1)} on 1 node, 1 thread each", before)
             self.assertEqual(len(re.findall("(?m)^traffic ", before)), ranks - 1)
-            self.assertRegex(before, r"(?m)^time +2 steps of .*: about 1 s$")
+            # what it says on a busy machine is in test_faults.py
+            self.assertRegex(job.out, r"(?m)^time +2 steps of [\d.]+ m?s, \w+: about \d+ s[\n;]")
             self.assertEqual(len(steps), 2)
 
     def test_table_on_request(self):
