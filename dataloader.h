@@ -65,7 +65,7 @@ typedef struct {
     size_t bytes;
     const MappedFile *file; // NULL: the map is memory
     Tokens tokens;          // inside the map
-    int64_t begin, count; // first token's index in the stream; number of tokens (> 0)
+    int64_t begin, count;   // first token's index in the stream; number of tokens (> 0)
 } TokenShard;
 
 typedef struct {

@@ -11,8 +11,9 @@ static inline int64_t validation_samples(const Config *c, const Dataset *val) {
     int64_t all = val->windows, asked = c->options.val_batches * c->samples;
     return asked < 0 || (val->labels && asked > all) ? all : asked;
 }
-// Returns the tokenizer file that a checkpoint was trained with, or NULL: a copy in the folder of
-// its run, or where its manifest says that the file was.
+// Returns the tokenizer file that a checkpoint was trained with: a copy in the folder of its run, or
+// where its manifest says that the file was. Returns NULL if it is not there, and in `path` where it
+// was; "" if the checkpoint has none.
 static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vocab, char *path,
                                                   size_t bytes) {
     Text why;
@@ -21,6 +22,7 @@ static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vo
     TokenizerId id = {};
     int used = 0;
     bool found = false;
+    path[0] = 0;
     if (line) { sscanf(line, "%d %" SCNx64 " %n", &id.vocab, &id.hash, &used); }
     // the run's folder, and the one from which a new run moved it to earlier-1
     static const char *const places[] = {"%s/../tokenizer.bin", "%s/../tokenizer.json",
@@ -53,9 +55,11 @@ static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec,
     if (!file && (validates || (prompts && given[OPTION_INDEX_val]))) {
         file = tokenizer_find(o->val, path, bytes);
     }
+    Text lost = text_of("%s", "");
     if (!file && prompts && spec->begun.units) {
         const int32_t vocab = (int32_t)spec->model.config.vocab;
         file = tokenizer_of_checkpoint(spec->file, vocab, path, bytes);
+        if (!file) { lost = text_of("%s", path); }
     }
     if (!file && prompts && spec->huggingface) {
         snprintf(path, bytes, "%s/tokenizer.json", spec->file);
@@ -63,6 +67,11 @@ static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec,
     }
     if (!file && prompts && spec->model.config.vocab == GPT2_EOT + 1) {
         file = tokenizer_find(o->train, path, bytes);
+    }
+    if (!file && *lost.at) {
+        die(EXIT_INPUT, "give it by --tokenizer",
+            "--prompt: the tokenizer of %s is neither beside it nor where it was: %s", spec->file,
+            lost.at);
     }
     return file;
 }
@@ -134,9 +143,9 @@ static inline Text order_difference(const SampleOrder *was, const Dataset *d, in
         return text_of("--windows %s, it had %s", names[now.documents], names[!!was->documents]);
     }
     if (!same_data && !added) {
-        return text_of("--train of %" PRId64 " shards with %" PRId64 " tokens, it had %" PRId64
+        return text_of("--train of %" PRId64 " shard%s with %" PRId64 " tokens, it had %" PRId64
                        " with %" PRId64 "%s",
-                       now.shards, now.tokens, was->shards, was->tokens,
+                       now.shards, plural(now.shards), now.tokens, was->shards, was->tokens,
                        was->tokens == now.tokens ? ", other ones or in another order" : "");
     }
     if (was->shuffle != now.shuffle && !begins) {

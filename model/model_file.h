@@ -54,9 +54,9 @@ static inline void writer_seek(FileWriter *w, int64_t offset) {
 // Returns 0, or the errno of the first failure; then no file is left behind.
 static inline int writer_close(FileWriter *w) {
     if (w->file) {
-        fflush(w->file);
+        if (!w->error && fflush(w->file)) { w->error = errno; }
         file_hide_time(fileno(w->file));
-        if (!w->error && (fflush(w->file) || fsync(fileno(w->file)))) { w->error = errno; }
+        if (!w->error && fsync(fileno(w->file))) { w->error = errno; }
         if (fclose(w->file) && !w->error) { w->error = errno; }
         if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }
         if (w->error) { unlink(w->temporary.at); }

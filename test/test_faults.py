@@ -307,7 +307,7 @@ class Diverged(harness.TestCase):
         self.assertIn(good, job.err, text)
         self.assertIn(finite[-1] - 1, checkpoints(same["out"]), text)
         self.assertEqual(len(job.of("step")), finite[-1] - 6 + self.MOST, text)
-        # A loss that is finite came after it: at the rate of before, or none at all, it comes again.
+        # A loss that is finite came after it, and comes again.
         job = train(**dict(same, resume=1, steps=finite[-1], lr=0, save_every=0))
         self.assertIn(f"resumed from {checkpoint(same['out'], finite[-1] - 1)}", job.out, text)
         self.assertTrue(all(e["loss"] is not None for e in job.of("step")), text)
@@ -364,23 +364,25 @@ class CutOff(harness.TestCase):
 
     def test_ends_in_one_line(self):
         tokens = harness.golden_tokens() * 40
-        for layout in sample(self.LAYOUTS, 2):
-            for left in (0, PAGE + 100, 1024 + 2 * len(tokens) - 3000):
-                path, out = harness.shard(tokens), os.path.join(scratch(), "out")
-                same = dict(layout, train=path, out=out, save_every=20, shuffle=1, keep=2)
-                job = Job(steps=10**9, **same)
-                job.wait_until(lambda: len(checkpoints(out)) == 2, "checkpoints")
-                whole = harness.get(path)
-                os.truncate(path, left)
-                job.wait()
-                self.assertEqual(job.code, EXIT_INPUT, job.err)
-                self.assertEqual(job.err.count("cut off or changed"), 1, job.err)
-                self.assertNotIn("Signal", job.err)
-                saved = checkpoints(out)
-                with open(path, "wb") as file:
-                    file.write(whole)
-                job = train(**dict(same, resume=1, steps=saved[-1] + 2, save_every=0))
-                self.assertEqual(len(job.of("step")), 2)
+        # Nothing is left; the cut is in the middle of a page; the last page is not whole any more.
+        lengths = (0, PAGE + 100, 1024 + 2 * len(tokens) - 3000)
+        for layout, left in zip(sample(self.LAYOUTS, 2), sample(lengths, 3) * 2):
+            path, out = harness.shard(tokens), os.path.join(scratch(), "out")
+            same = dict(layout, train=path, out=out, save_every=20, shuffle=1, keep=2)
+            job = Job(steps=30000, **same)
+            job.wait_until(lambda: len(checkpoints(out)) == 2, "checkpoints")
+            whole = harness.get(path)
+            os.truncate(path, left)
+            job.wait()
+            self.assertEqual(job.code, EXIT_INPUT, job.err)
+            self.assertEqual(job.err.count("cut off or changed"), 1, job.err)
+            self.assertNotIn("Signal", job.err)
+            saved = checkpoints(out)
+            with open(path, "wb") as file:
+                file.write(whole)
+            # A private step that is lost is repeated with the same flags.
+            job = train(**dict(same, resume=1, steps=saved[-1] + 2, save_every=20))
+            self.assertEqual(len(job.of("step")), 2)
 
 
 class Clocks(unittest.TestCase):
