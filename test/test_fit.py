@@ -196,6 +196,46 @@ class Fit(harness.TestCase):
         plain = train(ranks=2, steps=2, batch_tokens=120)
         self.assert_close(job.losses(), plain.losses(), 1e-5, "the same samples, in another way")
 
+    def test_host_memory(self):
+        """What is off the device must fit the host."""
+        words = ["--model", "layers=4,heads=4,channels=512,vocab=1000", "--seq-len", 64]
+        words += ["--dry-run", "--device-memory", "150M", "--batch-tokens", 64, "--dtype", "fp32"]
+        words += ["--cluster", "1x1,tflops=1,memory=100,link=10,host=10"]
+        hosts = [way["host"] for way in ask("--fit", *words, "--host-memory", "1T")["best"]]
+        self.assertLess(min(hosts), max(hosts))
+        middle = int(min(hosts) + max(hosts)) // 2
+        fewer = ask("--fit", *words, "--host-memory", middle)["best"]
+        self.assertLess(max(way["host"] for way in fewer), max(hosts))
+        done = run("--fit", *words, "--host-memory", "1M")
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stdout)
+
+    def test_quantized_messages_must_gain(self):
+        """At least one percent, since they change what is computed."""
+        words = ["--dry-run", "--model", "layers=2,heads=4,channels=512,vocab=1000", "--dtype"]
+        words += ["bf16", "--seq-len", 64, "--batch-tokens", 256, "--micro-batch", 1]
+        words += ["--pipeline", 1, "--zero", 0, "--recompute", "none", "--offload", "none"]
+
+        def cluster(inter):
+            rates = f"intra=100,inter={inter},tflops=1,memory=100,overlap=0"
+            return ["--cluster", f"2x2,{rates}"]
+
+        def gain(inter):
+            plain, coded = (
+                ask(*words, *more, *cluster(inter))["predicted"]["step_ms"]
+                for more in ([], ["--zero-quantized-gradients"])
+            )
+            return plain / coded - 1
+
+        low, high = 0.01, 1e5  # a slow link gains, a fast one loses
+        self.assertTrue(gain(low) > 0.02 and gain(high) < 0)
+        while not 0.003 < gain(low) < 0.008:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if gain(middle) > 0.003 else (low, middle)
+        found = {inter: ask("--fit", *words, *cluster(inter))["best"] for inter in (low, 0.01)}
+        self.assertNotIn("quantized", found[low][0]["flags"], found[low])
+        self.assertLess(found[low][1]["step_ms"], found[low][0]["step_ms"], "the gain is small")
+        self.assertIn("--zero-quantized-gradients", found[0.01][0]["flags"])
+
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
         done = run("--fit", "--model", "gpt3:175B", *cluster)
