@@ -1773,6 +1773,26 @@ class Ledger(PrivateCheck):
         for lr in ("1e-3", "2e-3"):  # steps 3 to 6 had both
             refused(dict(lr=lr), "steps 3 to 6 have drawn noise")
 
+    def test_before_the_first_checkpoint(self):
+        """Steps that were lost are repeated with the same key, so they count once; with other flags
+        the same noise would be around other gradients."""
+        out = os.path.join(scratch(), "out")
+        run = dict(self.RUN, out=out, dp_key=None, dp_show_private=1)
+        lost = train(**dict(run, steps=2))
+        key = harness.get(os.path.join(out, "dp_key"))
+        for changes in (dict(lr="2e-3"), dict(dp_noise=1.2), dict(dp_clip=0.6)):
+            job = train(**dict(run, steps=4, resume=1, **changes), code=EXIT_INPUT)
+            self.assertIn("steps 1 to 2 have drawn noise before the first checkpoint", job.err)
+        job = train(**dict(run, steps=4, save_every=4, resume=1))
+        self.assertIn("has no checkpoint yet: the run starts from the beginning", job.out)
+        self.assertEqual(job.steps()[:2], lost.steps())
+        self.assertEqual(harness.get(os.path.join(out, "dp_key")), key)
+        again = os.path.join(scratch(), "out")
+        train(**dict(run, steps=2, out=again))
+        os.remove(os.path.join(again, "dp_key"))
+        job = train(**dict(run, steps=4, out=again, resume=1), code=EXIT_INPUT)
+        self.assertIn("dp_key cannot be read", job.err)
+
     def test_a_run_without_privacy_is_not_made_private(self):
         out = os.path.join(scratch(), "out")
         plain = dict(

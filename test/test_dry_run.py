@@ -189,6 +189,7 @@ class Time(unittest.TestCase):
         "--zero",
         3,
     ]
+    WIDE = "intra=1e5,tflops=1,memory=1e5"
     RATES = dict(intra=1e6, inter=1e6, tflops=1e6, memory=1e6)  # all but free
 
     def seconds(self, words=(), **rates):
@@ -249,6 +250,32 @@ class Time(unittest.TestCase):
             self.assertAlmostEqual(
                 (seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name
             )
+
+    def test_unequal_ranks(self):
+        """The slowest rank decides, in all that it computes: 2 samples take 3 parts of 2 (forward
+        and backward), and recomputation is a fourth."""
+        rates = ",".join(f"{name}={value}" for name, value in {**self.RATES, "tflops": 1}.items())
+        for words in ([], ["--recompute", "block"], ["--pipeline", "2"]):
+            half, mixed, one = (
+                predict(*self.MODEL[:-2], *BF16, *words, cluster=f"{nodes},{rates}")["predicted"]
+                for nodes in ("2x1*0.5", "1x1+1x1*0.5", "2x1")
+            )
+            self.assertAlmostEqual(half["step_ms"] / one["step_ms"], 2, delta=0.01, msg=words)
+            if "--pipeline" not in words:
+                self.assertAlmostEqual(mixed["step_ms"], half["step_ms"], delta=0.01, msg=words)
+
+    def test_homes_of_matrices(self):
+        """Muon's matrices are divided by their arithmetic, the costliest first: of two blocks, 4
+        matrices of 18 C^3 and 8 of 6 C^3."""
+        words = ["--model", "arch=nano,layers=4,heads=2,channels=256,vocab=256", "--seq-len", 64]
+        seconds = {}
+        for ranks, here in ((1, 24), (2, 12), (3, 6)):
+            found = predict(*words, "--optimizer", "muon", cluster=f"1x{ranks},{self.WIDE}")
+            self.assertEqual(found["matrices"]["all"], 24)
+            self.assertEqual(found["matrices"]["here"], here, ranks)
+            seconds[ranks] = found["matrices"]["of_step"] * found["predicted"]["step_ms"]
+        self.assertAlmostEqual(seconds[2] / seconds[1], 0.5, delta=0.01)
+        self.assertAlmostEqual(seconds[3] / seconds[1], 7 / 20, delta=0.01)
 
     def test_overlap(self):
         """Messages hide behind products but for what the key keeps of them."""

@@ -196,6 +196,46 @@ class Fit(harness.TestCase):
         plain = train(ranks=2, steps=2, batch_tokens=120)
         self.assert_close(job.losses(), plain.losses(), 1e-5, "the same samples, in another way")
 
+    def test_host_memory(self):
+        """What is off the device must fit the host."""
+        words = ["--model", "layers=4,heads=4,channels=512,vocab=1000", "--seq-len", 64]
+        words += ["--dry-run", "--device-memory", "150M", "--batch-tokens", 64, "--dtype", "fp32"]
+        words += ["--cluster", "1x1,tflops=1,memory=100,link=10,host=10"]
+        hosts = [way["host"] for way in ask("--fit", *words, "--host-memory", "1T")["best"]]
+        self.assertLess(min(hosts), max(hosts))
+        middle = int(min(hosts) + max(hosts)) // 2
+        fewer = ask("--fit", *words, "--host-memory", middle)["best"]
+        self.assertLess(max(way["host"] for way in fewer), max(hosts))
+        done = run("--fit", *words, "--host-memory", "1M")
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stdout)
+
+    def test_quantized_messages_must_gain(self):
+        """At least one percent, since they change what is computed."""
+        words = ["--dry-run", "--model", "layers=2,heads=4,channels=512,vocab=1000", "--dtype"]
+        words += ["bf16", "--seq-len", 64, "--batch-tokens", 256, "--micro-batch", 1]
+        words += ["--pipeline", 1, "--zero", 0, "--recompute", "none", "--offload", "none"]
+
+        def cluster(inter):
+            rates = f"intra=100,inter={inter},tflops=1,memory=100,overlap=0"
+            return ["--cluster", f"2x2,{rates}"]
+
+        def gain(inter):
+            plain, coded = (
+                ask(*words, *more, *cluster(inter))["predicted"]["step_ms"]
+                for more in ([], ["--zero-quantized-gradients"])
+            )
+            return plain / coded - 1
+
+        low, high = 0.01, 1e5  # a slow link gains, a fast one loses
+        self.assertTrue(gain(low) > 0.02 and gain(high) < 0)
+        while not 0.003 < gain(low) < 0.008:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if gain(middle) > 0.003 else (low, middle)
+        found = {inter: ask("--fit", *words, *cluster(inter))["best"] for inter in (low, 0.01)}
+        self.assertNotIn("quantized", found[low][0]["flags"], found[low])
+        self.assertLess(found[low][1]["step_ms"], found[low][0]["step_ms"], "the gain is small")
+        self.assertIn("--zero-quantized-gradients", found[0.01][0]["flags"])
+
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
         done = run("--fit", "--model", "gpt3:175B", *cluster)
@@ -306,7 +346,82 @@ class Forecast(harness.TestCase):
         self.assertTrue(0.05 < found["predicted"]["mfu"] < 0.6)
         samples = found["micro_batch"] * found["micro_batches"]
         tokens = found["predicted"]["tokens_per_s"] * found["predicted"]["step_ms"] / 1000
-        self.assertAlmostEqual(tokens / (samples * 256), 1, delta=1e-9)
+        self.assertAlmostEqual(tokens / (samples * 2048), 1, delta=1e-9)
+
+
+class Sizes(harness.TestCase):
+    """Sequences and steps that no flag gives: with --cluster those that such models are trained
+    with, else those of the run that the same flags start; both are printed."""
+
+    CLUSTER = ["--dry-run", "--cluster", "1x8,gpu=h100"]
+    PAPER = {"125M": 2**19, "350M": 2**19, "760M": 2**19, "1.3B": 2**20, "2.7B": 2**20}
+    PAPER |= {"6.7B": 2**21, "13B": 2**21, "175B": 1600 * 2048}  # table 2.1 of GPT-3's paper
+
+    def flags(self, *words):
+        found = ask(*words)["flags"]
+        return found["seq-len"], found["batch-tokens"]
+
+    def test_models_of_the_paper(self):
+        def check(size):
+            return self.flags(*self.CLUSTER, "--model", f"gpt3:{size}")
+
+        found = at_once(check, self.PAPER)
+        self.assertEqual(found, [(2048, tokens) for tokens in self.PAPER.values()])
+
+    def test_other_models(self):
+        for model, length, tokens in (
+            ("gpt2:124M", 1024, 2**19),
+            ("d12", 1024, 2**19),
+            ("llama3.1:8B", 8192, 2**21),
+            ("llama3:70B", 8192, None),
+            ("qwen3:0.6B", 4096, 2**19),
+            ("nano:d20", 2048, 2**19),
+            ("layers=24,heads=16,channels=2048", 2048, 2**20),
+            ("layers=2,heads=2,channels=64,vocab=256,positions=128", 128, 0),
+            ("layers=2,heads=2,channels=64,vocab=256", 256, 0),
+        ):
+            found = self.flags(*self.CLUSTER, "--model", model)
+            self.assertEqual(found[0], length, model)
+            if tokens is None:  # between 13B's and 175B's
+                self.assertTrue(2**21 < found[1] < 1600 * 2048, (model, found))
+            else:
+                self.assertEqual(found[1], tokens, model)
+
+    def test_what_is_given_stays(self):
+        model = ["--model", "gpt3:1.3B"]
+        for words, expected in (
+            (["--seq-len", 512], (512, 0)),
+            (["--micro-batch", 1], (2048, 0)),
+            (["--batch-tokens", 2**18], (2048, 2**18)),
+            (["--batch-tokens", 4096], (256, 4096)),  # 2 samples of 2048 for 8 ranks
+            (["--seq-len", 512, "--batch-tokens", 4096], (512, 4096)),
+            (["--pipeline", 2, "--micro-batches", 4], (2048, 0)),
+        ):
+            self.assertEqual(self.flags(*self.CLUSTER, *model, *words), expected, words)
+        here = ["--dry-run", "--model", "d6"]  # what the run of the same flags has
+        self.assertEqual(self.flags(*here), (256, 0))
+        line = "sizes      --seq-len 256, --batch-tokens 1024: not given, the run's default"
+        self.assertIn(line, run(*here).stdout)
+
+    def test_searches(self):
+        """The micro-batch is theirs to choose, so they choose the step whatever else is given."""
+        chosen = "sizes      --seq-len 2048, --batch-tokens 1048576: not given, as such models"
+        cluster = ["--cluster", "1x8,gpu=h100", "--model", "gpt3:1.3B"]
+        for words in (["--plan"], ["--fit", "--dry-run"]):
+            self.assertIn(chosen, run(*words, *cluster).stdout, words)
+            found = ask(*words, *cluster)
+            self.assertEqual((found["seq_len"], found["batch_tokens"]), (2048, 2**20))
+            shorter = ask(*words, *cluster, "--seq-len", 1024)
+            self.assertEqual((shorter["seq_len"], shorter["batch_tokens"]), (1024, 2**20))
+        best = found["best"][0]
+        typed = ask("--dry-run", *cluster, *shlex.split(best["flags"]))
+        self.assertAlmostEqual(typed["predicted"]["step_ms"] / best["step_ms"], 1, delta=1e-9)
+
+    def test_odd_numbers_of_ranks(self):
+        """A step is whole samples for each rank."""
+        _, tokens = self.flags("--dry-run", "--cluster", "3x8,gpu=h100", "--model", "gpt3:1.3B")
+        self.assertEqual(tokens % (24 * 2048), 0)
+        self.assertLess(abs(tokens / 2**20 - 1), 0.05)
 
 
 if __name__ == "__main__":

@@ -189,6 +189,33 @@ class RoundTrip(InFolder):
             )
             self.check(exported)
 
+    def test_rotary_positions(self):
+        """Where newer folders say how positions turn: rope_parameters counts as the keys beside it
+        do."""
+
+        def loss(**keys):
+            config = json.loads(self.config) | keys
+            (self.folder / "rotary" / "config.json").write_text(json.dumps(config))
+            flags = dict(model=self.folder / "rotary", steps=0, val_every=1)
+            return harness.train(**flags).of("val")[0]["loss"]
+
+        keys = "arch=llama,layers=1,heads=2,channels=16,ffn=24,vocab=101,positions=64"
+        harness.train(model=keys + ",theta=50", steps=0, export=self.folder / "rotary")
+        self.config = (self.folder / "rotary" / "config.json").read_text()
+        llama3 = dict(rope_type="llama3", factor=2, original_max_position_embeddings=16)
+        llama3 |= dict(low_freq_factor=0.5, high_freq_factor=3)
+        both = (loss(rope_theta=50.0), loss(rope_theta=50.0, rope_scaling=llama3))
+        self.assertNotEqual(loss(rope_theta=None, rope_parameters=None), both[0], "theta 1e4")
+        for scaling, expected in zip(({"rope_type": "default"}, llama3), both):
+            newer = dict(scaling, rope_theta=50.0)
+            found = loss(rope_theta=None, rope_scaling=None, rope_parameters=newer)
+            self.assertEqual(found, expected, newer)
+        for key in ("factor", "low_freq_factor", "high_freq_factor"):
+            other = dict(llama3, **{key: llama3[key] * 2})
+            self.assertNotEqual(loss(rope_theta=50.0, rope_scaling=other), both[1], key)
+        other = dict(llama3, original_max_position_embeddings=8)
+        self.assertNotEqual(loss(rope_theta=50.0, rope_scaling=other), both[1])
+
     def test_a_model_replaces_itself(self):
         copy = self.write("copy.bin", MODEL.read_bytes())
         self.load(self.export(copy), "copy.bin")

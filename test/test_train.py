@@ -943,6 +943,36 @@ class Resume(TestCase):
                 "a checkpoint of something else is not used",
             )
 
+    def test_position_after_another_batch(self):
+        """A run that resumes with steps of another size goes on behind the last sample, at each of
+        its steps."""
+        out = os.path.join(scratch(), "out")
+        still = dict(lr=0, weight_decay=0)  # so the loss of a sample does not depend on the step
+        alone = train(**still, steps=27, micro_batch=1, batch_tokens=T).losses()
+        train(**still, out=out, steps=4, save_every=4)  # 3 samples a step
+        losses = train(**still, out=out, steps=7, resume=1, batch_tokens=5 * T).losses()
+        means = [sum(alone[k : k + 5]) / 5 for k in (12, 17, 22)]
+        self.assert_close(losses, means, SAME)
+
+    def test_before_the_first_checkpoint(self):
+        """The run starts from the beginning, says so, and adds to the log of the one that was
+        lost."""
+        out, log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
+        whole = train(steps=4)
+        same = dict(out=out, log=log, save_every=3)
+        train(ranks=2, **dict(same, save_every=0), steps=2)
+        os.mkdir(os.path.join(out, "step_00000001.tmp"))  # half-written
+        job = train(ranks=2, **same, steps=4, resume=1)
+        self.assertIn(f"{out} has no checkpoint yet: the run starts from the beginning", job.out)
+        self.assertEqual([e["step"] for e in job.of("step")], [1, 2, 1, 2, 3, 4])
+        self.assert_close(job.losses()[2:], whole.losses(), SAME)
+        self.assertEqual(checkpoints(out), [3, 4])
+        again = train(**same, steps=4, resume=1)
+        self.assertIn("resumed from", again.out)
+        for changes in (dict(steps=0), dict(prompt="a")):  # nothing to train: a typing error
+            job = train(out=os.path.join(scratch(), "new"), resume=1, **changes, code=EXIT_INPUT)
+            self.assertIn("no valid checkpoint", job.err)
+
     def test_of_muon(self):
         """Goes on bit by bit in another stage; is not used by AdamW."""
         out = os.path.join(scratch(), "out")
@@ -1705,6 +1735,24 @@ class Validation(TestCase):
         for part in ("train", "val"):
             shutil.copy(TOKENS, os.path.join(self.default, f"text_gpt2_{part}_000000.bin"))
 
+    def test_on_training_data(self):
+        """It is seen by whatever path, also as one of several shards."""
+        folder = scratch()
+        link, copy, hard = (os.path.join(folder, name) for name in ("link", "copy", "hard"))
+        os.symlink(TOKENS, link)
+        shutil.copy(TOKENS, copy)
+        shutil.copy(TOKENS, os.path.join(folder, "other"))
+        os.link(copy, hard)
+        note = "note: --val has a file of --train"
+        for train_, val, same in (
+            (TOKENS, link, True),
+            (os.path.join(folder, ".", "copy"), hard, True),
+            (os.path.join(folder, "*"), hard, True),
+            (TOKENS, copy, False),
+        ):
+            job = train(train=train_, val=val, steps=1, val_every=1, val_batches=1)
+            self.assertEqual(note in job.out, same, (train_, val))
+
     def test_not_beside_other_training_data(self):
         cases = [
             dict(),
@@ -1817,7 +1865,7 @@ class Failures(TestCase):
         ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"),
         ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
         ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"),
-        ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty"),
+        ("nothing to resume", dict(resume=1, out="empty", steps=0), "no valid checkpoint in empty"),
     ]
     PAIRS = [
         (("resume", "out"), dict(resume=1)),
