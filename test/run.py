@@ -8,6 +8,7 @@ that ends without a report counts as one failure. `--all` asks for the exhaustiv
 (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
 
+import argparse
 import concurrent.futures
 import glob
 import os
@@ -131,9 +132,14 @@ def run(name, command, env):
 
 
 def main():
+    about = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    about.add_argument("--all", action="store_true", help="the exhaustive forms (TEST_ALL=1)")
+    everything = about.parse_args().all
     os.chdir(ROOT)
     start = time.time()
-    env = environment("--all" in sys.argv[1:])
+    env = environment(everything)
     print("seed of sampled tests:", env["TEST_SEED"], "(set TEST_SEED to repeat)")
     rank = {name: place for place, name in enumerate(LONGEST)}
     todo = sorted(commands(env), key=lambda one: rank.get(one[0], len(LONGEST)))

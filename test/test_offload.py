@@ -108,15 +108,25 @@ def updates_of(layout):
 
 class Check(harness.TestCase):
     def trained(self, cases):
-        cases = [{**RUN, "export": os.path.join(scratch(), "export.bin"), **case} for case in cases]
+        cases = [{**RUN, **case} for case in cases]
+        cases = [{"export": harness.export_of(case), **case} for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
-            job.weights = get(case["export"])
+            job.weights = harness.exported(case["export"])
         return jobs
 
     def assert_same(self, job, expected, what):
         self.assertEqual(job.steps("loss", "grad_norm"), expected.steps("loss", "grad_norm"), what)
         self.assertEqual(job.weights, expected.weights, what)
+
+
+def of_any_model(layouts):
+    """Every other one, by chance, of a model of any kind."""
+    draw = random.Random(f"{SEED} models")
+    return [
+        dict(layout, model=harness.any_model(draw, layers=LAYERS)) if draw.randrange(2) else layout
+        for layout in layouts
+    ]
 
 
 def measured(job):
@@ -132,7 +142,7 @@ def smallest(**case):
 # --------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_everything_on_the_host(self):
-        layouts = sample(LAYOUTS, 2)
+        layouts = of_any_model(sample(LAYOUTS, 2))
         cases = [(layout, update) for layout in layouts for update in updates_of(layout)]
         expected = self.trained(layouts)
         for (layout, update), job in zip(
@@ -149,14 +159,10 @@ class Equality(Check):
 
     def test_parameters_on_the_host(self):
         """Of blocks: they come for each use, also of evaluations, samples of text and exports."""
-        layouts = sample(
-            [
-                dict(GOES_ON, **layout)
-                for layout in LAYOUTS
-                if "zero_quantized_weights" not in layout
-            ],
-            2,
-        )
+        layouts = [
+            dict(GOES_ON, **layout) for layout in LAYOUTS if "zero_quantized_weights" not in layout
+        ]
+        layouts = of_any_model(sample(layouts, 2))
         cases = [(layout, update) for layout in layouts for update in updates_of(layout)]
         expected = self.trained(layouts)
         for (layout, update), job in zip(
@@ -182,8 +188,9 @@ class Equality(Check):
         layouts = [
             dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)
         ] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)]
-        layouts = sample(layouts, 2) + sample(
-            [dict(layout, recompute="block") for layout in layouts], 2
+        layouts = of_any_model(
+            sample(layouts, 2)
+            + sample([dict(layout, recompute="block") for layout in layouts], 2)
         )
         expected = self.trained(layouts)
         for layout, plain, job in zip(
@@ -193,7 +200,7 @@ class Equality(Check):
             self.assertEqual(job.of("val"), plain.of("val"), layout)
 
     def test_budgets_between(self):
-        layouts = sample(LAYOUTS, 2)
+        layouts = of_any_model(sample(LAYOUTS, 2))
         expected = self.trained(layouts)
         draw = random.Random(SEED)
         cases = []
@@ -231,6 +238,11 @@ SUMS = [
     dict(ranks=2, micro_batch=1),
     dict(ranks=2, zero=1),
     dict(ranks=2, zero=1, share="2x2"),
+    dict(ranks=2, share="2", micro_batch=1),
+    dict(ranks=3, zero=1, share="all", micro_batch=1),
+    dict(share="2", micro_batch=1),
+    dict(share="4x1", micro_batch=1),
+    dict(ranks=4, pipeline="2", zero=1, share="2", micro_batch=4),
     dict(ranks=2, zero=2, reduce_dtype="bf16", micro_batch=1, optimizer="sgd", lr="1e-2"),
     dict(ranks=4, pipeline="2", zero=2, micro_batch=4),
     dict(ranks=4, pipeline="2", share="2", zero=2),
@@ -245,7 +257,7 @@ def as_stage_two(layout):
 
 class Gradients(Check):
     def test_bits(self):
-        layouts = sample(SUMS, 2)
+        layouts = of_any_model(sample(SUMS, 2))
         expected = self.trained(
             [as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout for layout in layouts]
         )
@@ -553,6 +565,7 @@ class Resume(Check):
             "micro_batch": draw.choice([2, 4]),
             "dtype": draw.choice(["fp32", "bf16"]),
             "recompute": draw.choice(["none", "block"]),
+            "model": draw.choice([MODEL, harness.any_model(draw, layers=LAYERS)]),
             **changes,
         }
 
@@ -804,7 +817,8 @@ class Disk(Check):
     }
 
     def test_everything_on_disk(self):
-        layouts = sample([layout for layout in LAYOUTS if updates_of(layout) == UPDATES], 2)
+        layouts = [layout for layout in LAYOUTS if updates_of(layout) == UPDATES]
+        layouts = of_any_model(sample(layouts, 2))
         cases = [(layout, update) for layout in layouts for update in UPDATES]
         expected = self.trained(layouts)
         draw = random.Random(SEED)

@@ -905,6 +905,24 @@ class Reproduces(InFolder):
         return {row[1]: row[-2] for row in cells[1:]}
 
 
+class AllTests(unittest.TestCase):
+    """test/run.py."""
+
+    def test_words(self):
+        """Help starts no test; nor does a word that is unknown or abbreviated."""
+        for words, code, said in (
+            (["--help"], 0, "--all"),
+            (["-h"], 0, "TEST_SEED"),
+            (["--al"], 2, "unrecognized arguments: --al"),
+            (["--all", "test_zero.py"], 2, "unrecognized arguments: test_zero.py"),
+        ):
+            path = os.path.join(harness.ROOT, "test/run.py")
+            done = harness.output_of(sys.executable, path, *words, text=True, timeout=20)
+            self.assertEqual(done.returncode, code, words)
+            self.assertIn(said, done.stdout + done.stderr)
+            self.assertNotIn("seed of sampled tests:", done.stdout)
+
+
 class Pictures(harness.TestCase):
     """Ours stand beside the paper's figures, on the same axes, with the same legend."""
 
