@@ -55,9 +55,9 @@ static inline void writer_seek(FileWriter *w, int64_t offset) {
 static inline int writer_close(FileWriter *w) {
     if (w->file) {
         if (!w->error && (fflush(w->file) || fsync(fileno(w->file)))) { w->error = errno; }
-        if (fclose(w->file) && !w->error) { w->error = errno; }
         if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }
         if (w->error) { unlink(w->temporary.at); }
+        fclose(w->file); // all is on the disk
     }
     return w->error;
 }
