@@ -9,6 +9,7 @@
 
 #include <fcntl.h>    // open
 #include <signal.h>   // reading a mapped file may fail
+#include <sys/file.h> // flock
 #include <sys/mman.h> // mmap
 #include <sys/stat.h> // kinds of files
 
@@ -94,11 +95,23 @@ static inline char *read_file(const char *path, const char *hint, size_t most, s
     return text;
 }
 // Creates a new file for writing. Returns -1 with errno on failure. Removes a regular file of this
-// name first (a crash may have left it). Anything else of this name stays, with errno EEXIST.
+// name first (a crash may have left it), unless another program still writes it: errno EBUSY.
+// Anything else of this name stays, with errno EEXIST. Rename the file before it is closed: closing
+// ends its lock.
 static inline int file_create(const char *path, mode_t mode) {
     struct stat info;
-    if (!lstat(path, &info) && S_ISREG(info.st_mode)) { unlink(path); }
-    return open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const bool left = !lstat(path, &info) && S_ISREG(info.st_mode);
+    const int old = left ? open(path, O_RDONLY | flags) : -1;
+    const bool busy = old >= 0 && flock(old, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (left && !busy) { unlink(path); }
+    if (old >= 0) { close(old); }
+    const int fd = busy ? -1 : open(path, O_RDWR | O_CREAT | O_EXCL | flags, mode);
+    const bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    const bool gone = fd >= 0 && !fstat(fd, &info) && !info.st_nlink;
+    if (fd >= 0 && (held || gone)) { close(fd); }
+    if (busy || held || gone) { errno = EBUSY; }
+    return busy || held || gone ? -1 : fd;
 }
 // The time that files of this run get as the time of their last change; 0: the true one. Private
 // runs set it, whose steps take as long as their samples are many.

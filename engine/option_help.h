@@ -84,9 +84,9 @@ static inline void help_line(FILE *to, const OptionSpec *spec, const char *names
     if (n > room) {
         for (n = room - 3; spec->help[n] != ' ';) { n--; }
     }
-    const char *more = spec->help[n] == ' ' ? "..." : "";
-    fprintf(to, "  %-*s%.*s%s\n", HELP_SHORT_INDENT - 2, names, *more ? n + 1 : n, spec->help,
-            more);
+    const bool cut = spec->help[n] == ' ';
+    while (n > 0 && spec->help[n - 1] == ' ') { n--; }
+    fprintf(to, "  %-*s%.*s%s\n", HELP_SHORT_INDENT - 2, names, n, spec->help, cut ? " ..." : "");
 }
 static inline Text help_names(const OptionSpec *spec) {
     return text_of("--%s%s%s", spec->name, *spec->letter ? ", -" : "", spec->letter);

@@ -25,7 +25,7 @@ static inline void privacy_write(const char *out, const char *name, const char *
     const int fd = file_create(temporary, 0600);
     size_t length = strlen(text);
     bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) &&
-                   !close(fd) && !rename(temporary, path);
+                   !rename(temporary, path) && !close(fd);
     if (!written) {
         const bool input = errno == EEXIST || errno == EISDIR; // something else has this name
         const char *hint = "without it the run could not be resumed";

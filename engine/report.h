@@ -231,13 +231,18 @@ static inline void print_delay_notes(const Options *o, int64_t steps) {
 }
 // Prints the learning rate: its peak, and how it gets there and goes on.
 static inline void print_rate(const Options *o) {
-    static const char *const falls[] = {", then by a cosine", ", then linearly", "",
-                                        ", at the end by 1 - sqrt", ", at the end linearly"};
-    const bool constant = o->lr_schedule == LR_CONSTANT || o->final_lr_fraction == 1;
+    static const char *const falls[] = {"by a cosine", "linearly", "", "by 1 - sqrt", "linearly"};
+    const bool late = o->lr_schedule == LR_WSD || o->lr_schedule == LR_WSD_LINEAR;
     TextBuffer row = {NULL, 0, 0};
     if (o->warmup) { text_add(&row, "%" PRId64 " steps of warm-up to ", o->warmup); }
-    text_add(&row, "%.10g%s", o->lr, constant ? ", constant" : falls[o->lr_schedule]);
-    if (!constant) { text_add(&row, " to %.10g at the last step", o->lr * o->final_lr_fraction); }
+    text_add(&row, "%.10g, ", o->lr);
+    if (o->lr_schedule == LR_CONSTANT || o->final_lr_fraction == 1) {
+        text_add(&row, "constant");
+    } else {
+        if (late) { text_add(&row, "in the last %.4g of the steps ", o->lr_last_part); }
+        text_add(&row, "%s%s to %.10g at the last step", late ? "" : "then ", falls[o->lr_schedule],
+                 o->lr * o->final_lr_fraction);
+    }
     print_row("lr", "%s", row.text);
     free(row.text);
 }

@@ -710,9 +710,9 @@ static inline int hf_writer_close(TensorWriter *w) {
     if (w->fd >= 0) {
         file_hide_time(w->fd);
         if (!w->error && fsync(w->fd)) { w->error = errno; }
-        close(w->fd);
         if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }
         if (w->error) { unlink(w->temporary.at); }
+        close(w->fd);
     }
     free(w->header.text);
     return w->error;

@@ -57,9 +57,9 @@ static inline int writer_close(FileWriter *w) {
         if (!w->error && fflush(w->file)) { w->error = errno; }
         file_hide_time(fileno(w->file));
         if (!w->error && fsync(fileno(w->file))) { w->error = errno; }
-        if (fclose(w->file) && !w->error) { w->error = errno; }
         if (!w->error && rename(w->temporary.at, w->path.at)) { w->error = errno; }
         if (w->error) { unlink(w->temporary.at); }
+        fclose(w->file); // all is on the disk
     }
     return w->error;
 }

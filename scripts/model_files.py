@@ -13,6 +13,7 @@ offset is checked before it is believed.
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -176,18 +177,38 @@ def read_json(path, data):
 def replacing(path):
     """A file to be written, which appears at `path` complete or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    if temporary.is_file() and not temporary.is_symlink():
-        temporary.unlink()  # what a crash left
-    file = open(temporary, "xb")  # never through a link
-    try:
-        with file:
+    with alone(temporary) as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # Ctrl-C too
-        temporary.unlink(missing_ok=True)
-        raise
+            os.replace(temporary, path)
+        except BaseException:  # Ctrl-C too
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def alone(path):
+    """A new file, never what a link leads to. What a crash left is removed first; a file that
+    another process is writing is refused, as this one is to others."""
+    taken = Failure(EXIT_INPUT, f"{path}: another program is writing it")
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_file() and not path.is_symlink():
+        with open(os.open(path, os.O_RDONLY | flags), "rb") as left:
+            lock(left, taken)
+            path.unlink(missing_ok=True)
+    file = open(path, "xb")
+    lock(file, taken)
+    if not os.fstat(file.fileno()).st_nlink:
+        raise taken
+    return file
+
+
+def lock(file, taken):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise taken from None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -755,7 +755,8 @@ class Run:
         starts = os.geteuid() or all(word.split("=")[0] in os.environ for word in ROOT_NEEDS)
         return " ".join(
             [
-                *("train with:", *(() if starts else ROOT_NEEDS), "mpirun -np 2 ./train_gpt", *shards, "--model"),
+                *("train with:", *(() if starts else ROOT_NEEDS), "mpirun -np 2 ./train_gpt"),
+                *(*shards, "--model"),
                 f"layers=4,heads=4,channels=128,vocab={vocabulary} --seq-len 64 --steps 5000",
                 "--lr 3e-3 --warmup 200 --val-every 500 --sample-every 1000 --save-every 1000",
                 f"--keep 2 --out {shlex.quote(f'out/{self.prefix.name}')}",

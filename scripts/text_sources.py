@@ -169,8 +169,8 @@ class Document:
         return "standard input" if self.path.suffix == SPOOL else str(self.path)
 
     def pieces(self, whole=False, lost=None):
-        """Yields the text piece by piece, or `whole` for a tokenizer that must see it so. `lost` gets
-        {why: bytes that are not in the text as they are in the file}."""
+        """Yields the text piece by piece, or `whole` for a tokenizer that must see it so. `lost`
+        gets {why: bytes that are not in the text as they are in the file}."""
         decoder, held = codecs.getincrementaldecoder("utf-8")("surrogateescape"), ""
         lost = {} if lost is None else lost
         for i, (block, last) in enumerate(self.blocks()):
@@ -219,8 +219,8 @@ def is_wide(block):
 
 
 def readable(text):
-    """(text, bytes of it that are no UTF-8, which become U+FFFD) of a text in which surrogates stand
-    for such bytes."""
+    """(text, bytes of it that are no UTF-8, which become U+FFFD) of a text in which surrogates
+    stand for such bytes."""
     try:
         text.encode()
         return text, 0

@@ -1,8 +1,8 @@
 """text_tokenizers.py: the tokenizers of prepare_data.py.
 
 `vocabulary` is the bytes of each token; `encode` gives the tokens of an item (a text, or an image)
-as `width` bytes each, little-endian; `encode_after` the same for the rest of a text, and how many of
-its bytes do not come back; `labels` is what a shard's header says of them: how many, and
+as `width` bytes each, little-endian; `encode_after` the same for the rest of a text, and how many
+of its bytes do not come back; `labels` is what a shard's header says of them: how many, and
 the first; `json` is the tokenizer.json that goes beside the shards, if there is one.
 """
 
@@ -69,8 +69,8 @@ class TextTokenizer:
     whole = False  # whether a text has to be tokenized in one piece
 
     def encode_after(self, before, item):
-        """(the tokens of an item, how many bytes of it they do not give back); `before` is the end of
-        the text before it. Bytes give everything back, at any border that last_word() finds."""
+        """(the tokens of an item, how many bytes of it they do not give back); `before` is the end
+        of the text before it. Bytes give everything back, at any border that last_word() finds."""
         return self.encode(item), 0
 
     def pack(self, tokens):
@@ -208,7 +208,7 @@ def json_vocabulary(path, data):
 
 
 def bytes_changed(text, other):
-    """Bytes of a text that another has not, or has changed; bytes of the other where it has more."""
+    """Bytes of a text that another has not, or has changed; of the other where it has more."""
     i = j = count = 0
     while i < len(text) or j < len(other):
         for size in (4096, 64, 1):
@@ -279,7 +279,7 @@ class JsonTokenizer(TextTokenizer):
         return self.pack(self.ids(text))
 
     def encode_after(self, before, text):
-        """As the text has them as a whole: tokenizers add a space to the begin of one, or remove it.
+        """As the text has them as a whole: tokenizers add a space to its begin, or remove one.
         So `before` is tokenized again, and its tokens are taken away."""
         first = self.ids(before) if before else []
         tokens = self.ids(before + text)

@@ -464,7 +464,8 @@ class Run:
         unknown = set(flags) - set(DEFAULTS) - WITHOUT_EFFECT
         assert not unknown, f"the reference does not know {unknown}"
         given = {k: v for k, v in flags.items() if v is not None and k in DEFAULTS}
-        self.f = f = {**DEFAULTS, **given}
+        falls = {"final-lr-fraction": 0.1} if given.get("lr-schedule") == "cosine" else {}
+        self.f = f = {**DEFAULTS, **falls, **given}
         for name, value in f.items():
             kind = DEFAULTS[name]
             f[name] = float(value) if isinstance(kind, float) and value is not None else value

@@ -3,6 +3,7 @@
 // one bit have nothing in common.
 #include "base/base.h"
 #include "base/cores.h"
+#include "base/files.h"
 
 #include "harness.h"
 
@@ -144,13 +145,40 @@ static void test_cores_of_ranks(void **state) {
     assert_int_equal(CPU_COUNT(&mine), 4);
 }
 
+// What a crash left is replaced, also a hard link to somebody's file; what a writer has is not.
+static void test_a_file_has_one_writer(void **state) {
+    (void)state;
+    char folder[] = "/tmp/test_base_XXXXXX", name[64], other[64], text[8] = "";
+    assert_non_null(mkdtemp(folder));
+    snprintf(name, sizeof name, "%s/name", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    int fd = file_create(other, 0666);
+    assert_int_equal(write(fd, "precious", 8), 8);
+    close(fd);
+    assert_int_equal(link(other, name), 0);
+    fd = file_create(name, 0666);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, "a", 1), 1);
+    assert_int_equal(file_create(name, 0666), -1);
+    assert_int_equal(errno, EBUSY);
+    assert_int_equal(rename(name, other), 0); // with its lock; the name is free
+    const int next = file_create(name, 0666);
+    assert_true(next >= 0);
+    close(fd);
+    close(next);
+    fd = open(other, O_RDONLY);
+    assert_int_equal(read(fd, text, sizeof text), 1);
+    close(fd);
+    unlink(name);
+    unlink(other);
+    rmdir(folder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists_of_cores),
-        cmocka_unit_test(test_cores_of_ranks),
-        cmocka_unit_test(test_order_does_not_matter),
-        cmocka_unit_test(test_value_is_right),
-        cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_a_file_has_one_writer), cmocka_unit_test(test_lists_of_cores),
+        cmocka_unit_test(test_cores_of_ranks),        cmocka_unit_test(test_order_does_not_matter),
+        cmocka_unit_test(test_value_is_right),        cmocka_unit_test(test_no_numbers),
         cmocka_unit_test(test_rounding_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,6 +20,7 @@ transformers).
 """
 
 import array
+import fcntl
 import json
 import os
 import resource
@@ -603,6 +604,19 @@ class Malformed(InFolder):
         self.load(folder, status=EXIT_RESOURCES)
         self.assertEqual(precious.read_text(), "precious")
         self.assertTrue(link.is_symlink())
+
+    def test_two_at_once(self):
+        """The second one to write a file is refused, as long as the first one does."""
+        folder = self.export(MODEL)
+        half = self.folder / "back.bin.tmp"
+        with open(half, "wb") as first:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            script = ROOT / "scripts/from_huggingface.py"
+            said = run(PYTHON, script, folder, self.folder / "back.bin", status=EXIT_INPUT).stderr
+            self.assertIn("is writing it", said)
+            self.assertEqual(half.read_bytes(), b"")
+        self.load(folder)
+        self.assertFalse(half.exists())
 
 
 # --------------------------------------------------------------------------------------------------

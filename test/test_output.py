@@ -29,13 +29,24 @@ import unittest
 from pathlib import Path
 
 import harness
-from harness import EXIT_INPUT, EXIT_RESOURCES, Job, command_line, get, scratch, train, train_all
+from harness import (
+    BINARY,
+    ENVIRONMENT,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    Job,
+    command_line,
+    get,
+    scratch,
+    train,
+    train_all,
+)
 
 SCRIPTS = Path(harness.ROOT) / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import plot  # noqa: E402
 
-COLUMNS, LINES = 100, 24
+COLUMNS, LINES, STEP_COLUMNS = 80, 24, 100
 
 
 def script(name, *words, code=0, **environment):
@@ -61,7 +72,10 @@ class Start(harness.TestCase):
             before, *steps = re.split(r"(?m)^(?=step +\d+/)", job.out)
             lines = before.splitlines()
             self.assertLessEqual(len(lines), LINES)
-            self.assertLessEqual(max(map(len, job.out.splitlines())), COLUMNS)
+            self.assertLessEqual(max(map(len, lines)), COLUMNS)
+            self.assertLessEqual(max(map(len, job.out.splitlines())), STEP_COLUMNS)
+            for line in lines:
+                self.assertRegex(line, r"^(\S+ {2,}| {11})\S.*\S$", "a row, or its rest")
             memory = job.of("start")[0]["predicted"]["memory"]
             shown = re.findall(r"(?m)^memory .*$", before)
             self.assertEqual(len(shown), 1, "one line")
@@ -71,6 +85,84 @@ class Start(harness.TestCase):
             # what it says on a busy machine is in test_faults.py
             self.assertRegex(job.out, r"(?m)^time +2 steps of [\d.]+ m?s, \w+: about \d+ s[\n;]")
             self.assertEqual(len(steps), 2)
+
+    def test_width_of_the_terminal(self):
+        """Rows fit it, whatever it is; where there is none, or it does not tell, 80 columns."""
+        longest = {}
+        for width in (0, 60, 80, 132):
+            master, slave = pty.openpty()
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+            job = Job(stdout=slave, steps=1, val_every=0, val=None)
+            os.close(slave)
+            text = b""
+            try:
+                while chunk := os.read(master, 65536):
+                    text += chunk
+            except OSError:
+                pass  # the end of a terminal
+            job.done()
+            os.close(master)
+            before = text.decode().replace("\r\n", "\n").split("\r")[0]
+            longest[width] = max(map(len, before.splitlines()))
+        self.assertLessEqual(longest[60], 60)
+        self.assertTrue(60 < longest[80] == longest[0] <= 80 < longest[132] <= 132, longest)
+
+    def test_help(self):
+        """One screen, that says where the rest is."""
+        done = subprocess.run([BINARY, "--help"], capture_output=True, text=True, env=ENVIRONMENT)
+        lines = done.stdout.splitlines()
+        self.assertLess(len(lines), LINES)
+        self.assertLessEqual(max(map(len, lines)), COLUMNS)
+        self.assertEqual([line for line in lines if line != line.rstrip()], [])
+        for word in ("--train, -i", "--out, -o", "--help TOPIC", "privacy", "--help all", "4 a"):
+            self.assertIn(word, done.stdout)
+
+    def test_what_is_saved(self):
+        """A run of which nothing would be left says so, in one line, before it trains."""
+        out = Path(scratch())
+        nothing = "saves      nothing: --out FOLDER --save-every N save checkpoints\n"
+        stopped = "saves      nothing unless it is stopped: --save-every N saves checkpoints\n"
+        cases = [
+            (dict(steps=1), nothing),
+            (dict(steps=1, out=out / "a"), stopped),
+            (dict(steps=1, out=out / "b", save_every=5), None),
+            (dict(steps=1, export=out / "c.bin"), None),
+            (dict(steps=0), None),
+        ]
+        for (changes, said), job in zip(cases, train_all([changes for changes, _ in cases])):
+            rows = re.findall(r"(?m)^saves .*\n", job.out)
+            self.assertEqual(rows, [said] if said else [], changes)
+            if said:
+                self.assertLess(job.out.index(said), job.out.index("step     1/"))
+
+    def test_learning_rate(self):
+        """Its row says how it goes, and what no flag said."""
+        cases = {
+            "0.001, constant": {},
+            "2 steps of warm-up to 0.001, constant": dict(warmup=2, lr_schedule="linear"),
+            "0.001, then by a cosine to 0.0001 at the last step": dict(lr_schedule="cosine"),
+            "0.001, in the last 0.2 of the steps by 1 - sqrt to 0 at the last step": dict(
+                lr_schedule="wsd", final_lr_fraction=0
+            ),
+        }
+        jobs = train_all([dict(steps=3, lr="1e-3", **changes) for changes in cases.values()])
+        for said, job in zip(cases, jobs):
+            self.assertIn(f"\nlr         {said}\n", job.out)
+
+    def test_command_to_go_on_as_root(self):
+        """It has what Open MPI asks of root, unless the environment has it."""
+        names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+        bare = {name: value for name, value in ENVIRONMENT.items() if name not in names}
+        bare["OMPI_MCA_ess_singleton_isolated"] = "1"
+        needs = " ".join(f"{name}=1" for name in names) + " " if os.geteuid() == 0 else ""
+        for more, expected in (({}, needs), (dict.fromkeys(names, "1"), "")):
+            out = Path(scratch())
+            (out / "stop").touch()
+            words = [BINARY, *command_line(dict(steps=3, out=out, val_every=0))]
+            done = subprocess.run(
+                [str(word) for word in words], env={**bare, **more}, capture_output=True, text=True
+            )
+            self.assertIn(f"To go on: {expected}mpirun -np 1 ", done.stdout, done.stderr)
 
     def test_table_on_request(self):
         job = Job(2, words=[*command_line({}), "--dry-run"]).done()
@@ -90,7 +182,7 @@ class Start(harness.TestCase):
         (out / "stop").touch()
         job = train(steps=10**10, out=out)
         self.assertRegex(
-            job.out, r"(?m)^time +10000000000 steps of .*: about \d+ days.*, ends around"
+            job.out, r"(?m)^time +10000000000 steps of .*: about \d+ days.*, ends\s+around"
         )
         self.assertEqual([e["step"] for e in job.of("step")], [1])
         self.assertEqual(job.of("start")[0]["steps"], 10**10)

@@ -422,6 +422,26 @@ class Optimizers(TestCase):
             ]
             self.assert_close([lr for lr, in job.steps("lr")], expected, 1e-12, name)  # doubles
 
+    def test_a_cosine_that_is_asked_for_falls(self):
+        """To a tenth, unless a flag says more; the default schedule stays where it was."""
+        same = dict(steps=5, lr="1e-3")
+        config = Path(scratch()) / "config"
+        config.write_text("lr-schedule cosine\n")
+        cases = [
+            (dict(lr_schedule="cosine"), 0.1),
+            (dict(lr_schedule=None, config=config), 0.1),
+            (dict(lr_schedule="cosine", final_lr_fraction=1), 1),
+            (dict(lr_schedule=None), 1),
+            (dict(lr_schedule="linear"), 1),
+        ]
+        jobs = train_all([dict(same, **changes) for changes, _ in cases])
+        for (changes, low), job in zip(cases, jobs):
+            self.assertEqual(job.of("start")[0]["flags"]["final-lr-fraction"], low, changes)
+            done = 4 / 5
+            last = low + (1 - low) * (1 + math.cos(math.pi * done)) / 2
+            self.assert_close([job.of("step")[-1]["lr"]], [1e-3 * last], 1e-12, str(changes))
+        self.assertIn("0.1 where --lr-schedule cosine", Job(words=["--help", "all"]).done().out)
+
     def test_warm_up_longer_than_the_run(self):
         """A recipe's first steps are those of its warm-up; that the peak is not reached is said."""
         same = dict(warmup=8, lr="1e-3", lr_schedule="cosine")
