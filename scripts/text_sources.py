@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_files import EXIT_INPUT, Failure
+from regular_files import open_regular
 from text_tokenizers import END_OF_TEXT, need_package
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
@@ -47,7 +48,7 @@ UNREAD = frozenset(
 
 def open_input(path):
     try:
-        return open(path, "rb")
+        return open_regular(path)
     except OSError as error:
         raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
 
