@@ -38,6 +38,8 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
+from regular_files import read_regular
+
 PARAMETERS = {"SEND_PARAMETERS", "RECV_PARAMETERS", "UPDATE"}
 SUMS = {"SEND_SUM", "RECV_SUM", "REDUCE", "ADD", "UPDATE"}
 BEFORE_GRADIENT = {"SEND_SUM", "REDUCE", "UPDATE"}
@@ -379,7 +381,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--free-statistics", action="store_true")
     options = parser.parse_args()
-    texts = {path: Path(path).read_text(encoding="utf-8") for path in options.lists} or planned()
+    texts = {path: read_regular(path).decode() for path in options.lists} or planned()
     print_tables(Model(options), {name: read(text) for name, text in texts.items()}, options.c)
 
 

@@ -21,6 +21,8 @@ import struct
 import sys
 from pathlib import Path
 
+from regular_files import read_regular
+
 SHARD_MAGIC, SHARD_VERSIONS = 20240520, {2: 1, 4: 2}  # by bytes of a token
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 HEADER_WORDS = 256  # int32, the unused ones zero
@@ -180,7 +182,7 @@ def publish(paths, prefix, stamp):
 
 def up_to_date(prefix, stamp):
     try:
-        old = json.loads(hidden(prefix, "stamp").read_bytes())
+        old = json.loads(read_regular(hidden(prefix, "stamp")))
         sizes = {name: (prefix.parent / name).stat().st_size for name in old["files"]}
     except (
         OSError,
@@ -313,7 +315,7 @@ def save_progress(prefix, progress):
 def checksum(path):
     """Of a file that is not finished; None if there is none."""
     try:
-        return hashlib.sha256(temporary(path).read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(temporary(path), None)).hexdigest()
     except FileNotFoundError:
         return None
 
@@ -321,7 +323,7 @@ def checksum(path):
 def load_progress(prefix, stamp):
     """What a run with this stamp had saved, or None."""
     try:
-        progress = json.loads(hidden(prefix, "progress").read_bytes())
+        progress = json.loads(read_regular(hidden(prefix, "progress")))
         return progress if progress["stamp"] == stamp and "json" in progress else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

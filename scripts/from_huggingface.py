@@ -33,15 +33,31 @@ from model_files import (
 )
 
 # What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key
-# that is missing.
+# that is missing. model/huggingface_config.h has the same keys.
 ACCEPTED = {
     "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "activation_function": (
+        *("gelu_new", "gelu_pytorch_tanh"),
+        *("gelu_fast", "gelu_accurate", "gelu_python_tanh"),
+    ),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True,),
+    "is_causal": (True,),
+} | dict.fromkeys(
+    "quantization_config per_layer_config fusion_config transformers_weights configuration_files"
+    " text_config decoder generator attribute_map".split(),
+    (None,),
+)
+# transformers' name of a size: (its other name, what it is where both are missing)
+SIZES = {
+    "n_positions": ("max_position_embeddings", 1024),
+    "vocab_size": ("vocab_size", 50257),
+    "n_layer": ("num_hidden_layers", 12),
+    "n_head": ("num_attention_heads", 12),
+    "n_embd": ("hidden_size", 768),
 }
 MASKS = ("attn.bias", "attn.masked_bias")  # older files hold the causal mask
 
@@ -54,9 +70,10 @@ def read_config(path):
                 EXIT_INPUT,
                 f"{path}: train_gpt computes {key} = {accepted[0]!r}, found {found[key]!r:.100}",
             )
-    sizes = {
-        key: found.get(key) for key in ("n_positions", "vocab_size", "n_layer", "n_head", "n_embd")
-    }
+    sizes = {key: found.get(key, found.get(*other)) for key, other in SIZES.items()}
+    twice = [key for key, (other, _) in SIZES.items() if found.get(other, sizes[key]) != sizes[key]]
+    if twice:
+        raise Failure(EXIT_INPUT, f"{path}: {twice[0]} differs from {SIZES[twice[0]][0]}")
     if any(type(size) is not int for size in sizes.values()):
         raise Failure(EXIT_INPUT, f"{path}: expected whole numbers, found {sizes!r:.300}")
     padded_vocab = -(-sizes["vocab_size"] // VOCAB_PADDING) * VOCAB_PADDING
@@ -89,17 +106,28 @@ def read_folder(folder):
             EXIT_INPUT, f"{index}: expected a weight_map of names to files in this folder"
         )
     files = {file: read_safetensors(folder / file) for file in sorted(set(weight_map.values()))}
-    missing = [name for name, file in weight_map.items() if name not in files[file]]
-    if missing:
-        raise Failure(
-            EXIT_INPUT, f"{index}: {missing[0]!r:.100} is not in {weight_map[missing[0]]}"
-        )
-    return {name: files[file][name] for name, file in weight_map.items()}
+    found = {}
+    for tensors_of_file in files.values():
+        found |= tensors_of_file  # of a tensor in several files transformers takes the last
+    for name, file in weight_map.items():
+        if name not in files[file]:
+            raise Failure(EXIT_INPUT, f"{index}: {name!r:.100} is not in {file}")
+        if found[name] is not files[file][name] and not same(found[name], files[file][name]):
+            raise Failure(EXIT_INPUT, f"{index}: {name!r:.100} differs in a file behind {file}")
+    return found
+
+
+def same(a, b):
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def chosen(path, config, found):
     """The model's tensors by GPT-2's names, each of the right shape, and none left over."""
-    found = {name.removeprefix("transformer."): view for name, view in found.items()}
+    names = [name.removeprefix("transformer.") for name in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Failure(EXIT_INPUT, f"{path}: {twice[0]} is there with and without transformer.")
+    found = dict(zip(names, found.values()))
     expected = {
         name: tensor.their_shape(config)
         for tensor in tensors(config)
@@ -113,7 +141,7 @@ def chosen(path, config, found):
                 f"{found[name].shape if name in found else 'none'}",
             )
     head = found.pop("lm_head.weight", found["wte.weight"])
-    if head.dtype != found["wte.weight"].dtype or not np.array_equal(head, found["wte.weight"]):
+    if not same(head, found["wte.weight"]):
         raise Failure(
             EXIT_INPUT,
             f"{path}: lm_head.weight differs from wte.weight; train_gpt has one matrix for both",

@@ -286,7 +286,7 @@ def read_with_pillow(path):
     import PIL.Image
 
     try:
-        with PIL.Image.open(path) as image:
+        with open_input(path) as file, PIL.Image.open(file) as image:
             grey = image.convert("L")
     except (
         OSError,

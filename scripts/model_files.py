@@ -29,6 +29,8 @@ except ImportError:
     )
     sys.exit(3)
 
+from regular_files import open_regular
+
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 HEADER_BYTES = 1024
 MODEL_MAGIC = 20240326
@@ -149,18 +151,13 @@ def tensors(config):
 def map_file(path, least):
     """The bytes of a file, mapped, and at least so many."""
     try:
-        if not path.is_file():
-            raise Failure(
-                EXIT_INPUT,
-                f"{path}: " + ("not a regular file" if path.exists() else "no such file"),
-            )
-        if path.stat().st_size < least:
-            raise Failure(
-                EXIT_INPUT, f"{path}: cut off: {path.stat().st_size} bytes are less than a header"
-            )
-        return np.memmap(path, mode="r")
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < least:
+                raise Failure(EXIT_INPUT, f"{path}: cut off: {size} bytes are less than a header")
+            return np.memmap(file, mode="r")
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        raise Failure(EXIT_INPUT, f"{path}: {error.strerror.lower()}") from error
 
 
 def read_json(path, data):

@@ -35,6 +35,7 @@ Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
 
 import argparse
+import io
 import itertools
 import json
 import math
@@ -42,6 +43,8 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from regular_files import open_regular, read_regular
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 TEXT_WIDTH = 60  # columns of the curve in the terminal
@@ -131,8 +134,8 @@ def is_number(value):
 
 def events(path):
     """Yields the events of a log, in file order."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
+    with open_regular(path) as file:
+        for line in io.TextIOWrapper(file, encoding="utf-8", errors="replace"):
             try:
                 event = json.loads(line)
             except ValueError:
@@ -384,10 +387,11 @@ def print_text(runs, panels, axis):
 def read_cells(path):
     """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first
     one's begin on."""
+    text = read_regular(path, None).decode(errors="replace")
     try:
         actions = [
             event
-            for event in json.loads(path.read_text(errors="replace"))["traceEvents"]
+            for event in json.loads(text)["traceEvents"]
             if event["ph"] == "X" and event["cat"] == "compute"
         ]
         found = sorted(

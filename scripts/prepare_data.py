@@ -83,6 +83,7 @@ from data_files import (
 )
 from encode_blocks import Encoder, Progress, cores, encoded, texts_of
 from image_sources import CIFAR_TEST, is_cifar, load_images
+from regular_files import read_regular
 from text_sources import (
     BLOCK,
     DATASET_FACTS,
@@ -582,7 +583,7 @@ def make_tokenizer(options, corpus, prefix):
         return TOKENIZERS[given]() if given in TOKENIZERS else JsonTokenizer(given)
     path = json_path(prefix)
     if hidden(prefix, "progress").exists():  # of the run that this one goes on
-        return JsonTokenizer(path, data_files.temporary(path).read_bytes())
+        return JsonTokenizer(path, read_regular(data_files.temporary(path)))
     encoder = Encoder(ByteTokenizer(), corpus.rules)
     encoder.tokenizer.forbidden = None
     texts = texts_of(blocks_of(corpus.sources, (0, 0)), encoder, TRAINING_TEXT)

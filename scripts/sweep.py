@@ -46,6 +46,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import plot
+from regular_files import read_regular
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
 SCRIPTS = Path(__file__).resolve().parent
@@ -98,7 +99,7 @@ def parse_line(words, grid):
 
 def read_grid(path):
     grid = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_regular(path).decode().splitlines(), 1):
         try:
             words = shlex.split(line, comments=True)
             if words:
@@ -157,7 +158,7 @@ class Run:
 
     def recorded(self):
         return (
-            json.loads(self.record.read_text())
+            json.loads(read_regular(self.record))
             if self.record.exists()
             else {"state": "new", "chosen": self.chosen, "message": ""}
         )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_files import EXIT_INPUT, Failure
+from regular_files import open_regular
 from text_tokenizers import END_OF_TEXT, need_package
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
@@ -53,7 +54,7 @@ UNREAD = frozenset(
 
 def open_input(path):
     try:
-        return open(path, "rb")
+        return open_regular(path)
     except OSError as error:
         raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
 

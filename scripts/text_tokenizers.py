@@ -23,6 +23,7 @@ from data_files import (
     note,
     token_width,
 )
+from regular_files import read_regular
 
 END_OF_TEXT = "<|endoftext|>"
 # What ends a text in a tokenizer.json: the first of these that is among its added tokens.
@@ -252,7 +253,7 @@ class JsonTokenizer(TextTokenizer):
         import tokenizers
 
         try:
-            self.json = Path(path).read_bytes() if text is None else text
+            self.json = read_regular(path) if text is None else text
             self.model = tokenizers.Tokenizer.from_str(self.json.decode())
             self.model.encode_special_tokens = True
             self.model.no_truncation()

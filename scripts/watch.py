@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 from plot import EXIT_INPUT, inner, is_number
+from regular_files import open_regular
 
 RECENT = 50  # steps in means
 SILENT = 60  # seconds without a new event, and so many times a step, until it is a fault
@@ -47,7 +48,7 @@ class Follower:
 
     def read(self):
         """Reads what is new. Returns whether anything is."""
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             if file.seek(0, os.SEEK_END) < self.offset:
                 self.begin()  # a new run has begun the file again
             file.seek(self.offset)

@@ -10,6 +10,8 @@ Names       of folders that are not a checkpoint's; files, folders, links and pi
             else was expected
 Outputs     --log, --trace and --export that name what is read or written elsewhere are refused
             before anything is written
+Inputs      pipes, devices, folders and files without an end, where a file is read: refused, never
+            waited for
 Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
 """
 
@@ -81,7 +83,7 @@ def new_out(**changes):
     return out
 
 
-def run(words, ranks=1, folder=None, text=True):
+def run(words, ranks=1, folder=None, text=True, stdin=subprocess.DEVNULL):
     """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for
     Open MPI: two that begin at once would share one."""
     launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
@@ -94,7 +96,7 @@ def run(words, ranks=1, folder=None, text=True):
         env=dict(ENVIRONMENT, TMPDIR=scratch()),
         timeout=TIMEOUT,
         cwd=folder or harness.TEMPORARY,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
     )
 
 
@@ -687,6 +689,116 @@ class Outputs(unittest.TestCase):
                 **{flag: "profile.json", "show_schedule": int(flag == "trace")},
             )
         self.assertEqual(tree(self.folder), before)
+
+
+# --------------------------------------------------------------------------------------------------
+def endless(path):
+    """More bytes than any text may have, beginning as JSON does."""
+    with open(path, "wb") as file:
+        file.write(b"{")
+        file.truncate(1 << 27)
+
+
+class Inputs(unittest.TestCase):
+    KINDS = {
+        "a pipe that nobody writes into": os.mkfifo,
+        "a device without an end": lambda path: os.symlink("/dev/zero", path),
+        "standard input, which stays open": lambda path: os.symlink("/dev/stdin", path),
+        "a folder": os.mkdir,
+    }
+    FLAGS = ("train", "val", "hellaswag", "tokenizer", "config", "profile", "model")
+    LLAMA = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 101,
+    }
+
+    def refused(self, *cases):
+        """Of each case (what the message names, flags): one message, and no waiting."""
+
+        def one(case):
+            read, write = os.pipe()
+            try:
+                return run(command_line(case[1]), stdin=read)
+            finally:
+                os.close(read)
+                os.close(write)
+
+        for (what, flags), job in zip(cases, at_once(one, cases)):
+            with self.subTest(what=what, **flags):
+                self.assertEqual(job.returncode, EXIT_INPUT, job.stdout[-500:] + job.stderr)
+                lines = [line for line in job.stderr.splitlines() if "train_gpt: rank" in line]
+                self.assertEqual(len(lines), 1, job.stderr)
+                self.assertIn(what, lines[0])
+
+    def test_flags(self):
+        cases = []
+        for flag in self.FLAGS:
+            for make in self.KINDS.values():
+                path = os.path.join(scratch(), "input.bin")
+                make(path)
+                more = {"plan": 1, "cluster": "2x1,inter=1"} if flag == "profile" else {}
+                more |= {"steps": 0, "val_every": 1} if flag in ("val", "hellaswag") else {}
+                cases.append((path, {**more, flag: path}))
+        for flag in ("profile", "tokenizer", "config"):
+            path = os.path.join(scratch(), "input.json")
+            endless(path)
+            more = {"plan": 1, "cluster": "2x1,inter=1"} if flag == "profile" else {}
+            cases.append((path, {**more, flag: path}))
+        self.refused(*cases)
+
+    def folder(self, name, make, config=LLAMA):
+        """Of Hugging Face, with something else in the place of a file."""
+        folder = scratch()
+        with open(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(config, file)
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            os.remove(path)
+        make(path)
+        return folder
+
+    def test_folders_of_huggingface(self):
+        names = "config.json", "model.safetensors", "model.safetensors.index.json"
+        makes = [(name, make) for name in names for make in self.KINDS.values()]
+        makes += [("config.json", endless), ("model.safetensors.index.json", endless)]
+        cases = [(name, dict(model=self.folder(name, make))) for name, make in makes]
+        for make in (*self.KINDS.values(), endless):
+            folder = self.folder("generation_config.json", make)
+            cases.append(("generation_config.json", dict(model=folder, export="new")))
+        self.refused(*cases)
+
+    def test_files_of_an_index(self):
+        for kind, make in self.KINDS.items():
+            folder = self.folder("part.safetensors", make)
+            with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
+                json.dump({"weight_map": {"lm_head.weight": "part.safetensors"}}, file)
+            with self.subTest(kind):
+                self.refused(("part.safetensors", dict(model=folder)))
+
+    def test_checkpoints(self):
+        cases = []
+        for name in ("manifest", "state_00000"):
+            for make in self.KINDS.values():
+                out = new_out(**SAVES)
+                path = os.path.join(checkpoint(out, 1), name)
+                os.remove(path)
+                make(path)
+                cases.append(("no valid checkpoint in " + out, dict(out=out, resume=1)))
+        self.refused(*cases)
+
+    def test_prompts_on_standard_input(self):
+        """Where a pipe is meant, it is read."""
+        flags = dict(model="layers=1,heads=1,channels=8,vocab=256", prompt="-", sample_tokens=2)
+        read, write = os.pipe()
+        os.write(write, b"one\ntwo\n")
+        os.close(write)
+        job = run(command_line(flags), stdin=read)
+        os.close(read)
+        self.assertEqual(job.returncode, EXIT_DONE, job.stderr)
 
 
 # --------------------------------------------------------------------------------------------------

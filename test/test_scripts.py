@@ -65,6 +65,87 @@ def words_of_tokenizer(file):
     )
 
 
+class Inputs(InFolder):
+    """Pipes that nobody writes into, and devices without an end, where a script reads a file."""
+
+    def refused(self, *command, status=2):
+        with subprocess.Popen(["sleep", "1000"], stdout=subprocess.PIPE) as open_pipe:
+            try:
+                result = run(PYTHON, *command, cwd=self.folder, stdin=open_pipe.stdout)
+            finally:
+                open_pipe.kill()
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+
+    def test_arguments(self):
+        os.mkfifo(self.folder / "pipe.json")
+        (self.folder / "zero.json").symlink_to("/dev/zero")
+        text = self.write("text.txt", some_text(2000))
+        model = ROOT / "test/golden/gpt_tiny_model.bin"
+        cases = [
+            ["plot.py", "INPUT", "--out", "plot.png"],
+            ["plot.py", "--trace", "INPUT", "--out", "plot.png"],
+            ["watch.py", "INPUT", "--once"],
+            ["sweep.py", "INPUT"],
+            ["to_tensorboard.py", "INPUT", "events"],
+            ["to_huggingface.py", "INPUT", "folder"],
+            ["to_huggingface.py", model, "folder", "--tokenizer", "INPUT"],
+            ["from_huggingface.py", "INPUT", "model.bin"],
+            ["prepare_data.py", "--out", self.out, "INPUT"],
+            ["prepare_data.py", "--out", self.out, "--tokenizer", "INPUT", text],
+        ]
+        for name, *words in cases:
+            for path in ("pipe.json", *harness.sample(("zero.json", "/dev/stdin"), 1)):
+                with self.subTest(name, path=path, words=words):
+                    given = [path if word == "INPUT" else word for word in words]
+                    self.refused(SCRIPTS / name, *given)
+
+    def test_files_of_folders(self):
+        folder = self.folder / "model"
+        for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+            for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+                shutil.rmtree(folder, ignore_errors=True)
+                run(
+                    PYTHON,
+                    SCRIPTS / "to_huggingface.py",
+                    ROOT / "test/golden/gpt_tiny_model.bin",
+                    folder,
+                )
+                (folder / "model.safetensors").rename(folder / "part")
+                if name == "config.json":
+                    (folder / name).unlink()
+                make(folder / name)
+                with self.subTest(name, make=make):
+                    self.refused(SCRIPTS / "from_huggingface.py", folder, "model.bin")
+
+    def test_what_an_earlier_run_left(self):
+        """A stamp and progress that are pipes say nothing; images that are pipes are bad input."""
+        text = self.write("text.txt", some_text(2000))
+        self.out.mkdir()
+        for name in (".t.stamp", ".t.progress"):
+            os.mkfifo(self.out / name)
+        words = "--out", self.out, "--name", "t", text
+        result = run(PYTHON, SCRIPTS / "prepare_data.py", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        (self.folder / "images/a").mkdir(parents=True)
+        os.mkfifo(self.folder / "images/a/1.pgm")
+        flags = "--images", self.folder / "images", "--out", self.folder / "more"
+        self.refused(SCRIPTS / "prepare_data.py", *flags)
+
+    def test_standard_input_is_a_text(self):
+        done = run(
+            PYTHON,
+            SCRIPTS / "prepare_data.py",
+            "-",
+            "--out",
+            self.out,
+            "--name",
+            "t",
+            input=some_text(2000),
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 class Prepares(InFolder):
     def prepare(self, *arguments, status=0, python=PYTHON, **options):
         command = [python, SCRIPTS / "prepare_data.py", "--out", self.out, *arguments]

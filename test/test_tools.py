@@ -893,7 +893,7 @@ class Reproduces(InFolder):
         return path.read_text().splitlines() if path.exists() else []
 
     def scripts(self, *names):
-        for name in (*names, "reproduce.py", "plot.py"):
+        for name in (*names, "reproduce.py", "plot.py", "regular_files.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         self.write("docs/results.md", (ROOT / "docs/results.md").read_text())
 
@@ -2111,8 +2111,10 @@ class Pseudo(Reproduces):
         self.assertEqual(len(calls), 4 * 3 + 3 + (3 + 2) + (3 + 3 * 2) + (1 + 4) + 6)
         self.assertTrue(
             any(
-                "--share 4 --delink-at 280" in call and "--lr 4e-3" in call
-                and "--share-lr 8e-3" in call and "--steps 310" in call
+                "--share 4 --delink-at 280" in call
+                and "--lr 4e-3" in call
+                and "--share-lr 8e-3" in call
+                and "--steps 310" in call
                 for call in calls
             )
         )
@@ -2259,9 +2261,7 @@ class Muon(Reproduces):
         self.assertEqual(
             sorted(found["tuning_train"] + found["tuning_val"]), sorted(found["final_train"])
         )
-        self.assertEqual(
-            [len(work) for work in found["final_val"]], [reproduce_muon.EXCERPT, 2]
-        )
+        self.assertEqual([len(work) for work in found["final_val"]], [reproduce_muon.EXCERPT, 2])
 
     def test_search(self):
         """Budgets are run until the smallest one that reaches the goal has a worse one below."""
