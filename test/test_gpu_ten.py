@@ -183,10 +183,10 @@ class Trouble(InFolder):
         entries = self.ten("--only", "first steps,kernels", "--seconds", 1)
         self.assertEqual({entry["reason"] for entry in entries.values()}, {"no time was left"})
 
-    def in_process(self, steps, **options):
+    def in_process(self, steps):
         """Entries of steps that are functions of a test."""
-        options = {"only": list(steps), "seconds": 60, "budget": [], "toy": True, **options}
-        options = argparse.Namespace(out=str(self.out), **options)
+        options = dict(only=list(steps), seconds=600, budget=[], toy=True, out=str(self.out))
+        options = argparse.Namespace(**options)
         with mock.patch.dict(gpu_ten.STEPS, steps), contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(gpu_ten.run(options), 1)
         return self.results()
@@ -220,7 +220,7 @@ class Trouble(InFolder):
         self.in_process(steps)
         self.assertEqual(
             {name: round(end) for name, end in ends.items()},
-            {"machine": 10, "ceilings": 30, "kernels": 60 - 2 * gpu_ten.GRACE},
+            {"machine": 100, "ceilings": 300, "kernels": 600 - 2 * gpu_ten.GRACE},
         )
 
     def test_all_budgets_fit(self):
@@ -234,6 +234,19 @@ class Trouble(InFolder):
         with mock.patch.object(harness, "golden_run", lambda: wrong):
             entries = self.in_process({"first steps": (30, gpu_ten.first_steps)})
         self.assertIn("are not PyTorch's", entries["three steps"]["reason"])
+
+    def test_skipped_is_not_passed(self):
+        """The GPU's tests skip themselves where they find no GPU."""
+        self.environment["TEST_ALL"] = "0"
+        with mock.patch.object(
+            gpu_ten, "together", lambda *calls: [call() for call in calls[-4:-1]]
+        ):
+            real = {
+                "correctness": (9, lambda t: gpu_ten.correctness(mock.Mock(wraps=t, toy=False)))
+            }
+            entries = self.in_process(real)
+        self.assertEqual({entry["status"] for entry in entries.values()}, {"failed"})
+        self.assertIn("skipped=1", entries["test_bits"]["reason"])
 
     def test_arguments(self):
         for words, said in (
