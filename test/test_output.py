@@ -521,7 +521,12 @@ class Watch(harness.TestCase):
 
     def test_first_step_counts_until_there_is_another(self):
         log = self.log(self.START, self.step(1, ms=500.0))
-        self.assertIn("500.00 ms a step", script("watch.py", log).stdout)
+        self.assertIn("500.0 ms a step", script("watch.py", log).stdout)
+
+    def test_long_steps(self):
+        for ms, text in ((3520, "3.52 s"), (722e3, "12.0 min"), (9e6, "2.5 h"), (3e8, "3.5 d")):
+            log = self.log(self.START, self.step(1, ms=float(ms)))
+            self.assertIn(f", {text} a step", script("watch.py", log).stdout)
 
     def test_private(self):
         """Losses are not shown, and that is no fault."""
