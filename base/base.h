@@ -16,6 +16,7 @@
 #include <inttypes.h> // PRId64
 #include <stddef.h>   // offsetof
 #include <math.h>     // Box-Muller
+#include <signal.h>   // how other ranks end this one
 #include <stdarg.h>   // die(...)
 #include <stdbool.h>  // bool in C11
 #include <stdint.h>   // fixed widths for file formats
@@ -48,7 +49,9 @@ static inline void show_plainly(char *text) {
 #define die(code, hint, ...) die_at(__FILE__, __LINE__, (code), (hint), __VA_ARGS__)
 __attribute__((noreturn, format(printf, 5, 6))) static inline void
 die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
-    // if rank 0, or else a rank before this one, found the same, it ends this rank meanwhile
+    // if rank 0, or else a rank before this one, found the same, it ends this rank meanwhile: by a
+    // SIGTERM, for which a run that could still stop gracefully has a handler
+    signal(SIGTERM, SIG_DFL);
     if (speaker.rank) { usleep(1250000 + 250000 * (speaker.rank < 9 ? speaker.rank : 9)); }
     char host[64] = "?";
     gethostname(host, sizeof host - 1);
