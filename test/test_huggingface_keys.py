@@ -37,7 +37,7 @@ def answer(case):
     words = *flags.split(), "--threads", 1, "--val", harness.TOKENS, "--log", log
     done = run("--model", folder, *words)
     events = harness.parse_log(harness.get(log).decode()) if done.returncode == EXIT_DONE else []
-    return done, [event["loss"] for event in events if event["event"] == "val"]
+    return done, [float(event["loss"]) for event in events if event["event"] == "val"]
 
 
 class Keys(harness.TestCase):
@@ -60,7 +60,7 @@ class Keys(harness.TestCase):
                 for case in CASES
                 if case["type"] == kind and case.get("loss")
             }
-            self.assertGreater(len(losses), 5, kind)
+            self.assertGreaterEqual(len(losses), 5, kind)
 
     def test_unknown_keys_are_said(self):
         case = {"type": "llama", "set": '"n_foo": 1, "use_cache": true, "\\u001b[2J": 2'}
