@@ -417,8 +417,9 @@ class Optimizers(TestCase):
     def test_a_cosine_that_is_asked_for_falls(self):
         """To a tenth, unless a flag says more; the default schedule stays where it was."""
         same = dict(steps=5, lr="1e-3")
-        config = Path(scratch()) / "config"
-        config.write_text("lr-schedule cosine\n")
+        config = os.path.join(scratch(), "config")
+        with open(config, "w") as file:
+            file.write("lr-schedule cosine\n")
         cases = [
             (dict(lr_schedule="cosine"), 0.1),
             (dict(lr_schedule=None, config=config), 0.1),
