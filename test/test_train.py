@@ -429,7 +429,8 @@ class Optimizers(TestCase):
         ]
         jobs = train_all([dict(same, **changes) for changes, _ in cases])
         for (changes, low), job in zip(cases, jobs):
-            self.assertEqual(job.of("start")[0]["flags"]["final-lr-fraction"], low, changes)
+            flags = job.of("start")[0]["flags"]
+            self.assertEqual(float(flags["final-lr-fraction"]), low, changes)
             done = 4 / 5
             last = low + (1 - low) * (1 + math.cos(math.pi * done)) / 2
             self.assert_close([job.of("step")[-1]["lr"]], [1e-3 * last], 1e-12, str(changes))
