@@ -114,7 +114,7 @@ static inline void help_flag(FILE *to, const OptionSpec *spec) {
     const int at = fprintf(to, "  %-*s", HELP_INDENT - 2, help_names(spec).at);
     help_wrap(to, *spec->help ? spec->help : "which one", at);
     fprintf(to, "%*s", HELP_INDENT, "");
-    help_wrap(to, text_of("[%s; default %s]", help_values(spec).at, help_default(spec)).at,
+    help_wrap(to, text_of("[default %s; %s]", help_default(spec), help_values(spec).at).at,
               HELP_INDENT);
 }
 static inline void help_cluster_keys(FILE *to) {
@@ -187,8 +187,8 @@ static inline void help_man(FILE *to) {
             fprintf(to, ".TP\n.B \"");
             help_man_text(to, help_names(spec).at);
             fprintf(to, "\"\n\\&");
-            help_man_text(to, text_of("%s [%s; default %s]", spec->help, help_values(spec).at,
-                                      help_default(spec))
+            help_man_text(to, text_of("%s [default %s; %s]", spec->help, help_default(spec),
+                                      help_values(spec).at)
                                   .at);
             fprintf(to, "\n");
         }

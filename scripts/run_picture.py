@@ -12,40 +12,39 @@ import argparse
 import io
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 import plot
 
-WIDTH, ROWS = 80, 40  # of the terminal
+ROWS = 37  # of the terminal
 COLORS = 48  # of the picture, which is small then
 
 
 def excerpt(text):
     """The lines to show: the table, the first and last steps, the sample's begin, the end."""
     lines = [line.rstrip() for line in text.split("\n")]
-    begin = next(i for i, line in enumerate(lines) if line.startswith("model "))
-    first = next(i for i, line in enumerate(lines) if re.match(r"step +\d+ ", line))
-    last = max(i for i, line in enumerate(lines) if re.match(r"step +\d+/", line))
-    sample = next(i for i, line in enumerate(lines) if line.startswith("--- sample"))
-    saved = max(i for i, line in enumerate(lines) if re.match(r"step +\d+ \| checkpoint", line))
-    shown = [*lines[begin : first + 3], "...", *lines[last - 1 : sample + 1]]
-    room = ROWS - len(shown) - 3
-    return ["$ make run", *shown, *lines[sample + 1 : sample + 1 + room], "...", lines[saved]]
+
+    def at(pattern):
+        return [i for i, line in enumerate(lines) if re.match(pattern, line)]
+
+    begin, first, last = at("model  ")[0], at(r"step +0 \| ")[0], at(r"step +\d+/")[-1]
+    sample, saved = at("--- sample")[0], at(r"step +\d+ \| checkpoint")[-1]
+    shown = [*lines[begin : first + 2], "...", *lines[last - 1 : sample + 1]]
+    end = min(sample + ROWS - len(shown) - 2, saved - 1)
+    return ["$ make run", *shown, *lines[sample + 1 : end], "...", lines[saved]]
 
 
 def draw(pyplot, folder):
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(14, 6.4), width_ratios=(1.32, 1), layout="constrained"
+    figure, (above, below) = pyplot.subplots(
+        2, 1, figsize=(8.8, 8.4), height_ratios=(1.75, 1), layout="constrained"
     )
     lines = excerpt((folder / "printed.txt").read_text())
-    left.axis("off")
-    left.set(xlim=(0, 1), ylim=(0, 1))
-    text = "\n".join(line[:100] for line in lines)
-    left.text(0, 1, text, family="monospace", size=8.2, va="top", linespacing=1.25)
+    above.axis("off")
+    above.text(
+        0, 1, "\n".join(lines), family="monospace", size=8.4, va="top", parse_math=False
+    )
     runs = plot.load_all([folder / "log.jsonl"])
-    plot.draw_losses(right, runs, "steps", 0)
-    right.set_title(textwrap.fill(plot.title(runs), 60), size="medium")
+    plot.draw_losses(below, runs, "steps", 0)
     return figure
 
 
@@ -69,7 +68,7 @@ def main():
     except ImportError as error:
         print(f"run_picture.py: {error}: scripts/setup.sh python", file=sys.stderr)
         return plot.EXIT_RESOURCES
-    except (OSError, StopIteration, ValueError, plot.BadLog) as error:
+    except (OSError, IndexError, ValueError, plot.BadLog) as error:
         print(f"run_picture.py: {options.folder}: not of `make run`: {error}", file=sys.stderr)
         return plot.EXIT_INPUT
     return 0

@@ -858,16 +858,14 @@ static void test_help_is_one_screen(void **state) {
     (void)state;
     char *text = help_of(""), *rest = text, *line;
     int lines = 0;
-    for (int i = 0; i < HELP_TOPICS; i++) {
-        assert_non_null(strstr(text, line_of("\n  %s ", help_topics[i].group)));
-    }
+    for (int i = 0; i < HELP_TOPICS; i++) { assert_non_null(strstr(text, help_topics[i].group)); }
     assert_non_null(strstr(text, "\n  --lr, -l "));
     assert_non_null(strstr(text, "Exit codes: 0 done, 2 bad input"));
     while ((line = strsep(&rest, "\n"))) {
         lines++;
-        assert_true(strlen(line) <= 100);
+        assert_true(strlen(line) <= 80);
     }
-    assert_true(lines <= 42);
+    assert_true(lines <= 24);
     free(text);
 }
 // A topic has its flags with values and defaults, and examples that are accepted.

@@ -425,8 +425,9 @@ class Optimizers(TestCase):
     def test_a_cosine_that_is_asked_for_falls(self):
         """To a tenth, unless a flag says more; the default schedule stays where it was."""
         same = dict(steps=5, lr="1e-3")
-        config = Path(scratch()) / "config"
-        config.write_text("lr-schedule cosine\n")
+        config = os.path.join(scratch(), "config")
+        with open(config, "w") as file:
+            file.write("lr-schedule cosine\n")
         cases = [
             (dict(lr_schedule="cosine"), 0.1),
             (dict(lr_schedule=None, config=config), 0.1),
@@ -436,7 +437,8 @@ class Optimizers(TestCase):
         ]
         jobs = train_all([dict(same, **changes) for changes, _ in cases])
         for (changes, low), job in zip(cases, jobs):
-            self.assertEqual(job.of("start")[0]["flags"]["final-lr-fraction"], low, changes)
+            flags = job.of("start")[0]["flags"]
+            self.assertEqual(float(flags["final-lr-fraction"]), low, changes)
             done = 4 / 5
             last = low + (1 - low) * (1 + math.cos(math.pi * done)) / 2
             self.assert_close([job.of("step")[-1]["lr"]], [1e-3 * last], 1e-12, str(changes))
