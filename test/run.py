@@ -133,7 +133,9 @@ def run(name, command, env):
 
 def main():
     about = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     about.add_argument("--all", action="store_true", help="the exhaustive forms (TEST_ALL=1)")
     everything = about.parse_args().all
