@@ -31,7 +31,20 @@ import tempfile
 import unittest
 
 import harness
-from harness import ALL, EXIT_PEER, EXIT_RESOURCES, Job, MODEL, ROOT, SAME, SEED, TOKENS, TestCase, get, sample
+from harness import (
+    ALL,
+    EXIT_PEER,
+    EXIT_RESOURCES,
+    Job,
+    MODEL,
+    ROOT,
+    SAME,
+    SEED,
+    TOKENS,
+    TestCase,
+    get,
+    sample,
+)
 
 ENVIRONMENT = dict(harness.ENVIRONMENT, OMP_NUM_THREADS="1")
 FLAGS = dict(val_every=10, threads=1, dtype="fp32")  # of both builds
