@@ -150,7 +150,7 @@ static inline int terminal_columns(void) {
     const int fd = open(target, O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0 && ioctl(fd, TIOCGWINSZ, &size)) { size.ws_col = 0; }
     if (fd >= 0) { close(fd); }
-    return size.ws_col >= ROW_COLUMNS_LEAST ? size.ws_col : ROW_COLUMNS;
+    return size.ws_col >= ROW_COLUMNS_LEAST ? size.ws_col : (int)ROW_COLUMNS;
 }
 // Prints words from column `at` on, where a space precedes them unless it is `indent`, and breaks
 // lines before `columns`; the next ones begin at `indent`.

@@ -46,7 +46,7 @@ static inline void sizes_choose_length(Config *c, GptConfig *model, int ranks) {
     const bool free_length = strchr(o->model, '=') && !strstr(o->model, "positions=");
     if (!ranks || given[OPTION_INDEX_seq_len]) { return; }
     if (free_length && gpt_model(*model).parameters < SIZES_LEAST_PARAMETERS) { return; }
-    const int64_t length = free_length ? SIZES_LENGTH : sizes_trained_length(model),
+    const int64_t length = free_length ? (int64_t)SIZES_LENGTH : sizes_trained_length(model),
                   rows = given[OPTION_INDEX_micro_batch] ? o->micro_batch : 1;
     if (o->batch_tokens % (length * ranks) || o->batch_tokens / length % rows) { return; }
     o->seq_len = length;

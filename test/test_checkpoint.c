@@ -53,7 +53,7 @@ typedef struct {
     unsigned char *data;
     size_t bytes;
 } Bytes;
-static Bytes read_file(const char *path) {
+static Bytes read_bytes(const char *path) {
     Bytes b = {NULL, 0};
     FILE *f = fopen(path, "rb");
     if (!f) { fail_msg("cannot open %s", path); }
@@ -327,7 +327,7 @@ static void test_torn_files_are_refused(void **state) {
     fill_store(&s, 4);
     assert_true(save(&s, &p, 0, path));
     for (int f = 0; f < 2; f++) {
-        Bytes whole = read_file(path_of("%s", files[f]));
+        Bytes whole = read_bytes(path_of("%s", files[f]));
         assert_true(whole.bytes > 4096);
         size_t pages = (whole.bytes - 1) / 4096 + 1;
         for (size_t i = 0; i < pages + 50; i++) {
@@ -355,7 +355,7 @@ static void test_changed_bytes_are_refused(void **state) {
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
     for (int f = 0; f < 2; f++) {
-        Bytes whole = read_file(path_of("%s", files[f]));
+        Bytes whole = read_bytes(path_of("%s", files[f]));
         for (int i = 0; i < 1000; i++) {
             // all of the headers
             size_t at = i < 300 && (size_t)i < whole.bytes ? (size_t)i : draw(whole.bytes);
@@ -380,7 +380,7 @@ static void test_changed_bytes_are_refused(void **state) {
 // the entry of the state file as it is now, in a manifest that had one of the same length
 static void sign_state(char *text) {
     char entry[64], *at = strstr(text, "\nfile0 ");
-    Bytes data = read_file(path_of("%s", files[0]));
+    Bytes data = read_bytes(path_of("%s", files[0]));
     Checksum sum = checksum_begin();
     checksum_add(&sum, data.data, data.bytes);
     int n = snprintf(entry, sizeof entry, "\nfile0 %zu %016llx", data.bytes,
@@ -436,7 +436,7 @@ static void test_forged_manifests_are_refused(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
-    Bytes whole = read_file(path_of("%s", files[1]));
+    Bytes whole = read_bytes(path_of("%s", files[1]));
     for (int i = -1; i < (int)(sizeof forgeries / sizeof forgeries[0]); i++) {
         char text[20000];
         // -1: signed, not changed
@@ -461,7 +461,8 @@ static void test_retired_states_are_passed_over(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
-    Bytes manifest = read_file(path_of("%s", files[1])), whole = read_file(path_of("%s", files[0]));
+    Bytes manifest = read_bytes(path_of("%s", files[1])),
+          whole = read_bytes(path_of("%s", files[0]));
     const int64_t lnf = model.storages - 1, elements = gpt_storage_elements(&model, (int)lnf),
                   kinds[] = {4, 6};
     char *text = (char *)manifest.data,
@@ -572,7 +573,7 @@ static void test_histories(void **state) {
     assert_true(save(&s, &p, 0, path) && load(path, &s, &q));
     assert_string_equal(q.privacy, p.privacy);
     assert_true(q.loss.count == 0 && q.norm.count == 0);
-    Bytes whole = read_file(path_of("%s", files[1]));
+    Bytes whole = read_bytes(path_of("%s", files[1]));
     assert_null(strstr((const char *)whole.data, "0x1."));
     memset(longest, 'x', sizeof longest);
     for (int more = 0; more < 2; more++) { // as long as it may be, and longer
@@ -632,7 +633,7 @@ static void test_forged_pieces_are_refused(void **state) {
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
     Progress p;
-    Bytes whole = read_file(path_of("%s", files[0])), text = read_file(path_of("%s", files[1]));
+    Bytes whole = read_bytes(path_of("%s", files[0])), text = read_bytes(path_of("%s", files[1]));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t before;
         memcpy(&before, whole.data + cases[i].at, 8);
@@ -1008,7 +1009,7 @@ static void test_full_disk(void **state) {
 // from the root of the repository
 static const char *const golden = "test/golden/gpt_tiny_model.bin";
 static bool same_files(const char *a, const char *b) {
-    Bytes x = read_file(a), y = read_file(b);
+    Bytes x = read_bytes(a), y = read_bytes(b);
     bool same = x.bytes == y.bytes && !memcmp(x.data, y.data, x.bytes);
     free(x.data);
     free(y.data);
@@ -1019,7 +1020,7 @@ static void check_model_round_trip(DType dtype) {
     DType found;
     fill_store(&s, 3);
     assert_int_equal(model_file_write(path_of("a.bin"), &s), 0);
-    Bytes file = read_file(path_of("a.bin"));
+    Bytes file = read_bytes(path_of("a.bin"));
     const int32_t expected[10] = {20240326, dtype == DTYPE_BF16 ? 5 : 3, 8, 50, 2, 1, 16, 128, 0,
                                   0};
     assert_memory_equal(file.data, expected, sizeof expected);
@@ -1057,7 +1058,7 @@ static void test_golden_model(void **state) {
     model_file_load(golden, &s, dtype);
     assert_int_equal(model_file_write(path_of("again.bin"), &s), 0);
     assert_true(same_files(golden, path_of("again.bin")));
-    Bytes file = read_file(golden);
+    Bytes file = read_bytes(golden);
     const char *fcb_of_layer_1 = (const char *)file.data + 1024 + 4 * (63744 + 192);
     assert_memory_equal(store_floats(&s, STATE_MASTER, 3, 0) + m.tensor_offset[FCB], fcb_of_layer_1,
                         192 * 4);
@@ -1114,7 +1115,7 @@ static void test_bad_headers_are_refused(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     assert_int_equal(model_file_write(path_of("good.bin"), &s), 0);
-    Bytes file = read_file(path_of("good.bin"));
+    Bytes file = read_bytes(path_of("good.bin"));
     int32_t *header = (int32_t *)file.data;
     for (size_t i = 0; i < sizeof bad_headers / sizeof bad_headers[0]; i++) {
         int32_t before = header[bad_headers[i].word];
@@ -1132,7 +1133,7 @@ static void test_bad_lengths_are_refused(void **state) {
     (void)state;
     Store s = make_store(DTYPE_BF16, true);
     assert_int_equal(model_file_write(path_of("good.bin"), &s), 0);
-    Bytes file = read_file(path_of("good.bin"));
+    Bytes file = read_bytes(path_of("good.bin"));
     const size_t lengths[] = {0,
                               1,
                               32,

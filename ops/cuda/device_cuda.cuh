@@ -331,7 +331,7 @@ static inline void ops_mark(Stream *s, OpsMark *m) {
     CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s)));
 }
 static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
-    float ms;
+    float ms = 0;
     (void)s;
     CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
     return (double)ms / 1000;
