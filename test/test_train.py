@@ -1093,7 +1093,12 @@ class Resume(TestCase):
             (mixed, 3, dict(seq_len=T // 2, batch_tokens=T), f"--seq-len {T // 2}, it had {T}"),
             (in_order, 3, dict(windows="document"), "--windows document, it had continuous"),
             (dict(mixed, train=folder + "/0.bin"), 3, dict(train=both), "of 2 shards with 571"),
-            (dict(mixed, train=folder + "/0.bin"), 3, dict(train=folder + "/1.bin"), "of 1 shard with"),
+            (
+                dict(mixed, train=folder + "/0.bin"),
+                3,
+                dict(train=folder + "/1.bin"),
+                "of 1 shard with",
+            ),
             (dict(in_order, train=folder + "/1.bin"), 3, dict(train=both), "--train of 2 shards"),
             # Nothing comes twice.
             (dict(in_order, train=folder + "/0.bin"), 3, dict(train=both), None),
