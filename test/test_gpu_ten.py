@@ -242,7 +242,7 @@ class Trouble(InFolder):
             gpu_ten, "together", lambda *calls: [call() for call in calls[-4:-1]]
         ):
             real = {
-                "correctness": (9, lambda t: gpu_ten.correctness(mock.Mock(wraps=t, toy=False)))
+                "correctness": (60, lambda t: gpu_ten.correctness(mock.Mock(wraps=t, toy=False)))
             }
             entries = self.in_process(real)
         self.assertEqual({entry["status"] for entry in entries.values()}, {"failed"})
