@@ -539,7 +539,6 @@ static void prepare(Job *j) {
         json_add_start(&line, &j->plans, &r->privacy, &j->comm);
         log_line(&r->journal.log, &line);
     }
-    if (first) { print_time(r->end - r->first_step, plan->predicted.step_s); }
     r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every);
     r->journal.energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&j->comm);

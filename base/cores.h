@@ -26,6 +26,24 @@ static inline bool cores_parse(const char *list, cpu_set_t *set) {
     }
     return CPU_COUNT(set) > 0;
 }
+// Returns the number of cores in a set of CPUs: two hardware threads of a core count once.
+static inline int cores_physical(const cpu_set_t *set) {
+    int cores = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        char path[96], list[256] = "";
+        cpu_set_t siblings;
+        if (!CPU_ISSET(cpu, set)) { continue; }
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+                 cpu);
+        FILE *f = fopen(path, "r");
+        const bool known = f && fgets(list, sizeof list, f) && cores_parse(list, &siblings);
+        if (f) { fclose(f); }
+        int first = known ? 0 : cpu; // the first of its core that is in the set
+        while (first < cpu && !(CPU_ISSET(first, set) && CPU_ISSET(first, &siblings))) { first++; }
+        cores += first == cpu;
+    }
+    return cores;
+}
 // Selects the cores of rank `index` of the `ranks` that share the set `allowed`: a contiguous part
 // of it. It is the whole set if there are more ranks than cores, or if the rank wants more threads
 // than its part has cores. wanted: threads; 0: one for each core. Returns the rank's threads.

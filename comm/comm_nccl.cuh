@@ -219,7 +219,7 @@ static inline ncclComm_t nccl_connect(Comm *c, const Group *g) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     const CommOp op = {.label = {"start of NCCL", -1, c->step}, .group = g};
-    ncclComm_t communicator;
+    ncclComm_t communicator = NULL; // NCCL leaves it so if it refuses the call
     ncclResult_t result = ncclCommInitRankConfig(&communicator, g->n, id, g->me, &config);
     nccl_finish(c, communicator, result, &op);
     n->joined[n->groups] = group_part(g, NULL, g->n);

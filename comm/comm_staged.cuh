@@ -125,7 +125,7 @@ static inline void staged_end(Comm *c) {
         }
         free(s->rings[k].ops);
     }
-    CUDA_CHECK(cudaFreeHost(s->pinned));
+    ops_free_host(s->pinned);
     free(s);
 }
 // Opens the staged transport. bytes: of the longest array; staging: bytes for the reductions by
@@ -142,11 +142,11 @@ static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t sta
         s->rings[k].bytes = (size_t)round_up((int64_t)longest[k], 4096);
         pinned += most[k] * s->rings[k].bytes;
     }
-    if (cudaMallocHost((void **)&s->pinned, pinned) != cudaSuccess) {
+    s->pinned = (char *)ops_alloc_host(pinned);
+    if (!s->pinned) {
         die(EXIT_RESOURCES, "one rank for each GPU needs none",
             "cannot pin %zu bytes of host memory for messages", pinned);
     }
-    memset(s->pinned, 0, pinned);
     char *mirror = s->pinned + staging;
     for (int k = 0; k < 2; k++) {
         s->rings[k].ops = new_array(StagedOp, s->rings[k].most, "staged messages");

@@ -17,6 +17,7 @@
 #include "engine/forecast.h"     // what a step means
 #include "engine/memory_plan.h"  // plans with states on the host
 #include "engine/option_pairs.h" // what does not combine
+#include "engine/readable.h"     // times as people read them
 
 enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
 // actions of pipelines that are simulated at most: some seconds
@@ -470,14 +471,15 @@ static inline void fit_print_json(const Fit *f) {
 static inline void fit_print(const Fit *f) {
     const Options *o = &f->config->options;
     printf("fit        %d ways to run were planned; the fastest that fit:\n", f->tried);
-    printf("   step ms   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
+    printf("      step   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
     for (int i = 0; i < f->found; i++) {
         const FitResult *r = &f->best[i];
         const Forecast forecast = fit_forecast(f, r);
         char flags[2 * FIT_TEXT];
         fit_text(f, &r->way, flags, sizeof flags);
-        printf("%10.1f %8s %5.1f %% %6.1f GiB %10.2f GiB %10.2f GiB       %s\n", 1e3 * r->step_s,
-               readable_count(forecast.tokens_per_s).at, 100 * forecast.mfu, gibibytes(r->device),
+        printf("%10s %8s %7s %6.1f GiB %10.2f GiB %10.2f GiB       %s\n",
+               readable_step(r->step_s).at, readable_count(forecast.tokens_per_s).at,
+               readable_share(forecast.mfu, 1).at, gibibytes(r->device),
                gibibytes(r->sent[LINK_INTRA]), gibibytes(r->sent[LINK_INTER]), flags);
     }
     const Forecast forecast = fit_forecast(f, &f->best[0]);
@@ -487,12 +489,13 @@ static inline void fit_print(const Fit *f) {
 
 // Describes the ranks that there are as a cluster: their links and rates, as measured. All ranks
 // call it and get what rank 0 measures.
-static inline Cluster fit_cluster_here(Comm *comm, Stream *stream) {
-    const double flops_per_s = measure_flops(stream);
-    Cluster c = cluster_of_run(comm, NULL, stream, flops_per_s);
-    c.tflops = c.peak = flops_per_s * 1e-12;
+static inline Cluster fit_cluster_here(Comm *comm, Stream *stream, DType dtype) {
+    Rates rates = {.flops_per_s = measure_flops(stream)};
+    measure_peak(&rates, stream, comm, dtype);
+    Cluster c = cluster_of_run(comm, NULL, stream, rates.flops_per_s);
+    c.tflops = rates.flops_per_s * 1e-12;
+    c.peak = rates.peak_flops_per_s * 1e-12;
     if (ops_memory_apart()) {
-        Rates rates = {};
         measure_offload(&rates, stream);
         c.link = rates.link_bytes_per_s * 1e-9;
         c.host = rates.host_bytes_per_s * 1e-9;
@@ -514,7 +517,7 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
     Rates measured = {};
     const bool here = !machine->cluster.nodes;
     if (here) {
-        f.machine.cluster = fit_cluster_here(comm, stream);
+        f.machine.cluster = fit_cluster_here(comm, stream, spec->dtype);
         const ExecutorShape shape = {.dtype = spec->dtype,
                                      .rows = o->micro_batch,
                                      .T = o->seq_len,

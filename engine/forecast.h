@@ -12,11 +12,17 @@ typedef struct {
     double needed, memory; // bytes of the rank that needs most; of a device (INFINITY: not known)
 } Forecast;
 
+// Returns the share of the peak at which a step of so many flops runs. NAN: not known; also where the
+// step is faster than the peak, which then was measured too low.
+static inline double mfu_of(double flops, double step_s, double peak) {
+    const double share = flops / step_s / peak;
+    return flops > 0 && peak > 0 && share <= 1 ? share : (double)NAN;
+}
 // tokens, flops: of a step that takes step_s seconds. peak: flops per second of all ranks.
 static inline Forecast forecast_make(double tokens, double flops, double step_s, double peak,
                                      double needed, double memory) {
     const Forecast f = {.tokens_per_s = tokens / step_s,
-                        .mfu = flops > 0 && peak > 0 ? flops / step_s / peak : (double)NAN,
+                        .mfu = mfu_of(flops, step_s, peak),
                         .needed = needed,
                         .memory = memory};
     return f;

@@ -16,6 +16,7 @@ typedef struct {
     int64_t steps, first; // last step of the run; steps done before it (resumed)
     int64_t every;        // --log-every
     double step_s, shown; // average of a step; time of the last plain line
+    double predicted_s;   // of a step; 0: the run's time has been printed
 } ProgressBar;
 typedef struct {
     FILE *file;      // NULL: no log
@@ -146,7 +147,8 @@ static inline ProgressBar progress_bar(int64_t steps, int64_t first, double step
                              .steps = steps,
                              .first = first,
                              .every = every,
-                             .step_s = step_s};
+                             .step_s = step_s,
+                             .predicted_s = step_s};
     return bar;
 }
 static inline void log_break(Log *log) { // call it before other output
@@ -168,10 +170,29 @@ static inline bool progress_is_due(const ProgressBar *bar, const StepFacts *f) {
     return !bar->every || f->step % bar->every == 0 || f->step == bar->first + 1 || f->last;
 }
 // Notes the time of a step: the mean of the first 50, then a moving average. Until the second step
-// the predicted time stands in: the first step also fills caches and opens connections.
+// the predicted time stands in if it holds: the first step also fills caches and opens connections.
 static inline void progress_measure(ProgressBar *bar, const StepFacts *f) {
     const int64_t done = f->step - bar->first;
-    if (done >= 2) { bar->step_s += (f->seconds - bar->step_s) / min_i64(done - 1, 50); }
+    if (done >= 2 || !prediction_holds(bar->step_s, f->seconds)) {
+        bar->step_s += (f->seconds - bar->step_s) / min_i64(max_i64(done - 1, 1), 50);
+    }
+}
+// Prints, once, how long the steps of this run will take: as predicted, if the first step does not
+// contradict that. One that takes longer than predicted leaves it to the second.
+static inline void progress_print_time(ProgressBar *bar, const StepFacts *f) {
+    const double predicted = bar->predicted_s;
+    const int64_t steps = bar->steps - bar->first;
+    const bool holds = prediction_holds(predicted, f->seconds),
+               early = f->seconds > predicted && f->step == bar->first + 1 && !f->last;
+    if (!predicted || (!holds && early)) { return; }
+    const double step_s = holds ? predicted : f->seconds, seconds = fmax(steps * step_s, 1);
+    const Readable end = readable_end(seconds);
+    const bool long_run = seconds >= 3600 && *end.at;
+    bar->predicted_s = 0;
+    print_row("time", "%" PRId64 " step%s of %s, %s: about %s%s%s%s", steps, plural(steps),
+              readable_step(step_s).at, holds ? "predicted" : "measured", readable_span(seconds).at,
+              long_run ? ", ends around " : "", long_run ? end.at : "",
+              holds ? "" : "; not as predicted: the machine seems busy");
 }
 static inline void progress_draw(ProgressBar *bar, const StepFacts *f, const char *left) {
     char drawn[16], loss[32] = "";
@@ -181,8 +202,8 @@ static inline void progress_draw(ProgressBar *bar, const StepFacts *f, const cha
     memset(drawn, '#', (size_t)filled);
     drawn[width] = 0;
     if (isfinite(f->loss)) { snprintf(loss, sizeof loss, "  loss %.4f", f->loss); }
-    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %s left \033[K", drawn,
-           f->step, bar->steps, loss, f->tokens / f->seconds, 100 * f->mfu, left);
+    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %s  %s left \033[K", drawn, f->step,
+           bar->steps, loss, f->tokens / f->seconds, readable_share(f->mfu, 0).at, left);
     bar->drawn = true;
 }
 static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
@@ -198,10 +219,9 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
             snprintf(loss, sizeof loss, " | loss %8.6f norm %.3f", f->loss, f->norm);
         }
         bar->shown = now;
-        printf("step %5" PRId64 "/%" PRId64
-               "%s%s lr %.2e | %8s %6.0f tok/s MFU %2.0f %% | %s left\n",
+        printf("step %5" PRId64 "/%" PRId64 "%s%s lr %.2e | %8s %6.0f tok/s MFU %4s | %s left\n",
                f->step, bar->steps, loss, *loss ? "" : " |", f->lr, readable_step(f->seconds).at,
-               f->tokens / f->seconds, 100 * f->mfu, left.at);
+               f->tokens / f->seconds, readable_share(f->mfu, 0).at, left.at);
     }
     fflush(stdout);
 }
@@ -259,6 +279,7 @@ static inline void report_step(const StepFacts *f, Log *log) {
         {"mfu", f->mfu, NULL},
         {"joules", f->joules, NULL},
     };
+    progress_print_time(&log->bar, f);
     progress_measure(&log->bar, f);
     if (!progress_is_due(&log->bar, f)) { return; }
     progress_step(&log->bar, f);

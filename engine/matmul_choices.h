@@ -6,6 +6,7 @@
 #define MATMUL_CHOICES_H
 
 #include "state/checkpoint.h"  // choices in checkpoints
+#include "engine/readable.h"   // times as people read them
 #include "engine/unit_times.h" // time_units runs each unit once
 
 // Collects the products that any rank uses, each once. All ranks call it and get the same list.
@@ -57,10 +58,11 @@ static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool 
     MatmulGain gain = {0, 0, 0, 0};
     if (comm->rank == 0 && wanted.count) {
         gain = ops_matmuls_time(s, &wanted, &made);
-        printf("matmuls    %d products timed in %.1f s: %.3f ms by the first suggestions of %s, "
-               "%.3f ms as chosen, %d without their epilogue\n",
-               gain.products, seconds_now() - start, 1e3 * gain.first_s, library,
-               1e3 * gain.chosen_s, gain.apart);
+        printf("matmuls    %d products timed in %s: %s by the first suggestions of %s, %s as "
+               "chosen, %d without their epilogue\n",
+               gain.products, readable_step(seconds_now() - start).at,
+               readable_step(gain.first_s).at, library, readable_step(gain.chosen_s).at,
+               gain.apart);
     }
     comm_broadcast(comm, &made, sizeof made, 0);
     for (int i = 0; i < made.count && choices->count < MATMUL_CHOICES; i++) {

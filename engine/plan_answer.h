@@ -5,6 +5,7 @@
 
 #include "engine/forecast.h"       // what a step means
 #include "engine/other_planners.h" // what others would choose
+#include "engine/readable.h"       // times as people read them
 
 enum { PLAN_OTHERS = 8 };
 typedef struct {
@@ -124,9 +125,10 @@ static inline void print_plan_line(FILE *to, Planner *p, const char *name, const
                                    double one_rank_s) {
     const StagePlan *plan = &c->plan;
     planner_look(p, plan);
-    fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
-            1e3 * c->step_s, one_rank_s / c->step_s, 100 * plan_bubble(plan, &p->costs, c->step_s),
-            p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
+    fprintf(to, "%-18s %13s %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
+            readable_step(c->step_s).at, one_rank_s / c->step_s,
+            100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches,
+            plan->micro_batch, plan->recompute ? ", recomputed" : "",
             plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
             : plan->warmup == WARMUP_B    ? "warm-up b"
                                           : "warm-up a");
@@ -144,13 +146,14 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
         print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s);
     }
     planner_look(p, plan);
-    fprintf(to, "\nstage   units   forward ms  backward ms   to next ms  all-reduce ms   memory "
+    fprintf(to, "\nstage   units      forward     backward      to next     all-reduce   memory "
                 "MiB  ranks\n");
     for (int s = 0, first = 0, rank = 0; s < plan->stages;
          first += plan->units[s], rank += plan->replicas[s++]) {
-        fprintf(to, "%5d %4d-%-4d %9.3f %12.3f %12.3f %14.3f %12.1f  ", s, first,
-                first + plan->units[s] - 1, 1e3 * p->costs.forward[s], 1e3 * p->costs.backward[s],
-                1e3 * p->costs.send[s], 1e3 * p->costs.reduce[s], p->costs.memory[s] / 1048576);
+        fprintf(to, "%5d %4d-%-4d %9s %12s %12s %14s %12.1f  ", s, first,
+                first + plan->units[s] - 1, readable_step(p->costs.forward[s]).at,
+                readable_step(p->costs.backward[s]).at, readable_step(p->costs.send[s]).at,
+                readable_step(p->costs.reduce[s]).at, p->costs.memory[s] / 1048576);
         print_ranges(to, p->ranks + rank, plan->replicas[s]);
         fprintf(to, "\n");
     }

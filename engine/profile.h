@@ -9,6 +9,7 @@
 
 #include "engine/executor.h" // actions that run
 #include "engine/log.h"      // the log
+#include "engine/readable.h" // times as people read them
 #include "engine/timeline.h" // drawings
 
 enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // after the unit classes: actions of states
@@ -82,8 +83,8 @@ static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule
 static inline void profile_print(const Profile *p, Log *log) {
     double ms = 1000 / (double)p->steps, waited = p->total_s;
     TextBuffer line = {NULL, 0, 0};
-    printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n",
-           p->steps, p->first, p->total_s * ms);
+    printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %s a step\n", p->steps,
+           p->first, readable_step(p->total_s / p->steps).at);
     text_add(&line, "{\"event\":\"profile\",\"first\":%" PRId64 ",\"steps\":%" PRId64, p->first,
              p->steps);
     json_add_field(&line, "ms", p->total_s * ms);
@@ -94,16 +95,17 @@ static inline void profile_print(const Profile *p, Log *log) {
         int64_t count = ceil_div(p->count[kind][place], p->steps);
         if (!count) { continue; }
         waited -= seconds;
-        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_name((ActionKind)kind),
-               profile_place_names[place], count, seconds * ms, 100 * seconds / p->total_s);
+        printf("  %-15s %-9s %6" PRId64 " x %13s %5.1f %%\n", action_name((ActionKind)kind),
+               profile_place_names[place], count, readable_step(seconds / p->steps).at,
+               100 * seconds / p->total_s);
         text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator,
                  action_name((ActionKind)kind), profile_place_names[place], count);
         json_add_field(&line, "ms", seconds * ms);
         text_add(&line, "}");
         separator = ",";
     }
-    printf("  %-27s          %10.3f ms %5.1f %%\n", "waiting for other stages", waited * ms,
-           100 * waited / p->total_s);
+    printf("  %-27s          %13s %5.1f %%\n", "waiting for other stages",
+           readable_step(waited / p->steps).at, 100 * waited / p->total_s);
     text_add(&line, "]");
     json_add_field(&line, "waiting_ms", waited * ms);
     log_object(log, &line);

@@ -5,6 +5,7 @@
 #define PROMPT_H
 
 #include "engine/generate.h"        // tokens that follow
+#include "engine/readable.h"        // times as people read them
 #include "engine/trainer.h"         // a run
 #include "model/tokenizer_encode.h" // tokens of a text
 #include <poll.h>                   // waits for standard input
@@ -159,10 +160,12 @@ static inline void print_token(void *printer, int32_t token) {
 }
 
 static inline void print_generate_speed(const GenerateSpeed *s) {
-    printf("texts      %" PRId64 " tokens read, %.2f ms each; %" PRId64
-           " tokens more, one at a time, %.2f ms each\n",
-           s->tokens[SPEED_ALL], 1e3 * s->seconds[SPEED_ALL] / max_i64(s->tokens[SPEED_ALL], 1),
-           s->tokens[SPEED_ONE], 1e3 * s->seconds[SPEED_ONE] / max_i64(s->tokens[SPEED_ONE], 1));
+    printf("texts      %" PRId64 " tokens read, %s each; %" PRId64
+           " tokens more, one at a time, %s each\n",
+           s->tokens[SPEED_ALL],
+           readable_step(s->seconds[SPEED_ALL] / max_i64(s->tokens[SPEED_ALL], 1)).at,
+           s->tokens[SPEED_ONE],
+           readable_step(s->seconds[SPEED_ONE] / max_i64(s->tokens[SPEED_ONE], 1)).at);
 }
 // Continues prompt(given), and prints the continuation and a newline: up to --sample-tokens tokens,
 // or up to end-of-text, which is not printed. All ranks call it; rank 0 alone must know the prompt.

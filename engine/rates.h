@@ -4,6 +4,7 @@
 #define RATES_H
 
 #include "offload.h"        // what moves between host and device
+#include "base/cores.h"     // cores of a rank
 #include "engine/cluster.h" // --cluster
 
 // -------------------------------------------------------------------------------------------------
@@ -18,8 +19,10 @@ typedef struct {
     double bytes_per_s; // streaming memory
     // rate at which a rank sends inside its node, and to other nodes, while all others do the same
     double message_bytes_per_s[LINK_KINDS];
-    // peak that MFU refers to: flops_per_s, or what the device's maker states
+    // Peak that MFU refers to: what the instructions of products do at most on this rank's cores, or
+    // what the device's maker states. No product is faster.
     double peak_flops_per_s;
+    const char *instructions;     // of products on a CPU; "": not known
     const char *device;           // its name; "": the CPU
     double message_s[LINK_KINDS]; // latency
     // tokens of a micro-step with which products reach half of their rate
@@ -41,28 +44,28 @@ typedef struct {
 } Rates;
 
 // The repetitions of a measurement. The shortest time counts, because others may use the machine
-// now and then: it is repeated until the two shortest times agree.
-enum { REPEATED_AT_MOST = 6 };
+// now and then: it is repeated until the two shortest times agree, and never decided by one or two.
+enum { REPEATED_AT_LEAST = 3, REPEATED_AT_MOST = 6 };
 typedef struct {
     int times;
-    double shortest, next, total; // seconds
+    double shortest, next; // seconds
 } Repeated;
 static inline Repeated repeated_start(void) {
-    const Repeated none = {.times = 0, .shortest = INFINITY, .next = INFINITY, .total = 0};
+    const Repeated none = {.times = 0, .shortest = INFINITY, .next = INFINITY};
     return none;
 }
 static inline void repeated_add(Repeated *r, double seconds) {
     r->times++;
-    r->total += seconds;
     r->next = fmin(r->next, fmax(r->shortest, seconds));
     r->shortest = fmin(r->shortest, seconds);
 }
 // Returns whether the measurement should be repeated. Devices raise their clock at work, hence the
-// least time.
+// least time. Times are counted as the shortest one: one that was interrupted must not end it.
 static inline bool repeated_again(const Repeated *r) {
-    const double differ = 0.03, least_s = 0.004, most_s = 0.5;
-    return r->times < REPEATED_AT_MOST && r->total < most_s &&
-           (r->times < 2 || r->total < least_s || r->next > (1 + differ) * r->shortest);
+    const double differ = 0.03, least_s = 0.004, most_s = 0.5, total = r->times * r->shortest;
+    return r->times < REPEATED_AT_LEAST ||
+           (r->times < REPEATED_AT_MOST && total < most_s &&
+            (total < least_s || r->next > (1 + differ) * r->shortest));
 }
 
 // Returns a copy of a stream with a workspace that is enough for plain products, for use before the
@@ -77,6 +80,26 @@ static inline Stream stream_for_products(const Stream *s) {
     }
     return with;
 }
+// Fills memory with random numbers. Products of zeros would need less power, and run faster.
+static inline void fill_random(Stream *s, Real *to, size_t bytes) {
+    enum { NUMBERS = 1 << 14 };
+    const bool bf16 = ops_real_bytes() == sizeof(uint16_t);
+    float *numbers = new_array(float, NUMBERS, "random numbers");
+    for (int i = 0; i < NUMBERS; i++) {
+        const float x = (float)(random_u64(1, 1, (uint64_t)i) >> 40) * 0x1p-24f - 0.5f;
+        const uint16_t half = float_to_bf16(x);
+        memcpy((char *)numbers + i * ops_real_bytes(), bf16 ? (const void *)&half : &x,
+               ops_real_bytes());
+    }
+    size_t filled = (size_t)min_i64((int64_t)bytes, NUMBERS * (int64_t)ops_real_bytes());
+    ops_from_host(s, to, numbers, filled);
+    for (size_t more; filled < bytes; filled += more) {
+        more = filled < bytes - filled ? filled : bytes - filled;
+        ops_copy(s, (char *)(void *)to + filled, to, more);
+    }
+    ops_wait(s);
+    free(numbers);
+}
 // Returns the flops per second of products of (N, N) matrices.
 static inline double measure_products(Stream *s, int64_t N) {
     Stream products = stream_for_products(s);
@@ -84,6 +107,8 @@ static inline double measure_products(Stream *s, int64_t N) {
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes),
          *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    fill_random(s, a, bytes);
+    fill_random(s, b, bytes);
     Repeated product = repeated_start();
     while (repeated_again(&product)) {
         double start = seconds_now();
@@ -97,28 +122,39 @@ static inline double measure_products(Stream *s, int64_t N) {
     ops_free(products.workspace);
     return 2.0 * (double)(N * N * N) / product.shortest;
 }
-// The same, by products that take at least a millisecond: large ones where the device is fast.
+static inline double product_flops(int64_t N) { return 2.0 * (double)(N * N * N); }
+// The same, the best of several sizes: up to products that take at least a millisecond, large ones
+// where the device is fast. A size that ends the search is measured again: others may have had the
+// machine during all of its products.
 static inline double measure_flops(Stream *s) {
+    const double enough_s = 0.001;
+    double best = 0;
     int64_t N = 128;
-    double rate = measure_products(s, N);
-    for (; N < 8192 && 2.0 * (double)(N * N * N) / rate < 0.001; rate = measure_products(s, N)) {
-        N *= 2;
+    for (int enough = 0; enough < 2;) {
+        best = fmax(best, measure_products(s, N));
+        const bool longer = N < 8192 && product_flops(N) / best < enough_s;
+        N *= longer ? 2 : 1;
+        enough = longer ? 0 : enough + 1;
     }
-    return rate;
+    return best;
 }
 static inline double measure_bytes(Stream *s) {
-    size_t bytes = (size_t)16 << 20;
+    const size_t bytes = ops_copy_bytes();
+    OpsMark *from = ops_mark_make(), *to = ops_mark_make(); // a device has a clock of its own
     char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
     if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     Repeated copy = repeated_start();
     while (repeated_again(&copy)) {
-        double start = seconds_now();
+        ops_mark(s, from);
         ops_copy(s, b, a, bytes);
+        ops_mark(s, to);
         ops_wait(s);
-        repeated_add(&copy, seconds_now() - start);
+        repeated_add(&copy, ops_mark_seconds(s, from, to));
     }
     ops_free(a);
     ops_free(b);
+    ops_mark_free(from);
+    ops_mark_free(to);
     return 2.0 * (double)bytes / copy.shortest;
 }
 // An all-reduce over a group, to be timed while other groups do the same, because ranks share
@@ -158,28 +194,42 @@ typedef void (*BeginMessages)(const void *messages, CommRequest *requests);
 static inline void begin_sum(const void *sum, CommRequest *requests) {
     requests[0] = sum_begin((const TimedSum *)sum);
 }
+// The products that are timed beside messages: as many as take twice as long, but no more than are
+// launched in a moment, and so large that a fast device does not wait for their launches.
+typedef struct {
+    int64_t side, count;
+} ProductsBeside;
+static inline ProductsBeside products_beside(double messages_s, double flops_per_s) {
+    const double least_s = 1e-4, most_s = 0.1, most = 1000;
+    ProductsBeside p = {.side = 256};
+    while (p.side < 4096 && product_flops(p.side) / flops_per_s < least_s) { p.side *= 2; }
+    const double wanted = fmin(2 * messages_s, most_s) * flops_per_s / product_flops(p.side);
+    p.count = (int64_t)ceil(fmin(most, fmax(1, wanted)));
+    return p;
+}
 // Returns the share of the messages' time that is lost to computing in parallel, because the cores
 // move the bytes: it times matrix products with and without the messages. alone_s: seconds of the
 // messages alone. All ranks call it.
 static inline double measure_lost(BeginMessages begin, const void *messages, double alone_s,
                                   Comm *comm, Stream *s, double flops_per_s) {
-    enum { SIDE = 256, PAIRS = 3 };
-    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
-    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
-    Real *matrix = (Real *)ops_alloc(3 * SIDE * SIDE * ops_real_bytes());
+    enum { PAIRS = 3 };
+    const ProductsBeside products = products_beside(alone_s, flops_per_s);
+    const int64_t side = products.side, square = side * side;
+    const size_t bytes = (size_t)(3 * square) * ops_real_bytes();
+    Real *matrix = (Real *)ops_alloc(bytes);
     double best[2] = {INFINITY, INFINITY};
     Stream with = stream_for_products(s);
-    if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate matrices of %d x %d", SIDE, SIDE); }
-    ops_zero(s, matrix, 3 * SIDE * SIDE * ops_real_bytes());
+    if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    fill_random(s, matrix, bytes);
     for (int i = 0; i < 2 * PAIRS; i++) {
         const bool beside = i % 2;
         comm_barrier(comm);
         double start = seconds_now();
         CommRequest requests[2] = {{.number = 0}, {.number = 0}};
         if (beside) { begin(messages, requests); }
-        for (int64_t k = 0; k < products; k++) {
-            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE),
-                               real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+        for (int64_t k = 0; k < products.count; k++) {
+            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, square),
+                               real_at(matrix, 2 * square), NULL, side, side, side);
         }
         ops_wait(s);
         best[beside] = fmin(best[beside], seconds_now() - start);
@@ -227,6 +277,35 @@ static inline void forget_peak_memory(void) {
         fclose(f);
     }
 }
+// Returns how many cores this rank can use at once, with its threads, beside the other ranks of its
+// machine.
+static inline double cores_of_this_rank(const Comm *comm, int threads) {
+    cpu_set_t allowed;
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) &&
+        sched_getaffinity(0, sizeof allowed, &allowed)) {
+        return threads;
+    }
+    const int cores = cores_physical(&allowed), ranks = comm->local_ranks;
+    return fmin(threads, cores < ranks ? cores / (double)ranks : (double)ceil_div(cores, ranks));
+}
+// Finds the peak. A measurement that is far below what the clock and the instructions allow was
+// disturbed: then that limit stands for it.
+static inline void measure_peak(Rates *rates, const Stream *s, const Comm *comm, DType dtype) {
+    enum { DISTURBED = 8 };
+    const OpsPeak peak = ops_peak(s);
+    const double limit = peak.limit * cores_of_this_rank(comm, s->threads);
+    double maker;
+    rates->device = ops_device(&maker);
+    rates->instructions = peak.instructions;
+    if (limit > 0) {
+        const bool disturbed = peak.measured * DISTURBED < limit;
+        rates->flops_per_s = fmin(rates->flops_per_s, limit);
+        rates->peak_flops_per_s = disturbed ? limit : fmin(peak.measured, limit);
+        rates->peak_flops_per_s = fmax(rates->peak_flops_per_s, rates->flops_per_s);
+    } else {
+        rates->peak_flops_per_s = dtype == DTYPE_BF16 && maker > 0 ? maker : rates->flops_per_s;
+    }
+}
 static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ProcessGroup *world,
                                  DType dtype) {
     comm_barrier(comm);
@@ -239,10 +318,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Proc
     if (group_link(all, 0, all->n - 1) == LINK_INTER) {
         measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18);
     }
-    rates->device = ops_device(&rates->peak_flops_per_s);
-    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) {
-        rates->peak_flops_per_s = rates->flops_per_s;
-    }
+    measure_peak(rates, s, comm, dtype);
     forget_peak_memory();
 }
 // Returns the rates of a cluster. Those of moves to the host and the disk are infinite where they
@@ -269,6 +345,7 @@ static inline Rates cluster_rates(const Cluster *c, DType dtype) {
     rates.apart = true;
     if (!cluster_is_alike(c)) { rates.unequal = *c; }
     rates.device = gpu ? gpu->name : "";
+    rates.instructions = "";
     return rates;
 }
 // Measures copies between host and device, and updates on the host.

@@ -54,16 +54,33 @@ static inline Readable readable_duration(double seconds) {
     snprintf(text.at, sizeof text.at, "%.3g %s", seconds / of, units[unit].name);
     return text;
 }
-// Returns the time of a step: "11.84 ms", "3.52 s".
+// Returns the time of a step or of a part of it, in one unit: "11.84 ms", "3.52 s", "12.0 min".
 static inline Readable readable_step(double seconds) {
+    static const struct {
+        double seconds, most; // of the unit; in the unit, where the next one begins
+        const char *name;
+    } units[] = {{0.001, 999.95, "ms"},
+                 {1, 119.95, "s"},
+                 {60, 119.95, "min"},
+                 {3600, 47.95, "h"},
+                 {86400, INFINITY, "d"}};
     Readable text;
-    const double ms = seconds * 1000;
-    if (ms < 999.95) {
-        snprintf(text.at, sizeof text.at, "%.*f ms", ms < 99.995 ? 2 : 1, ms);
-    } else {
-        snprintf(text.at, sizeof text.at, "%.*f s", seconds < 99.995 ? 2 : 1, seconds);
-    }
+    int unit = 0;
+    while (seconds / units[unit].seconds >= units[unit].most) { unit++; }
+    const double n = seconds / units[unit].seconds;
+    const int digits = unit > 1 || n >= 99.995 ? 1 : n >= 0.9995 ? 2 : 3;
+    snprintf(text.at, sizeof text.at, "%.*f %s", digits, n, units[unit].name);
     return text;
+}
+// Returns a share as a percentage: "51 %"; "- %" if it is not known.
+static inline Readable readable_share(double share, int digits) {
+    Readable text = {"- %"};
+    if (isfinite(share)) { snprintf(text.at, sizeof text.at, "%.*f %%", digits, 100 * share); }
+    return text;
+}
+// Returns whether a measurement agrees with a prediction, to a factor of two.
+static inline bool prediction_holds(double predicted, double measured) {
+    return predicted <= 2 * measured && measured <= 2 * predicted;
 }
 // Returns the time that a run will take: "52 s", "12 min 5 s", "3 h 20 min", "4 days 7 h". Times
 // of more than some thousand years are all the same.

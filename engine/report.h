@@ -171,9 +171,9 @@ static inline void print_later(const Plan *plan, bool table) {
     if (!plan) { return; }
     const Prediction *p = &plan->predicted;
     print_row("delinked",
-              "%.1f M parameters, predicted %.1f ms a step; %.3f MiB of the host at the switch "
-              "only",
-              plan->model.parameters / 1e6, p->step_s * 1000, mebibytes(plan->config->passing));
+              "%.1f M parameters, predicted %s a step; %.3f MiB of the host at the switch only",
+              plan->model.parameters / 1e6, readable_step(p->step_s).at,
+              mebibytes(plan->config->passing));
     if (table) {
         printf("memory of rank 0 from then on:\n");
         print_memory(p);
@@ -276,7 +276,7 @@ static inline void print_model(const Plan *p) {
     free(row.text);
 }
 static inline void print_machine(const Machine *m, const Comm *comm) {
-    const double gflops = m->rates.flops_per_s / 1e9;
+    const double gflops = m->rates.flops_per_s / 1e9, peak = m->rates.peak_flops_per_s / 1e9;
     if (m->cluster.nodes) {
         print_row("placement",
                   "%d rank%s on %d node%s of --cluster; %.1f GFLOP/s matrix-multiply peak a rank",
@@ -285,9 +285,10 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
     } else {
         print_row("placement",
                   "%d rank%s on %d node%s, %d thread%s each, messages by %s; %.1f "
-                  "GFLOP/s measured peak a rank",
+                  "GFLOP/s measured peak a rank%s%s, %.1f in products",
                   comm->ranks, plural(comm->ranks), comm->nodes, plural(comm->nodes), m->threads,
-                  plural(m->threads), comm->transport.name, gflops);
+                  plural(m->threads), comm->transport.name, peak,
+                  *m->rates.instructions ? " by " : "", m->rates.instructions, gflops);
     }
     if (*m->rates.device) {
         print_row("device", "%s; MFU is the share of %.4g TFLOP/s", m->rates.device,
@@ -364,7 +365,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_matrices(p);
     print_step(p);
     if (table) {
-        printf("predicted  %.1f ms a step; memory of rank 0:\n", predicted.step_s * 1000);
+        printf("predicted  %s a step; memory of rank 0:\n", readable_step(predicted.step_s).at);
         print_memory(&predicted);
     } else {
         print_memory_sum(&predicted, "");
@@ -381,17 +382,6 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_notes(p->config, train);
     fflush(stdout);
 }
-// Prints how long `steps` steps will take.
-static inline void print_time(int64_t steps, double step_s) {
-    const double seconds = fmax(steps * step_s, 1);
-    if (steps <= 0) { return; }
-    const Readable end = readable_end(seconds);
-    const bool long_run = seconds >= 3600 && *end.at;
-    print_row("time", "%" PRId64 " step%s of %s, predicted: about %s%s%s", steps, plural(steps),
-              readable_step(step_s).at, readable_span(seconds).at, long_run ? ", ends around " : "",
-              long_run ? end.at : "");
-}
-
 static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
     char text[PRIVACY_JSON_MAX];
     privacy_json(p, steps, text);
@@ -571,7 +561,10 @@ static inline void print_end(const Plan *plan, Measured *m) {
         char idle[2][32];
         snprintf(idle[0], sizeof idle[0], "%.1f %%", 100 * p->idle);
         snprintf(idle[1], sizeof idle[1], "%.1f %%", 100 * m->idle);
-        print_pair("step", readable_step(p->step_s).at, readable_step(m->step_ms / 1000).at);
+        const double measured = m->step_ms / 1000;
+        const bool holds = prediction_holds(p->step_s, measured);
+        print_pair("step", holds ? readable_step(p->step_s).at : "(machine busy)",
+                   readable_step(measured).at);
         if (!alone) { print_pair("waiting for messages", idle[0], idle[1]); }
     }
     for (int k = 0; k < MEMORY_KINDS; k++) {

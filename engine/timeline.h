@@ -10,6 +10,7 @@
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
+#include "engine/readable.h"  // times as people read them
 #include "engine/simulator.h" // actions and times
 
 typedef struct {
@@ -69,10 +70,8 @@ static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *con
     double begin, end;
     timeline_span(p, times, &begin, &end);
     char *row = new_array(char, columns + 1, "timeline");
-    fprintf(
-        to,
-        "F forward, B backward, W weight gradients, U update, . idle; %.3f ms, %.3f ms a column\n",
-        1e3 * (end - begin), 1e3 * (end - begin) / columns);
+    fprintf(to, "F forward, B backward, W weight gradients, U update, . idle; %s, %s a column\n",
+            readable_step(end - begin).at, readable_step((end - begin) / columns).at);
     for (int r = 0; r < p->ranks; r++) {
         double busy = 0;
         TimelineCell cell;

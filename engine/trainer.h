@@ -165,8 +165,8 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .lr = step->lr,
         .seconds = seconds,
         .tokens = tokens,
-        .mfu = gpt_step_flops(&plan->model, tokens, T) / seconds /
-               (plan->machine->rates.peak_flops_per_s * r->comm->ranks),
+        .mfu = mfu_of(gpt_step_flops(&plan->model, tokens, T), seconds,
+                      plan->machine->rates.peak_flops_per_s * r->comm->ranks),
         .joules = shown ? energy_joules(&j->energy) : nobody,
         .windows = shown ? step->windows : NULL,
         .samples = step->samples,

@@ -79,6 +79,15 @@ static void ops_close(Stream *s);
 // Returns the device's name ("" for the CPU), and its dense bf16 peak in flop/s according to the
 // manufacturer (0 if unknown).
 static const char *ops_device(double *bf16_flops);
+// What the instructions that multiply matrices can do at most, in flop/s: all threads together, as
+// measured; and a core, by its clock. Figures are 0 where they are not known, as on a GPU.
+typedef struct {
+    const char *instructions;
+    double measured, limit;
+} OpsPeak;
+static OpsPeak ops_peak(const Stream *s);
+// Returns how many bytes a copy must have so that caches do not make it faster than memory is.
+static size_t ops_copy_bytes(void);
 // Writes the host cores nearest to the device, such as "0-15,32-47"; "" if they are unknown.
 static void ops_near_cores(char *list, size_t bytes);
 // Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".

@@ -105,6 +105,16 @@ def clock(seconds):
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
+def step_time(seconds):
+    """In one unit, as readable_step() in engine/readable.h."""
+    units = ((1e-3, 999.95, "ms"), (1, 119.95, "s"), (60, 119.95, "min"), (3600, 47.95, "h"))
+    for unit, most, name in (*units, (86400, float("inf"), "d")):
+        n = seconds / unit
+        if n < most:
+            digits = 1 if name in ("min", "h", "d") or n >= 99.995 else 2 if n >= 0.9995 else 3
+            return f"{n:.{digits}f} {name}"
+
+
 def faults(run, silent):
     found = []
     if len(run.starts) > 1:
@@ -137,7 +147,7 @@ def rows(run, silent):
     if run.steps:
         speed = run.mean("tokens_per_s") or 0
         yield "speed", (
-            f"{speed:,.0f} tokens/s, {run.mean('ms') or 0:.2f} ms a step,"
+            f"{speed:,.0f} tokens/s, {step_time((run.mean('ms') or 0) / 1000)} a step,"
             f" MFU {100 * (run.mean('mfu') or 0):.1f} %"
         )
     recent = [event["loss"] for event in run.steps if is_number(event.get("loss"))]

@@ -4,16 +4,13 @@
 // For each shape of GPT-2 124M: every operation of a training step with its time, its rate, the
 // time at the machine's limit, and the share of the limit that it reaches.
 //   products           the limit is the peak of fused multiply-adds in fp32 of all threads, or of
-//                      dot products of bf16: of layers, of causal attention (the multiplications
+//                      the products of bf16 that the CPU has: of layers, of causal attention (the multiplications
 //                      below the diagonal), and of private training (half the pairs of rows)
 //   quantization       the limit is ops_copy() of as many bytes; records of 256 elements
 //   the rest           the limit is a plain pass that reads and writes as many bytes
 // Times are the best of several. The peaks are measured before each shape, since what else the
 // machine does changes. Usage: bench_ops [threads] [rounds] [bf16], or bench_ops THREADS peak
 #include "ops/cpu/ops_cpu.h"
-#ifdef __AVX512BF16__
-#include <immintrin.h> // the dot product of bf16
-#endif
 
 enum { C = 768, NH = 12, LAYERS = 12, V = 50257, Vp = 50304, ELEMENTS = 124475904, ADAM_PART = 4 };
 
@@ -22,7 +19,7 @@ typedef struct {
     double seconds, flops; // of operations; of products
 } Step;                    // a whole step, summed as rows are printed
 static Step step;
-static double peak_rate; // flop/s of fused multiply-adds
+static double peak_rate; // flop/s of the instructions that multiply
 static double pass_rate; // bytes/s of a plain pass over memory
 
 // Fills memory with pairs of equal bf16 numbers, which are ordinary fp32 numbers, too.
@@ -58,63 +55,14 @@ static double clock_now(const Stream *s) {
         if (took_ < (best)) { (best) = took_; }                                                    \
     } while (0)
 
-// One thread's multiply-adds: as many sums as registers hold, so that none waits for another.
-enum { SUMS = 3 * PANEL, PEAK_ROUNDS = 1 << 20 };
-static float multiply_add(void) {
-    Lanes sum[SUMS], factor, term;
-    for (int i = 0; i < LANES; i++) {
-        factor[i] = 0.999f;
-        term[i] = 1e-6f;
-    }
-    for (int j = 0; j < SUMS; j++) { sum[j] = term; }
-    for (int64_t i = 0; i < PEAK_ROUNDS; i++) {
-#pragma GCC unroll 24
-        for (int j = 0; j < SUMS; j++) { sum[j] = sum[j] * factor + term; }
-    }
-    for (int j = 1; j < SUMS; j++) { sum[0] += sum[j]; }
-    return sum[0][0];
-}
-// The same with dot products of bf16 pairs; 0 where the CPU has none.
-#ifdef __AVX512BF16__
-static float multiply_pairs(void) {
-    __m512 sum[SUMS];
-    __m512i pairs = _mm512_set1_epi32(0x38003800);
-    for (int j = 0; j < SUMS; j++) { sum[j] = _mm512_set1_ps(1e-6f); }
-    for (int64_t i = 0; i < PEAK_ROUNDS; i++) {
-#pragma GCC unroll 24
-        for (int j = 0; j < SUMS; j++) {
-            sum[j] = _mm512_dpbf16_ps(sum[j], (__m512bh)pairs, (__m512bh)pairs);
-        }
-        __asm__ volatile("" : "+v"(pairs)); // so that the compiler cannot know the products
-    }
-    for (int j = 1; j < SUMS; j++) { sum[0] += sum[j]; }
-    return sum[0][0];
-}
-static const double pair_flops = 4.0 * LANES * SUMS * PEAK_ROUNDS;
-#else
-static float multiply_pairs(void) { return 0.0f; }
-static const double pair_flops = 0.0;
-#endif
-static float on_all_threads(const Stream *s, float (*work)(void)) {
-    float used = 0.0f;
-#pragma omp parallel num_threads(s->threads) reduction(+ : used)
-    used += work();
-    return used;
-}
-// Returns the best rate of all threads together, in flop/s.
-static double measure_peak(const Stream *s, float (*work)(void), double flops) {
-    double best = 1e9;
-    float used = 0.0f; // so that the work is done
-    for (int i = 0; i < rounds + 2; i++) { BEST(best, used += on_all_threads(s, work)); }
-    if (isnan(used)) { puts("a sum is no number"); }
-    return flops * s->threads / best;
-}
 static void print_peaks(const Stream *s) {
-    peak_rate = measure_peak(s, multiply_add, 2.0 * LANES * SUMS * PEAK_ROUNDS);
-    const double pairs = pair_flops > 0 ? measure_peak(s, multiply_pairs, pair_flops) : 0.0;
-    printf("peak of fp32 multiply-adds %.1f GFLOP/s, of bf16 dot products %.1f GFLOP/s%s\n",
-           peak_rate * 1e-9, pairs * 1e-9, pairs > 0 ? "" : " (this build has none)");
-    if (ops_compute() == DTYPE_BF16) { peak_rate = pairs; }
+    const bool has_bf16 = gemm_open_bf16(), bf16 = ops_compute() == DTYPE_BF16;
+    const OpsPeak fp32 = cpu_peak(gemm_multiplier(false), s->threads),
+                  pairs = cpu_peak(gemm_multiplier(has_bf16), s->threads);
+    printf("peak of fp32 multiply-adds %.1f GFLOP/s, of bf16 dot products %.1f GFLOP/s (%s, %s)\n",
+           fp32.measured * 1e-9, has_bf16 ? pairs.measured * 1e-9 : 0.0, fp32.instructions,
+           has_bf16 ? pairs.instructions : "the library has none");
+    peak_rate = bf16 ? pairs.measured : fp32.measured;
 }
 
 static void print_head(const char *what) {

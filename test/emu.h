@@ -22,11 +22,16 @@
 // Graphs     A stream that is being captured keeps its work. A graph is that work, and can be
 //            started any number of times. What CUDA refuses during a capture, or what is not
 //            emulated there, ends the program.
+// Failures   EMU_FAILS=N makes the N-th kernel that runs access an illegal address. From then on
+//            every call returns that error, as CUDA's do; no call names the kernel.
 // Counts     EMU_COUNTS=FILE writes JSON at the end: the number of the host's waits and of
 //            launches, both only inside (nvtx) ranges; the number of ranges; the maximum of device
-//            memory, and of work queued in a stream.
+//            memory, and of work queued in a stream; the number of products with an epilogue.
 // Libraries  The calls of cuBLASLt that the program uses, with their column-major meaning and their
-//            refusals. NCCL is in emu_nccl.h.
+//            refusals. EMU_REFUSES=state: the first suggestion for a product has an error as its
+//            state, and must not be used. EMU_REFUSES=first: the library refuses to run the first
+//            suggestion. EMU_REFUSES=fused: it refuses to run each product with an epilogue,
+//            although it suggests algorithms for it. NCCL is in emu_nccl.h.
 //
 // It works on x86-64 only, because the context switch is assembly.
 #ifndef EMU_H
@@ -100,16 +105,17 @@ static struct EmuCounts {
     int64_t waits, launches;
     int64_t ranges, depth, profiled; // started; now open; started while profiling
     bool profiling;
-    size_t device_bytes, peak_bytes; // device memory now, and its maximum
-    size_t queued;                   // maximum length of a stream's queue
+    size_t device_bytes, peak_bytes;   // device memory now, and its maximum
+    size_t queued;                     // maximum length of a stream's queue
+    int64_t epilogues, bias_gradients; // products that were fused with something; with BGRADB
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
         fprintf(f,
                 "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_"
-                "bytes\":%zu,\"queued\":%zu}\n",
+                "bytes\":%zu,\"queued\":%zu,\"epilogues\":%lld,\"bias_gradients\":%lld}\n",
                 (long long)waits, (long long)launches, (long long)ranges, (long long)profiled,
-                peak_bytes, queued);
+                peak_bytes, queued, (long long)epilogues, (long long)bias_gradients);
         fclose(f);
     }
 } emu_counts;
@@ -598,7 +604,24 @@ static inline void emu_run_grid(const void *kernel, dim3 grid, dim3 block, size_
 }
 
 // --- memory --------------------------------------------------------------------------------------
-typedef enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 } cudaError_t;
+typedef enum {
+    cudaSuccess,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700
+} cudaError_t;
+// Set when a kernel has failed: the answer of all later calls.
+static cudaError_t emu_failed = cudaSuccess;
+static inline cudaError_t emu_answer(cudaError_t error) { return emu_failed ? emu_failed : error; }
+// The kernel that fails; 0: none.
+static const long emu_failing = getenv("EMU_FAILS") ? atol(getenv("EMU_FAILS")) : 0;
+static inline void emu_work_on();
+// The same, of a call that has nothing to do with kernels: the device may have worked until then.
+static inline cudaError_t emu_late_answer(cudaError_t error) {
+    emu_work_on();
+    return emu_answer(error);
+}
 typedef enum {
     cudaMemcpyHostToDevice = 1,
     cudaMemcpyDeviceToHost = 2,
@@ -657,6 +680,7 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     sigaction(SIGSEGV, &action, NULL);
     // Aligned as CUDA does, and placed at the end of the pages.
     size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE;
+    if (emu_late_answer(cudaSuccess)) { return emu_failed; }
     if (place != EMU_PINNED && pages > emu_device_total - emu_counts.device_bytes) {
         return cudaErrorMemoryAllocation;
     }
@@ -681,6 +705,10 @@ static inline cudaError_t cudaMalloc(void **p, size_t bytes) {
     return emu_malloc(p, bytes, EMU_DEVICE);
 }
 static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) {
+    return emu_malloc(p, bytes, EMU_MANAGED);
+}
+enum { cudaHostAllocMapped = 2 };
+static inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { // for kernels, too
     return emu_malloc(p, bytes, EMU_MANAGED);
 }
 // limit for the bytes of one allocation
@@ -721,7 +749,7 @@ static cudaError_t emu_last_error; // "not ready" counts as an error, too
 static inline cudaError_t cudaGetLastError() {
     cudaError_t error = emu_last_error;
     emu_last_error = cudaSuccess;
-    return error;
+    return emu_answer(error);
 }
 
 // the time of products beyond the time that they take here (emu_matmul_ms)
@@ -786,6 +814,16 @@ static inline void emu_run_until(const std::function<bool()> &done, bool patient
     } while (!done());
     emu_protect(false);
 }
+static inline void emu_work_on() { // only where it matters: tests want work to be late
+    if (!emu_failing) { return; }
+    emu_run_until(
+        [] {
+            bool idle = true;
+            for (const EmuStream *s : emu_streams) { idle = idle && s->queue.empty(); }
+            return idle;
+        },
+        false);
+}
 static inline void emu_wait_until(const std::function<bool()> &done) { // the host waits
     emu_counts.waits += emu_counts.depth > 0;
     emu_run_until(done);
@@ -805,22 +843,22 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emu_not_captured(s);
     emu_wait_until([=] { return s->queue.empty(); });
-    return cudaSuccess;
+    return emu_answer(cudaSuccess);
 }
 // A query runs some of the work. Repeated queries until the stream is empty count as one wait.
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     emu_not_captured(s);
     if (s->queue.empty()) {
         emu_counts.waits += emu_counts.depth > 0;
-        return cudaSuccess;
+        return emu_answer(cudaSuccess);
     }
     uint64_t steps = 1 + emu_draw(8);
     emu_run_until([&] { return s->queue.empty() || steps-- == 0; }, false);
-    return emu_last_error = cudaErrorNotReady;
+    return emu_answer(emu_last_error = cudaErrorNotReady);
 }
 static inline cudaError_t cudaDeviceSynchronize() {
     for (EmuStream *s : emu_streams) { cudaStreamSynchronize(s); }
-    return cudaSuccess;
+    return emu_answer(cudaSuccess);
 }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     cudaStreamSynchronize(s);
@@ -853,7 +891,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
             e->ms = emu_clock_ms();
         },
         true);
-    return cudaSuccess;
+    return emu_answer(cudaSuccess);
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     emu_not_captured(s);
@@ -872,7 +910,8 @@ static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cuda
 static inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     uint64_t steps = emu_draw(8) == 0;
     emu_run_until([&] { return e->happened >= e->recorded || steps-- == 0; }, false);
-    return e->happened >= e->recorded ? cudaSuccess : emu_last_error = cudaErrorNotReady;
+    return emu_answer(e->happened >= e->recorded ? cudaSuccess
+                                                 : emu_last_error = cudaErrorNotReady);
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     const int64_t record = e->recorded;
@@ -955,7 +994,7 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
         memmove(to, from, bytes);
         emu_check_copied(to, bytes);
     });
-    return memory_to ? cudaSuccess : cudaStreamSynchronize(s);
+    return memory_to ? emu_answer(cudaSuccess) : cudaStreamSynchronize(s);
 }
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
     emu_enqueue(s, [=] {
@@ -1006,7 +1045,10 @@ static inline cudaError_t cudaProfilerStop() {
     return cudaSuccess;
 }
 static inline const char *cudaGetErrorString(cudaError_t e) {
-    return e == cudaSuccess ? "no error" : "out of memory";
+    return e == cudaSuccess               ? "no error"
+           : e == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+           : e == cudaErrorInvalidValue   ? "invalid argument"
+                                          : "out of memory";
 }
 
 // --- launches ------------------------------------------------------------------------------------
@@ -1015,7 +1057,7 @@ template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
     static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
-    return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
+    return emu_late_answer(bytes <= most ? cudaSuccess : cudaErrorInvalidValue);
 }
 template <class... P, size_t... I>
 EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values,
@@ -1024,11 +1066,17 @@ EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &val
     kernel(std::get<I>(values)...);
     emu_check_end();
 }
+// Returns whether the kernel that is about to run fails, or an earlier one has: then none runs.
+static inline bool emu_fails_now() {
+    static long kernels;
+    if (++kernels == emu_failing) { emu_failed = cudaErrorIllegalAddress; }
+    return emu_failed != cudaSuccess;
+}
 template <class... P, class... A>
 static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                               cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
-    if (cudaGetLastError() != cudaSuccess) {
+    if (emu_last_error != cudaSuccess) {
         emu_fail("a launch is blamed for an earlier call's error");
     }
     auto allowed = emu_shared_allowed.find((void *)kernel);
@@ -1040,6 +1088,7 @@ static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_
     const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1, emu_draw(~0ull)};
     emu_check_pause = emu_pause;
     emu_enqueue(s, [=] {
+        if (emu_fails_now()) { return; }
         emu_check_launch((const void *)kernel, &grid.x, &block.x, shared, &values, sizeof values);
         emu_run_grid((const void *)kernel, grid, block, shared, order,
                      [&] { emu_call(kernel, values, std::index_sequence_for<P...>()); });
@@ -1047,14 +1096,28 @@ static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_
     });
 }
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
-    emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
+    do {                                                                                           \
+        emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__);                              \
+        EMU_CHECK_LAUNCH();                                                                        \
+    } while (0)
+// What a program checks after a launch; the tests of the emulation itself check nothing.
+#ifndef EMU_CHECK_LAUNCH
+#define EMU_CHECK_LAUNCH()
+#endif
 
 // --- cuBLASLt: matrices are column-major; D = alpha op(A) op(B) + beta C, then the epilogue ------
 typedef enum {
     CUBLAS_STATUS_SUCCESS,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
+static inline const char *cublasLtGetStatusString(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_INVALID_VALUE      ? "an unsupported value or parameter"
+           : status == CUBLAS_STATUS_EXECUTION_FAILED ? "the GPU program failed to execute"
+           : status == CUBLAS_STATUS_NOT_SUPPORTED    ? "the functionality is not supported"
+                                                      : "success";
+}
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
@@ -1072,7 +1135,8 @@ enum {
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
 };
 enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -1086,6 +1150,7 @@ struct EmuMatmulDesc {
     cublasLtEpilogue_t epilogue;
     void *bias, *aux; // aux: a matrix of D's shape and type
     int64_t aux_ld;
+    int32_t bias_type; // -1: D's type
 };
 struct EmuLayout {
     cudaDataType_t type;
@@ -1107,6 +1172,7 @@ typedef struct {
 typedef struct {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
+    cublasStatus_t state; // the rest is valid only if it is CUBLAS_STATUS_SUCCESS
 } cublasLtMatmulHeuristicResult_t;
 typedef void *cublasLtHandle_t;
 static inline size_t cublasLtGetVersion() { return 1; }
@@ -1136,7 +1202,8 @@ static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
 }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t,
                                                       cudaDataType_t scale) {
-    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
+    *d =
+        new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0, -1};
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
@@ -1154,7 +1221,8 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
                  {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue, 4},
                  {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, 8},
                  {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &d->aux, 8},
-                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d->aux_ld, 8}};
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d->aux_ld, 8},
+                 {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &d->bias_type, 4}};
     for (const auto &k : known) {
         if (k.attribute == attribute && k.bytes == bytes) {
             memcpy(k.to, value, bytes);
@@ -1203,6 +1271,17 @@ static inline uint32_t emu_alignment(const void *p) {
     return p ? std::min((uint32_t)((uintptr_t)p & -(uintptr_t)p), 256u) : 256;
 }
 static inline bool emu_has_aux(const EmuMatmulDesc &d) { return d.epilogue & 128; }
+static inline bool emu_has_bias(const EmuMatmulDesc &d) {
+    return d.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB);
+}
+// Products of bf16 and fp32 take a bias, and give a bias gradient, of D's type only.
+static inline bool emu_bias_fits(const EmuMatmulDesc &d, const EmuLayout &D) {
+    return !emu_has_bias(d) || d.bias_type == -1 || d.bias_type == (int32_t)D.type;
+}
+static inline bool emu_refuses(const char *what) {
+    const char *refused = getenv("EMU_REFUSES");
+    return refused && !strcmp(refused, what);
+}
 static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B,
                                   const EmuLayout *C, const EmuLayout *D) {
     return emu_op_rows(A, d->op[0]) == D->rows &&
@@ -1220,12 +1299,16 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasL
     if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
+    if (!emu_bias_fits(*d, *D)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     // The library may refuse this, so the code for that case is tested here.
     if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    *count = std::min(most, emu_matmuls() ? (int)EMU_SUGGESTIONS : 1);
+    const bool several = emu_matmuls() || emu_refuses("state") || emu_refuses("first");
+    *count = std::min(most, several ? (int)EMU_SUGGESTIONS : 1);
     for (int i = 0; i < *count; i++) {
+        results[i].state =
+            i == 0 && emu_refuses("state") ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
         results[i].algo.workspace = results[i].workspaceSize = p->workspace;
         memcpy(results[i].algo.alignment, p->alignment, sizeof p->alignment);
         // The pointers' values determine these.
@@ -1241,6 +1324,7 @@ cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrix
                         cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
                         cublasLtMatmulHeuristicResult_t *result) {
     result->workspaceSize = algo->workspace;
+    result->state = CUBLAS_STATUS_SUCCESS;
     return emu_shapes_fit(d, A, B, C, D) && algo->number < EMU_SUGGESTIONS
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_NOT_SUPPORTED;
@@ -1357,10 +1441,21 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, cons
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     const bool workspace_fits =
-        workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
+        workspace_bytes >= algo->workspace && (uintptr_t)workspace % 256 == 0;
     if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || !workspace_fits) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (emu_late_answer(cudaSuccess)) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if (algo->number == 0 && emu_refuses("state")) {
+        emu_fail("cublasLtMatmul: a suggestion whose state is an error");
+    }
+    if ((algo->number == 0 && emu_refuses("first")) ||
+        (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && emu_refuses("fused"))) {
+        emu_last_error = cudaErrorInvalidValue; // the library's own call leaves one behind
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    emu_counts.epilogues += d->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+    emu_counts.bias_gradients += d->epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;

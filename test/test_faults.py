@@ -294,6 +294,25 @@ class Clocks(unittest.TestCase):
         self.assertEqual(job.steps("loss", "grad_norm"), expected)
         self.assertTrue(any(float(e["ms"]) > 3.5e6 for e in job.of("step")), "the clock has leapt")
 
+    def test_busy(self):
+        """What is measured at the start seems to take far longer than it does, or the steps do, as
+        on a machine that others use: no prediction is shown that the first steps contradict, and no
+        share of a peak above the whole."""
+        if not os.path.exists(CLOCK):
+            self.skipTest("build/jumping_clock.so is not built")
+        for when in ("before", "after"):
+            log = os.path.join(scratch(), "log")  # it is made when everything is measured
+            words = harness.command_line(dict(steps=6, val_every=0, val=None, threads=1, log=log))
+            environment = f"LD_PRELOAD={CLOCK} CLOCK_FAST='{when} {log}'"
+            job = Job(shell=f"exec env {environment} {harness.BINARY} {' '.join(words)}", log=log)
+            out = " ".join(job.done().out.split())
+            self.assertRegex(out, r"6 steps of [\d.]+ \w+, measured: about .* seems busy")
+            self.assertNotIn("predicted: about", out)
+            self.assertIn("step (machine busy) ", out)
+            for share in (e["mfu"] for e in job.of("step")):
+                self.assertTrue(share is None or 0 < float(share) <= 1, share)
+            self.assertEqual("MFU - %" in out, when == "before", out)
+
 
 class Folder(unittest.TestCase):
     def test_two_runs(self):

@@ -7,6 +7,7 @@ python3 test/test_gpu.py            TEST_ALL=1: the exhaustive forms; TEST_SEED=
 
 Program     a run gives the losses of train_gpt, whatever the order of threads and streams; the same
             bits again; a resumed run too
+Failures    what cuBLASLt and CUDA may answer: algorithms that it cannot run, errors that come late
 Step        the host waits once in a step, blocks are replayed as graphs with the same bits, what a
             profile tells
 Memory      what is taken from the device is what was predicted; what does not fit is refused with
@@ -30,7 +31,20 @@ import tempfile
 import unittest
 
 import harness
-from harness import ALL, EXIT_PEER, Job, MODEL, ROOT, SAME, SEED, TOKENS, TestCase, get, sample
+from harness import (
+    ALL,
+    EXIT_PEER,
+    EXIT_RESOURCES,
+    Job,
+    MODEL,
+    ROOT,
+    SAME,
+    SEED,
+    TOKENS,
+    TestCase,
+    get,
+    sample,
+)
 
 ENVIRONMENT = dict(harness.ENVIRONMENT, OMP_NUM_THREADS="1")
 FLAGS = dict(val_every=10, threads=1, dtype="fp32")  # of both builds
@@ -205,6 +219,51 @@ def checksum(data):
     for byte in data[whole:]:
         h = turn(h, byte)
     return mix64(h)
+
+
+class Failures(TestCase):
+    """What a library and a device may answer, which the emulation does when it is asked to."""
+
+    SAME = dict(Matmuls.SAME, steps=3)
+
+    def run_with(self, environment, **changes):
+        return run("train_gpt_emu", environment=environment, **dict(self.SAME, **changes))[0]
+
+    def test_suggestions(self):
+        """An algorithm whose state is an error is not used; where the library refuses to run one
+        that it has suggested, another one is taken, or the product is computed without its
+        epilogue."""
+        for dtype, tolerance in (("fp32", SAME), ("bf16", SAME_BF16)):
+            plain = self.run_with({}, dtype=dtype)
+            for refused in ("state", "first", "fused"):
+                with self.subTest(dtype=dtype, refused=refused):
+                    losses = self.run_with({"EMU_REFUSES": refused}, dtype=dtype)
+                    self.assert_close(losses, plain, tolerance)
+
+    def test_bias_gradient(self):
+        """Is fused into the products of weight gradients, whose result is fp32: the type of the
+        bias is that of the result. A library that refuses another type is not asked in vain."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "counts")
+            for refused, fused in (("", True), ("fused", False)):
+                self.run_with({"EMU_COUNTS": path, "EMU_REFUSES": refused})
+                with open(path) as counts:
+                    self.assertEqual(json.load(counts)["bias_gradients"] > 0, fused)
+
+    def test_asynchronous_error(self):
+        """A kernel fails. CUDA tells it at a later call, whichever that is: the program says what
+        CUDA said, and nothing about heads, memory or products."""
+        kernels = [*range(1, 60), 100, 200] if ALL else [1, 12, 13, 45]
+        for dtype, kernel in [("fp32", k) for k in kernels] + [("bf16", 30)]:
+            with self.subTest(dtype=dtype, kernel=kernel):
+                said = job(
+                    "train_gpt_emu",
+                    code=EXIT_RESOURCES,
+                    environment={"EMU_FAILS": str(kernel)},
+                    **dict(self.SAME, dtype=dtype),
+                )[1]
+                self.assertIn(": an illegal memory access was encountered", said)
+                self.assertNotRegex(said, "heads of|cannot allocate|has no product|cannot pin")
 
 
 class Step(TestCase):

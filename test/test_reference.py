@@ -1162,7 +1162,7 @@ FAULTS = [
     (
         "speed",
         TRAINER,
-        "/ seconds / (plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),",
+        "plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),",
     ),
 ]
 

@@ -5,6 +5,7 @@
 #define DEVICE_CPU_H
 
 #include "ops/cpu/gemm_cpu.h"   // products of matrices
+#include "ops/cpu/peak_cpu.h"   // what they can do at most
 #include "ops/cpu/update_cpu.h" // optimizers; the contract (ops.h)
 #include <omp.h>                // the team of threads
 #include <sys/mman.h>           // mmap; madvise for huge pages
@@ -74,6 +75,10 @@ static inline const char *ops_device(double *bf16_flops) {
     *bf16_flops = 0;
     return "";
 }
+static inline OpsPeak ops_peak(const Stream *s) {
+    return cpu_peak(gemm_multiplier(cpu_compute == DTYPE_BF16), s->threads);
+}
+static inline size_t ops_copy_bytes(void) { return (size_t)16 << 20; }
 static inline void ops_wait(Stream *s) { (void)s; }
 // A CPU's library computes a product in one way only.
 static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }

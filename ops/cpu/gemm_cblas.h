@@ -3,6 +3,7 @@
 #ifndef GEMM_CBLAS_H
 #define GEMM_CBLAS_H
 
+#include "ops/cpu/peak_cpu.h" // Multiplier
 #include "ops/cpu/real_cpu.h" // Product
 #if __has_include(<cblas.h>)
 #include <cblas.h> // cblas_sgemm
@@ -27,6 +28,10 @@ static inline bool gemm_same_in_all_tiles(void) { return false; } // nobody prom
 static inline void gemm_open_library(void) {
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }
     if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
+}
+static inline Multiplier gemm_multiplier(bool bf16) {
+    (void)bf16;
+    return multiplier_of_fp32();
 }
 static inline bool gemm_open_bf16(void) { return false; }   // it multiplies fp32 only
 static inline void gemm_bf16(const Product *p) { (void)p; } // never called

@@ -3,6 +3,7 @@
 #ifndef GEMM_ONEDNN_H
 #define GEMM_ONEDNN_H
 
+#include "ops/cpu/peak_cpu.h" // Multiplier
 #include "ops/cpu/real_cpu.h" // Product
 #include <dnnl.h>             // dnnl_sgemm, dnnl_matmul
 
@@ -22,6 +23,16 @@ static inline bool gemm_same_in_all_tiles(void) {
 // Returns whether the CPU has instructions for products of bf16.
 static inline bool gemm_has_bf16(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16);
+}
+// Returns the instructions that its products in bf16 or fp32 use.
+static inline Multiplier gemm_multiplier(bool bf16) {
+    const Multiplier widest = multiplier_of_fp32();
+    if (bf16) {
+        return gemm_has_instructions(dnnl_cpu_isa_avx512_core_amx) ? MULTIPLY_TILES
+                                                                   : MULTIPLY_PAIRS;
+    }
+    return widest == MULTIPLY_512 && !gemm_has_instructions(dnnl_cpu_isa_avx512_core) ? MULTIPLY_256
+                                                                                      : widest;
 }
 static inline void gemm_check(dnnl_status_t status) {
     if (status != dnnl_success) {

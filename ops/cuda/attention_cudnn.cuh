@@ -4,9 +4,10 @@
 // Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D)
 //         inside qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
 // Plans   One per shape and direction, only for the sequence length of training. A plan is made at
-//         first use and kept, since recorded work uses its kernels. attention_cuda.cuh's own
-//         kernels are used where cuDNN refuses a shape, or needs more scratch than a few numbers
-//         per channel (a deterministic backward pass may need scores of T x T).
+//         first use and never dropped: CUDA graphs that were recorded with it use its kernels.
+//         attention_cuda.cuh's own kernels are used where cuDNN refuses a shape, or needs more
+//         scratch than a few numbers per channel (a deterministic backward pass may need scores of
+//         T x T).
 // Sums    Backward uses the deterministic algorithm. The same call gives the same bits.
 // Tests   There is no emulation of cuDNN. The tests only compile this file.
 #ifndef ATTENTION_CUDNN_CUH
@@ -19,13 +20,11 @@
 #include "ops/cuda/device_cuda.cuh"  // scratch, enter
 #include <cstring>                   // strlen, which the next header uses
 #include <cudnn_frontend.h>          // graphs of operations
+#include <deque>                     // plans
 #include <memory>                    // graphs are shared pointers
 #include <unordered_map>             // graphs take their tensors by number
 
-enum {
-    CUDNN_PLANS = 64,
-    CUDNN_SCRATCH = 64 // limit, in bytes per channel of each token
-};
+enum { CUDNN_SCRATCH = 64 }; // limit, in bytes per channel of each token
 // numbers of the tensors in a graph
 enum {
     TENSOR_Q = 1,
@@ -49,8 +48,9 @@ typedef struct {
     std::shared_ptr<CudnnGraph> graph; // NULL if cuDNN refuses the shape
     int64_t scratch;                   // bytes
 } CudnnPlan;
-static CudnnPlan cudnn_plans[CUDNN_PLANS], cudnn_refused;
-static int64_t cudnn_plans_made, cudnn_T; // cudnn_T: sequence length of training
+static std::deque<CudnnPlan> cudnn_plans; // a plan keeps its address when others are added
+static CudnnPlan cudnn_refused;
+static int64_t cudnn_T;            // sequence length of training
 static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
 
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
@@ -120,18 +120,15 @@ static inline std::shared_ptr<CudnnGraph> make_cudnn_graph(const CudnnKey *k) {
     return g->build(cudnn_handle, {cudnn_frontend::HeurMode_t::A}).is_good() ? g : NULL;
 }
 static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
-    for (int64_t i = 0; i < min_i64(cudnn_plans_made, CUDNN_PLANS); i++) {
-        if (!memcmp(&cudnn_plans[i].key, &key, sizeof key)) { return &cudnn_plans[i]; }
+    for (CudnnPlan &p : cudnn_plans) {
+        if (!memcmp(&p.key, &key, sizeof key)) { return &p; }
     }
     if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) {
         die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start");
     }
     if (key.shape.T != cudnn_T) { return &cudnn_refused; }
-    // The oldest is replaced. A memory plan makes plans for many shapes that never run.
-    CudnnPlan *p = &cudnn_plans[cudnn_plans_made++ % CUDNN_PLANS];
-    p->key = key;
-    p->graph = NULL;
-    p->scratch = 0;
+    cudnn_plans.push_back({key, NULL, 0});
+    CudnnPlan *p = &cudnn_plans.back();
     // Other sizes would not have the alignment that cuDNN needs.
     if (gpu_real == DTYPE_BF16 && key.shape.D % 8 == 0) { p->graph = make_cudnn_graph(&key); }
     if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() ||
@@ -143,10 +140,9 @@ static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
     return p;
 }
 static inline bool cudnn_has_plan(void) {
-    for (int64_t i = 0; i < min_i64(cudnn_plans_made, CUDNN_PLANS); i++) {
-        if (cudnn_plans[i].graph) { return true; }
-    }
-    return false;
+    bool some = false;
+    for (const CudnnPlan &p : cudnn_plans) { some = some || p.graph; }
+    return some;
 }
 static inline int64_t cudnn_scratch_bytes(OpsShape s) {
     const AttentionShape shape = ops_attention_shape(s);

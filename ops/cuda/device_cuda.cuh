@@ -28,10 +28,13 @@
 #define DYNAMIC_SHARED(type, name)                                                                 \
     extern __shared__ __align__(16) unsigned char dynamic_shared[];                                \
     type *name = (type *)(void *)dynamic_shared
-#define UNROLL _Pragma("unroll") // arrays stay in registers only if all indices are constants
+#define COPY_BYTES ((size_t)256 << 20) // the L2 cache of a B200 has 126 MB
+#define UNROLL _Pragma("unroll")       // arrays stay in registers only if all indices are constants
 #else
+#define EMU_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 #include "test/emu.h"
 #define MATMUL_CALLS 1
+#define COPY_BYTES ((size_t)1 << 20)
 #endif
 
 #ifndef MATMUL_WORKSPACE // tests make these smaller
@@ -52,6 +55,7 @@ enum {
     RECORDING_KEY = 256,    // largest key, in bytes
     COLUMN_PARTS = 64,      // maximum number of partial sums of a sum over rows
     PACE = 128,             // operations between two events of keep_pace()
+    GRID_MOST = 65535,      // blocks of a grid in its second and third dimension
     SCRATCH_LEAST = 1 << 16 // smallest scratch, in bytes, for data moved in pieces
 };
 #define ALL_LANES 0xffffffffu
@@ -86,6 +90,17 @@ static inline void cuda_check(cudaError_t error, const char *call) {
         die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error));
     }
 }
+// Returns whether memory was allocated. Running out of it is for the caller to report. Any other
+// error, such as that of an earlier kernel, which CUDA reports at any later call, ends the program.
+#define CUDA_ALLOCATED(call) cuda_allocated((call), #call)
+static inline bool cuda_allocated(cudaError_t error, const char *call) {
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // CUDA keeps it, and the check after the next launch would report it
+        return false;
+    }
+    cuda_check(error, call);
+    return true;
+}
 // Returns whether a queried stream or event is done. "Not ready" is no error, but CUDA keeps it as
 // the last error, and the check after the next launch would report it.
 static inline bool cuda_done(cudaError_t answer) {
@@ -93,7 +108,7 @@ static inline bool cuda_done(cudaError_t answer) {
         cudaGetLastError();
         return false;
     }
-    CUDA_CHECK(answer);
+    cuda_check(answer, "waiting for the device");
     return true;
 }
 
@@ -205,6 +220,14 @@ static inline const char *ops_device(double *bf16_flops) {
     return device.name;
 }
 
+// The maker's figure stands for it (ops_device).
+static inline OpsPeak ops_peak(const Stream *s) {
+    const OpsPeak unknown = {"", 0, 0};
+    (void)s;
+    return unknown;
+}
+static inline size_t ops_copy_bytes(void) { return COPY_BYTES; }
+
 // Reads the cores from the PCI data of Linux.
 static inline void ops_near_cores(char *list, size_t bytes) {
     int number;
@@ -249,6 +272,13 @@ static inline void ops_wait(Stream *s) {
     }
 }
 
+// Forgets the error of a call that was refused. Ends the program (EXIT_RESOURCES) if the device
+// itself has failed: then every call is refused, and only CUDA knows why.
+static inline void forget_refused_call(Stream *s) {
+    cudaGetLastError();
+    // a stream that is captured may not be asked; what is captured has run before
+    if (!gpu_of(s)->recording) { (void)cuda_done(cudaStreamQuery(stream_of(s))); }
+}
 // Returns the entry of a key, known or new, among 16 entries chosen by its checksum; NULL if all of
 // them hold other keys.
 static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes) {
@@ -343,19 +373,32 @@ template <class To> static inline To converted(Real *p) { return (To)p; }
 template <class To> static inline To converted(const Real *p) {
     return static_cast<To>(static_cast<const void *>(p));
 }
+// Lets the blocks of a kernel have more dynamic shared memory than the 48 KB that every launch may
+// ask for. Ends the program (EXIT_INPUT) if the GPU has less.
+template <class... Parameters>
+static inline void allow_shared(void (*kernel)(Parameters...), int bytes) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaErrorInvalidValue) {
+        die(EXIT_INPUT, "choose more heads",
+            "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
+            bytes);
+    }
+    cuda_check(error, "cudaFuncSetAttribute");
+}
 // Starts a kernel on the stream. Does nothing if the grid is empty. shared: bytes of dynamic shared
-// memory of a block. Ends the program (EXIT_INPUT) if the GPU has less.
+// memory of a block. Ends the program (EXIT_INPUT) if the GPU has less, or no grids of this shape.
 template <class... Parameters, class... Arguments>
 static inline void launch_with(Stream *s, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                int shared, Arguments... arguments) {
     cudaStream_t stream = enter(s);
     if (!grid.x || !grid.y || !grid.z) { return; }
-    if (shared && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       shared) != cudaSuccess) {
-        die(EXIT_INPUT, "choose more heads",
-            "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
-            shared);
+    if (grid.y > GRID_MOST || grid.z > GRID_MOST) {
+        die(EXIT_INPUT, "choose a smaller --micro-batch",
+            "a kernel for %u x %u rows and heads; a GPU takes at most %d of each", grid.z, grid.y,
+            (int)GRID_MOST);
     }
+    if (shared) { allow_shared(kernel, shared); }
     LAUNCH(kernel, grid, block, shared, stream, converted<Parameters>(arguments)...);
 }
 // Starts a kernel with blocks of THREADS threads.
@@ -410,10 +453,7 @@ static inline const Real *real_at_const(const Real *p, int64_t elements) {
 
 static inline void *ops_alloc(size_t bytes) {
     void *p = NULL;
-    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // clears the error, which the caller reports
-        return NULL;
-    }
+    if (!CUDA_ALLOCATED(cudaMalloc(&p, bytes ? bytes : 1))) { return NULL; }
     CUDA_CHECK(cudaMemset(p, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
     return p;
@@ -421,11 +461,7 @@ static inline void *ops_alloc(size_t bytes) {
 static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 static inline void *ops_alloc_host(size_t bytes) {
     void *p = NULL;
-    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // clears the error, which the caller reports
-        return NULL;
-    }
-    return memset(p, 0, bytes);
+    return CUDA_ALLOCATED(cudaMallocHost(&p, bytes ? bytes : 1)) ? memset(p, 0, bytes) : NULL;
 }
 static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }

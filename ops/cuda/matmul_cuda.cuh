@@ -8,8 +8,8 @@
 //             epilogue, and keeps the fastest. Algorithms add in different orders, so a choice
 //             determines the last bits of a result. Therefore rank 0 chooses for all ranks, and
 //             checkpoints store the choices (engine/matmul_choices.h). A product without a choice
-//             uses the library's first suggestion, which depends only on the product, the GPU and
-//             the library.
+//             uses the library's first suggestion that runs, which depends only on the product, the
+//             GPU and the library. If none runs, the product is computed without its epilogue.
 #ifndef MATMUL_CUDA_CUH
 #define MATMUL_CUDA_CUH
 
@@ -27,9 +27,9 @@ enum {
 
 #define LT_CHECK(call) lt_check((call), #call)
 static inline void lt_check(cublasStatus_t status, const char *call) {
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status);
-    }
+    if (status == CUBLAS_STATUS_SUCCESS) { return; }
+    cuda_check(cudaGetLastError(), call); // CUDA's own word, where it has one
+    die(EXIT_RESOURCES, NULL, "%s: %s", call, cublasLtGetStatusString(status));
 }
 
 // A product D(m,n) = op(A)(m,k) op(B)(k,n), column-major as in cuBLASLt.
@@ -101,7 +101,8 @@ typedef struct {
     // GELU_AUX: (m, n) Reals, written: the input of GELU. DGELU: the same, read.
     const void *pre_gelu;
 } Epilogue;
-enum { OF_GELU = 128 }; // the bit that is set in all epilogues with a pre_gelu
+// The bits that are set in all epilogues with a pre_gelu, and in all with a bias.
+enum { OF_GELU = 128, OF_BIAS = CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB };
 
 #define SET(desc, what, value)                                                                     \
     LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_##what, &(value),           \
@@ -132,6 +133,7 @@ static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     SET(p.desc, TRANSB, b_op);
     SET(p.desc, EPILOGUE, key.epilogue);
     if (key.epilogue & OF_GELU) { SET(p.desc, EPILOGUE_AUX_LD, key.m); }
+    if (key.epilogue & OF_BIAS) { SET(p.desc, BIAS_DATA_TYPE, out); }
     point_epilogue(p.desc, e); // suggestions depend on the pointers' alignment
     p.a = matrix_layout(in, key.a_transposed, key.m, key.k);
     p.b = matrix_layout(in, key.b_transposed, key.k, key.n);
@@ -140,13 +142,13 @@ static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
 }
 #undef SET
 // Writes up to `most` algorithms for a product, the library's best guess first, and returns their
-// number.
+// number. The library may also list some that it cannot use: all are asked for, and these left out.
 static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
                                     cublasLtMatmulAlgo_t *algos, int most) {
     cublasLtMatmulHeuristicResult_t found[SUGGESTIONS];
     cublasLtMatmulPreference_t preference;
     const uint64_t workspace = MATMUL_WORKSPACE;
-    int count = 0;
+    int asked = 0, count = 0;
     memset(found, 0, sizeof found);
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
@@ -159,10 +161,13 @@ static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
             preference, alignments[i], &p->key.alignment[i < 3 ? i : 2], sizeof(unsigned)));
     }
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        m->lt, p->desc, p->a, p->b, p->d, p->d, preference, most, found, &count);
+        m->lt, p->desc, p->a, p->b, p->d, p->d, preference, SUGGESTIONS, found, &asked);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    if (status != CUBLAS_STATUS_SUCCESS) { return 0; }
-    for (int i = 0; i < count; i++) { algos[i] = found[i].algo; }
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < asked && count < most; i++) {
+        const bool usable =
+            found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= workspace;
+        if (usable) { algos[count++] = found[i].algo; }
+    }
     return count;
 }
 
@@ -200,10 +205,12 @@ static inline void choose_algorithm(struct Matmuls *m, MatmulPlan *p) {
     ChosenMatmul chosen;
     if (find_matmul_choice(&m->choices, &p->key, &chosen)) {
         cublasLtMatmulHeuristicResult_t checked;
+        memset(&checked, 0, sizeof checked);
         p->offered = chosen.offered;
         p->algo = chosen.algo;
         const bool works = cublasLtMatmulAlgoCheck(m->lt, p->desc, p->a, p->b, p->d, p->d, &p->algo,
                                                    &checked) == CUBLAS_STATUS_SUCCESS &&
+                           checked.state == CUBLAS_STATUS_SUCCESS &&
                            checked.workspaceSize <= MATMUL_WORKSPACE;
         if (!p->offered || works) { return; }
     }
@@ -232,10 +239,30 @@ typedef struct {
     const Real *a, *b;
     bool a_transposed, b_transposed, out_fp32, accumulate;
 } Product;
+// Starts a product by the plan's algorithm. Returns whether the library takes it.
+static inline bool start_matmul(Stream *s, const MatmulPlan *p, const Product *x) {
+    const float one = 1.0f, beta = x->accumulate ? 1.0f : 0.0f;
+    const cublasStatus_t status =
+        cublasLtMatmul(gpu_of(s)->matmuls->lt, p->desc, &one, x->a, p->a, x->b, p->b, &beta, x->d,
+                       p->d, x->d, p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream_of(s));
+    if (status != CUBLAS_STATUS_SUCCESS) { forget_refused_call(s); }
+    return status == CUBLAS_STATUS_SUCCESS;
+}
+// Starts a product by the first suggestion that the library takes, after it has refused the plan's
+// algorithm, and keeps that one. Returns false if it takes none.
+static inline bool start_other_matmul(Stream *s, MatmulPlan *p, const Product *x) {
+    cublasLtMatmulAlgo_t algos[SUGGESTIONS];
+    const int count = suggested_matmuls(gpu_of(s)->matmuls, p, algos, SUGGESTIONS);
+    for (int i = 0; i < count; i++) {
+        p->algo = algos[i];
+        if (start_matmul(s, p, x)) { return true; }
+    }
+    return false;
+}
 // Computes a product, followed by the epilogue. Returns false, and does nothing, if the product is
-// not offered with this epilogue.
+// not offered with this epilogue, or is offered but refused when it should run.
 static inline bool matmul(Stream *s, const Product *x, Epilogue e) {
-    cudaStream_t stream = enter(s);
+    (void)enter(s);
     struct Matmuls *all = gpu_of(s)->matmuls;
     const MatmulKey key = {
         .m = x->m,
@@ -250,26 +277,34 @@ static inline bool matmul(Stream *s, const Product *x, Epilogue e) {
     static_assert(sizeof key == 56, "keys are compared as bytes");
     MatmulPlan *p = find_matmul_plan(all, &key, &e);
     if (!p->offered) { return false; }
-    const float one = 1.0f, beta = x->accumulate ? 1.0f : 0.0f;
     point_epilogue(p->desc, &e);
-    const cublasStatus_t status =
-        cublasLtMatmul(all->lt, p->desc, &one, x->a, p->a, x->b, p->b, &beta, x->d, p->d, x->d,
-                       p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream);
+    const bool started = start_matmul(s, p, x);
     if (all->timing) {
-        all->failed = all->failed || status != CUBLAS_STATUS_SUCCESS;
-    } else {
-        lt_check(status, "cublasLtMatmul");
+        all->failed = all->failed || !started;
+        return true;
     }
-    return true;
+    p->offered = started || start_other_matmul(s, p, x);
+    return p->offered;
+}
+template <class R> __global__ void bias_kernel(R *out, const R *bias, int64_t n, int64_t m) {
+    const int64_t i = thread_index();
+    if (i < n) { write(out + i, read(out + i) + read(bias + i % m)); }
 }
 // Computes a product, followed by adding the bias if it is not NULL. Ends the program
 // (EXIT_RESOURCES) if the library cannot.
 static inline void plain_matmul(Stream *s, const Product *x, const Real *bias) {
-    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
-    if (matmul(s, x, plain)) { return; }
-    die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")",
-        x->n, x->k, x->m, x->k);
+    const Epilogue plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL},
+                   with_bias = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
+    if (bias && matmul(s, x, with_bias)) { return; }
+    if (!matmul(s, x, plain)) {
+        die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
+            "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")",
+            x->n, x->k, x->m, x->k);
+    }
+    if (bias) {
+        const int64_t n = x->m * x->n;
+        LAUNCH_REAL(s, bias_kernel, blocks_for(n, THREADS), (Real *)x->d, bias, n, x->m);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -421,7 +456,7 @@ static inline void choose_matmul(Stream *s, const TimedMatmul *t, MatmulChoices 
         run_timed_matmul(s, t); // makes the plan of the product without the epilogue
         ops_wait(s);
         MatmulPlan *plain = &m->plans[1];
-        assert(m->plans_made == 2);
+        assert(m->plans_made >= 2); // a third one, if the library does not add the bias either
         const double apart = choose_suggestion(s, t, plain);
         asked->offered = offered && best <= apart;
         if (!asked->offered) {
@@ -456,7 +491,7 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
         }
         choose_matmul(&s, &t, made, seconds);
         gain.products++;
-        gain.first_s += seconds[0];
+        gain.first_s += isfinite(seconds[0]) ? seconds[0] : seconds[1]; // it may not run at all
         gain.chosen_s += seconds[1];
         gain.apart += find_matmul_choice(made, &w.key, &chosen) && !chosen.offered;
         forget_matmul_plans(gpu_of(&s)->matmuls); // they point to memory that is freed now
