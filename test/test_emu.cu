@@ -541,6 +541,21 @@ static void check_product(bool a_transposed, bool b_transposed, bool bias, float
                                                         &ignored, &count),
                          ld == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
     }
+    // a bias, or a gradient of it, of another type than the result's
+    const cublasLtEpilogue_t with_bias[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BGRADB};
+    const int32_t types[] = {CUDA_R_16BF, -1};
+    for (int i = 0; i < 4; i++) {
+        cublasLtMatmulHeuristicResult_t ignored;
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias[i / 2],
+                                       sizeof *with_bias);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &types[i % 2],
+                                       sizeof *types);
+        // this library has no gradients of biases beside fp32 operands at all
+        const bool offered = i % 2 && with_bias[i / 2] == CUBLASLT_EPILOGUE_BIAS;
+        assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1,
+                                                        &ignored, &count),
+                         offered ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+    }
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cudaStream_t s = stream();
     assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl,
