@@ -24,14 +24,6 @@ static inline bool gemm_same_in_all_tiles(void) {
 static inline bool gemm_has_bf16(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16);
 }
-// Names the widest instructions that the library may use.
-static inline const char *gemm_instructions(void) {
-    return gemm_has_instructions(dnnl_cpu_isa_avx512_core_amx)    ? "AMX"
-           : gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16) ? "AVX512-BF16"
-           : gemm_has_instructions(dnnl_cpu_isa_avx512_core)      ? "AVX-512"
-           : gemm_has_instructions(dnnl_cpu_isa_avx2)             ? "AVX2"
-                                                                  : "SSE";
-}
 // Returns the instructions that its products in bf16 or fp32 use.
 static inline Multiplier gemm_multiplier(bool bf16) {
     const Multiplier widest = multiplier_of_fp32();
