@@ -124,7 +124,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
     INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")           \
-    FLAG("run", resume, "resume", "y", "0", "go on from the newest valid checkpoint in --out")     \
+    FLAG("run", resume, "resume", "y", "0",                                                        \
+      "go on from the newest valid checkpoint in --out, if there is one yet")                      \
     INT("run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")  \
     INT("run", threads, "threads", "", "0", 0, 1024, "threads",                                    \
       "per rank; 0: cores / ranks on the node")                                                    \
@@ -297,7 +298,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
     TEXT("cluster", cluster, "cluster", "", "", "8x8,gpu=h100",                            \
       "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, 2x8+1x4 "    \
-      "where nodes differ, 1x8*0.5 where one is slower, then gpu= or its rates")
+      "where nodes differ, 1x8*0.5 where one is slower, then gpu= or its rates; --seq-len and "    \
+      "--batch-tokens, where not given, are those that such models are trained with")
 // clang-format on
 
 typedef struct {
