@@ -127,7 +127,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "newest to keep, and the last good one: its next loss is finite; 0: all")                    \
     INT("run", max_skipped, "max-skipped", "", "100", 0, 1e12, "updates",                          \
       "a run that skips so many in a row has diverged: it ends with exit code 3; 0: never")        \
-    FLAG("run", resume, "resume", "y", "0", "go on from the newest valid checkpoint in --out")     \
+    FLAG("run", resume, "resume", "y", "0",                                                        \
+      "go on from the newest valid checkpoint in --out, if there is one yet")                      \
     INT("run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")  \
     INT("run", threads, "threads", "", "0", 0, 1024, "threads",                                    \
       "per rank; 0: cores / ranks on the node")                                                    \
@@ -300,7 +301,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "pretend nodes of this many ranks; 0: as the hosts are")                                     \
     TEXT("cluster", cluster, "cluster", "", "", "8x8,gpu=h100",                            \
       "--dry-run, --plan and --fit predict for this cluster: nodes x ranks of a node, 2x8+1x4 "    \
-      "where nodes differ, 1x8*0.5 where one is slower, then gpu= or its rates")
+      "where nodes differ, 1x8*0.5 where one is slower, then gpu= or its rates; --seq-len and "    \
+      "--batch-tokens, where not given, are those that such models are trained with")
 // clang-format on
 
 typedef struct {

@@ -7,8 +7,8 @@
 #ifndef SIZES_H
 #define SIZES_H
 
-#include "engine/plan_make.h" // samples of a step
-#include "engine/readable.h"  // rows
+#include "engine/plan.h"     // what is asked
+#include "engine/readable.h" // rows
 
 enum { SIZES_LENGTH = 2048, SIZES_ROUND = 1 << 17 }; // tokens: of GPT-3; batches are multiples
 #define SIZES_LEAST_PARAMETERS 1e8                   // of models that the table speaks of

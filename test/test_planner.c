@@ -128,6 +128,7 @@ static void test_placement(void **state) {
     expect_ranks(cluster, "1:2f 1:2f 1:2f 1:6f", "0,1 4,5 8,9 2,3,6,7,10,11");
     expect_ranks(cluster, "1:3s 1:2a 1:7s", "0,4,8 9,10 1,2,3,5,6,7,11");
     expect_ranks("2x2+1x1,intra=10,inter=1", "1:1l 1:2l 1:2a", "4 2,3 0,1");
+    expect_ranks(cluster, "1:2a 1:3p 1:7a", "0,1 4,5,8 2,3,6,7,9,10,11");
     // no room where somebody is: anywhere
     expect_ranks(cluster, "1:4a 1:4s 1:4s", "0,1,2,3 4,5,8,9 6,7,10,11");
 }
@@ -179,6 +180,32 @@ static void test_costs(void **state) {
     t.memory = 160e6; // states 120 MB, each in flight 30
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.depth, 1);
+    plan_model_free(&m);
+}
+// What a step of this program has besides: computing is disturbed by half of a message's time at
+// each end, where overlap= is 0.5 by a half of that; and a rank updates its part of the parameters.
+static void test_own_costs(void **state) {
+    (void)state;
+    PlanModel m = small_model();
+    PlanTask t = task_of(&m, "2x1,inter=1,memory=100", 12);
+    PlanCosts c;
+    int ranks[2];
+    StagePlan p = plan_of("1:1 2:1", 4), one = plan_of("3:2", 4);
+    assert_true(t.cluster.gather == 1 && cluster_parse("2x1,inter=3,gather=2").gather == 2);
+    t.own_sums = true;
+    assert_true(look_at(&t, &one, &c, ranks));
+    const double late = c.reduce_late[0];
+    assert_true(c.reduce[0] > late && late > 0);
+    t.update_bytes = 16;
+    t.cluster.overlap = 0.5;
+    assert_true(look_at(&t, &one, &c, ranks));
+    assert_true(
+        close_to(c.reduce_late[0], late + 0.5 * (c.reduce[0] - late) + 6e7 / 4 / 2 * 16 / 100e9));
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.send[0], 16e-3) && close_to(c.send_back[0], 16e-3));
+    assert_true(close_to(c.forward[0], 4e-3 + 4e-3) && close_to(c.forward[1], 20e-3 + 4e-3));
+    assert_true(close_to(c.backward[0], 8e-3 + 4e-3) && close_to(c.backward[1], 40e-3 + 4e-3));
+    assert_true(close_to(c.reduce_late[0], 1e7 / 4 * 16 / 100e9));
     plan_model_free(&m);
 }
 // The second of two nodes has half of the speed: all that it computes takes twice the time, a stage
@@ -804,6 +831,7 @@ int main(void) {
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_own_costs),
         cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_paper_choices),

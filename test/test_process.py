@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_process.py: the program among other programs: what it starts with (threads that spin little),
-and standard output that is full, closed, or no longer read.
+"""test_process.py: the program among other programs: threads that spin little, and standard output
+that is full, closed, or no longer read.
 
     python3 test/test_process.py
 """
