@@ -316,8 +316,8 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   "rank%s%s, %.1f in products",
                   comm->ranks, plural(comm->ranks), comm->nodes, plural(comm->nodes), m->threads,
                   plural(m->threads), HAS_MPI ? "messages by " : "built without MPI",
-                  HAS_MPI ? comm->transport.name : "", peak,
-                  *m->rates.instructions ? " by " : "", m->rates.instructions, gflops);
+                  HAS_MPI ? comm->transport.name : "", peak, *m->rates.instructions ? " by " : "",
+                  m->rates.instructions, gflops);
     }
     if (*m->rates.device) {
         print_row("device", "%s; MFU is the share of %.4g TFLOP/s", m->rates.device,

@@ -23,7 +23,7 @@ extern void MKL_Set_Num_Threads(int) __attribute__((weak));
 static inline const char *gemm_library(void) { return "CBLAS"; }
 // the interface has none
 static inline void gemm_version(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
-static inline bool gemm_same_in_all_tiles(void) { return false; }   // nobody promises it
+static inline bool gemm_same_in_all_tiles(void) { return false; } // nobody promises it
 // Turns off the threads that OpenBLAS and MKL manage themselves.
 static inline void gemm_open_library(void) {
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }
