@@ -44,6 +44,8 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
+
 from regular_files import open_regular, read_regular
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
