@@ -233,7 +233,7 @@ static inline ncclComm_t nccl_connect(Comm *c, const Group *g) {
 // of one member has none, unless a test asks for it.
 static inline void nccl_join(Comm *c, Group *g) {
     Nccl *n = nccl_state(c);
-    if (g->me < 0 || (g->n == 1 && !n->alone)) { return; }
+    if (g->me < 0 || g->n < (n->alone ? 1 : 2)) { return; }
     for (int i = 0; i < n->groups && !g->channel; i++) {
         const Group *joined = &n->joined[i];
         if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) {

@@ -479,7 +479,7 @@ class Equality(Check):
 
     def test_skipped_updates(self):
         """An update that is skipped leaves the weights as they are at every stage."""
-        bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
+        bad = put("model.bin", get(MODEL)[:-4], b"\xff\xff\x7f\x7f")  # the largest number
         for flags in sample(
             [dict(zero=stage) for stage in (1, 2, 3)]
             + [PLUS_PLUS, dict(QGZ, zero=2, zero_error_feedback=1)],
