@@ -200,6 +200,12 @@ class RoundTrip(InFolder):
             flags = dict(model=self.folder / "rotary", steps=0, val_every=1)
             return harness.train(**flags).of("val")[0]["loss"]
 
+        def refused(**keys):
+            config = json.loads(self.config) | keys
+            (self.folder / "rotary" / "config.json").write_text(json.dumps(config))
+            model = self.folder / "rotary"
+            return harness.train(model=model, steps=0, code=harness.EXIT_INPUT).err
+
         keys = "arch=llama,layers=1,heads=2,channels=16,ffn=24,vocab=101,positions=64"
         harness.train(model=keys + ",theta=50", steps=0, export=self.folder / "rotary")
         self.config = (self.folder / "rotary" / "config.json").read_text()
@@ -214,6 +220,14 @@ class RoundTrip(InFolder):
         for key in ("factor", "low_freq_factor", "high_freq_factor"):
             other = dict(llama3, **{key: llama3[key] * 2})
             self.assertNotEqual(loss(rope_theta=50.0, rope_scaling=other), both[1], key)
+        self.assertIn("partial_rotary_factor", refused(partial_rotary_factor=0.5))
+        path = self.folder / "rotary" / "model.safetensors"
+        header, tensors = path.read_bytes(), read_safetensors(path)
+        name = "model.layers.0.mlp.down_proj.weight"
+        kind, shape, data = tensors[name]
+        write_safetensors(path, tensors | {name: (kind, shape[::-1], data)})
+        self.assertIn(f"tensor {name} is (24, 16), expected (16, 24)", refused(rope_theta=50.0))
+        path.write_bytes(header)
         other = dict(llama3, original_max_position_embeddings=8)
         self.assertNotEqual(loss(rope_theta=50.0, rope_scaling=other), both[1])
 

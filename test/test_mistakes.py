@@ -122,7 +122,7 @@ FILES = """
     --tokenizer text.txt              | expected a tokenizer             | prepare_data.py writes
     --config nothing.cfg              | --config nothing.cfg: cannot read | a flag on each line
     --config bad.cfg                  | bad.cfg:3: unknown flag --dropout | no such choice
-    --resume 1 --out folder           | no valid checkpoint in folder    | a new run starts
+    --resume 1 --steps 0 --out folder | no valid checkpoint in folder    | a new run starts
     --resume 1 --out other            | no valid checkpoint in other     | layers is 1 .*, 3 is
 """
 
